@@ -1,0 +1,30 @@
+# `make demo` shows the main job; `make test` is the whole suite; `make check` is what a change must pass.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint bench lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: ## run a real script inside a sandbox, and print what it sees
+	@tools/demo.sh
+
+test: ## all tests, as root also as an unprivileged user; ARGS="..." goes to pytest
+	@tools/test.sh $(ARGS)
+
+check: test lint ## tests, lint, format, types and layering
+
+lint: ## ruff, mypy and the layers
+	@tools/lint.sh
+
+bench: ## create, exec and run, measured beside the peers installed here
+	@. tools/env.sh && make_venv && .venv/bin/ringfence bench --peers $(ARGS)
+
+lock: ## lock the development tools anew, with hashes and no registry address
+	@. tools/env.sh && add_dev_tools && .venv/bin/python -m pip install -q uv && \
+	  .venv/bin/uv pip compile -q --no-config --universal --python-version 3.11 --upgrade --generate-hashes \
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements-dev.in -o requirements-dev.lock
+
+clean: ## remove everything made here
+	@rm -rf .venv build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,42 @@
+"""Identity markers, `require`, and the leak check around every run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.features import require as require_feature
+from tests.leaks import Census, take_census, wait_for_calm
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that this identity can run; `make test` runs the others in its other pass."""
+    am_root = 0 == os.geteuid()
+    other = "rootless" if am_root else "root"
+    not_mine = [item for item in items if item.get_closest_marker(other)]
+    if os.environ.get("RINGFENCE_TEST_BOTH"):
+        config.hook.pytest_deselected(items=not_mine)
+        items[:] = [item for item in items if item not in not_mine]
+        return
+    wants = "an unprivileged user" if am_root else "root"
+    for item in not_mine:
+        item.add_marker(pytest.mark.skip(reason=f"needs {wants}"))
+
+
+@pytest.fixture(name="require")
+def fixture_require() -> Callable[[str], None]:
+    """`require("landlock")`: skip by name where it is missing; in CI fail."""
+    return require_feature
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """What the whole run leaves on the machine: nothing that was not there before."""
+    before: Census = take_census()
+    yield
+    grown = wait_for_calm(before, patience_s=5.0)
+    if grown:
+        lines = "\n".join(f"  {kind}: {thing}" for kind, thing in grown)
+        pytest.fail(f"the test run left behind:\n{lines}", pytrace=False)

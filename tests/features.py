@@ -1,0 +1,83 @@
+"""What a test may need of the machine, probed once.
+
+Outside CI a missing feature skips the test by name; in CI it fails it, so that nothing goes untested unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+
+def _runs(*argv: str) -> bool:
+    try:
+        return 0 == subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode
+    except OSError:
+        return False
+
+
+def _user_namespaces() -> bool:
+    # `unshare -r` also maps an id, which is what AppArmor-restricted hosts refuse.
+    return _runs("unshare", "--user", "--map-root-user", "true")
+
+
+def _landlock() -> bool:
+    try:
+        with open("/sys/kernel/security/lsm", encoding="ascii") as lsm:
+            return "landlock" in lsm.read().split(",")
+    except OSError:
+        # Without securityfs, ask the kernel: the ABI version, or -1.
+        probe = (
+            "import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True);"
+            "sys.exit(libc.syscall(444, None, ctypes.c_size_t(0), 1) < 1)"
+        )
+        return _runs(sys.executable, "-c", probe)
+
+
+def _cgroup_v1() -> bool:
+    return os.access("/sys/fs/cgroup/memory", os.W_OK) and os.access("/sys/fs/cgroup/pids", os.W_OK)
+
+
+def _cgroup_v2() -> bool:
+    try:
+        with open("/sys/fs/cgroup/cgroup.controllers", encoding="ascii") as controllers:
+            return "memory" in controllers.read().split() and os.access("/sys/fs/cgroup", os.W_OK)
+    except OSError:
+        return False
+
+
+PROBES: dict[str, Callable[[], bool]] = {
+    "linux": lambda: sys.platform == "linux",
+    "root": lambda: 0 == os.geteuid(),
+    "user namespaces": _user_namespaces,
+    "landlock": _landlock,
+    "cgroup": lambda: _cgroup_v1() or _cgroup_v2(),
+    "cgroup v1": _cgroup_v1,
+    "cgroup v2": _cgroup_v2,
+}
+
+# A machine has one cgroup version, and an ordinary user may have none delegated: absent, not broken.
+NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "node"}
+
+
+@functools.cache
+def has(feature: str) -> bool:
+    """Whether this machine has `feature`: a name in PROBES, or else a program on PATH."""
+    probe = PROBES.get(feature)
+    return probe() if probe else shutil.which(feature) is not None
+
+
+def require(feature: str) -> None:
+    """Go on only where `feature` is there: else skip by name, or fail in CI."""
+    if has(feature):
+        return
+    reason = f"this machine lacks: {feature}"
+    if os.environ.get("CI") and feature not in NEVER_A_FAILURE:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

@@ -1,0 +1,56 @@
+"""The package as it is shipped: no dependency, its data inside, nothing of this machine in it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "ringfence"
+DATA = {".json", ".bpf"}
+
+
+def test_the_core_needs_nothing() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert [] == project["dependencies"]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_core_imports_only_the_standard_library(path: Path) -> None:
+    allowed = sys.stdlib_module_names | {"ringfence"}
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else [node.module or "ringfence"] if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+
+    assert set() == imported - allowed
+
+
+def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT, check=True, capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    wanted = {
+        str(path.relative_to(ROOT / "src"))
+        for path in PACKAGE.rglob("*")
+        if path.suffix in DATA | {".py"} or "py.typed" == path.name
+    }
+
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+
+    assert set() == wanted - held

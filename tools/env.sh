@@ -1,0 +1,71 @@
+# Sourced by the other scripts: finding Python, making the environments they run in.
+# shellcheck shell=bash
+
+say() { printf '\033[2m== %s\033[0m\n' "$*" | { [ -t 1 ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }; }
+
+new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
+
+# find_python [COMMAND PREFIX...]: print the first Python >= 3.11, tried through the prefix (such as setpriv).
+find_python() {
+  local candidate path
+  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+    path=$(command -v "$candidate") || continue
+    if "$@" "$path" -c "$new_enough" >/dev/null 2>&1; then
+      printf '%s\n' "$path"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# The source tree as an environment of its own: needs no network, no pip and no ensurepip.
+make_venv() {
+  local python
+  [ -x .venv/bin/ringfence ] && .venv/bin/python -c '' 2>/dev/null && return 0
+  python=$(find_python) || { echo "Python 3.11 or newer is needed; none was found" >&2; return 1; }
+  say "making .venv with $python"
+  rm -rf .venv
+  "$python" -m venv --without-pip .venv || return 1
+  link_source .venv/bin/python "$PWD/src" .venv/bin/ringfence
+}
+
+# link_source PYTHON SRC COMMAND: let PYTHON import SRC, and write the `ringfence` command.
+link_source() {
+  local site
+  site=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return 1
+  printf '%s\n' "$2" > "$site/ringfence.pth"
+  # A venv's scripts name their interpreter by its full path, as pip writes them.
+  cat > "$3" <<SCRIPT
+#!$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+import sys
+
+from ringfence.cli.main import main
+
+sys.exit(main())
+SCRIPT
+  chmod 755 "$3"
+}
+
+# apt_install PACKAGE...: as root on Debian and its kin; otherwise fails.
+apt_install() {
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  say "apt-get install $*"
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"; } \
+    </dev/null >build/apt.log 2>&1
+}
+
+# The tools for tests and checks, exactly as locked.
+add_dev_tools() {
+  make_venv || return 1
+  local stamp=.venv/requirements-dev.lock
+  cmp -s requirements-dev.lock "$stamp" && return 0
+  mkdir -p build
+  if [ ! -x .venv/bin/pip ]; then
+    # Debian keeps ensurepip in a package of its own.
+    .venv/bin/python -c 'import ensurepip' 2>/dev/null || apt_install python3-venv || true
+    .venv/bin/python -m ensurepip >build/pip.log 2>&1 || .venv/bin/python -m venv .venv >>build/pip.log 2>&1
+  fi
+  say "installing requirements-dev.lock into .venv"
+  .venv/bin/python -m pip install -q --require-hashes -r requirements-dev.lock >>build/pip.log 2>&1 || return 1
+  cp requirements-dev.lock "$stamp"
+}
