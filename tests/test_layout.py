@@ -30,7 +30,7 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         for name in (
             [alias.name for alias in node.names] if isinstance(node, ast.Import)
-            else [node.module or "ringfence"] if isinstance(node, ast.ImportFrom)
+            else [node.module or ""] if isinstance(node, ast.ImportFrom) and 0 == node.level
             else []
         )
     }
