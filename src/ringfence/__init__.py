@@ -1,0 +1,55 @@
+"""Run untrusted code in a sandbox that feels like a subprocess.
+
+    from ringfence import Sandbox
+
+    with Sandbox.create() as sandbox:
+        print(sandbox.exec(["python3", "-c", "print(6 * 7)"]).text)
+
+Names are imported when first used: the launcher runs inside this package and must load
+nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .errors import RingfenceError as RingfenceError
+    from .model.exec import ExecResult as ExecResult
+    from .model.limits import Limits as Limits
+    from .model.mount import Mount as Mount
+    from .model.network import NetworkPolicy as NetworkPolicy
+    from .model.snapshot import Snapshot as Snapshot
+    from .model.spec import SandboxSpec as SandboxSpec
+    from .sandbox import AsyncSandbox as AsyncSandbox
+    from .sandbox import Sandbox as Sandbox
+
+_LIBRARY = ("AsyncSandbox", "Sandbox")
+
+
+def __getattr__(name: str) -> object:
+    """Import `name` from the library, the model or the errors (PEP 562)."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    for room in _rooms_of(name):
+        value = getattr(import_module(room, __name__), name, None)
+        if value is not None:
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _rooms_of(name: str) -> tuple[str, ...]:
+    if name in _LIBRARY:
+        return (".sandbox",)
+    return (".model", ".errors") if name[0].isupper() else (".model",)
+
+
+def __dir__() -> list[str]:
+    from . import errors, model
+
+    public = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
+    return sorted({*globals(), *_LIBRARY, *model.__all__, *public})

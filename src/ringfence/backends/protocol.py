@@ -1,0 +1,282 @@
+"""What a backend is: the seam between the library and whatever isolates.
+
+All calls are synchronous and may come from any thread; the library adds async. Every
+refusal is typed: `Unsupported` where the backend lacks the capability, `LifecycleError`
+where the sandbox's state forbids it, `InvalidRequest` naming the field where the request
+is at fault, and `SandboxLost` where the sandbox went away by itself. Nothing that fails
+leaves anything half made. `ringfence.testing.conformance` checks all that is written here.
+
+Import this module for annotations only (`if TYPE_CHECKING`): it pays for `typing`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import BinaryIO
+
+    from ..model.capabilities import BackendReport, Protection
+    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.files import FileInfo
+    from ..model.mount import Mount
+    from ..model.network import NetworkPolicy
+    from ..model.session import ResolvedMount, Session
+    from ..model.snapshot import Snapshot
+    from ..model.spec import SandboxSpec
+    from ..model.stats import SandboxStats
+
+    Progress = Callable[[int, str], None]
+    """Called with the bytes copied so far and the path just finished."""
+
+
+class Backend(Protocol):
+    """Something that makes sandboxes."""
+
+    name: str
+
+    def report(self) -> BackendReport:
+        """What works on this host, probed, never assumed; never raises."""
+        ...
+
+    def provision(self, spec: SandboxSpec) -> BackendSandbox:
+        """Build one sandbox, locked down and ready for its first exec.
+
+        Raises:
+            InvalidRequest: An unknown profile, template or user, a missing host path, an id
+                in use: `field` names it. Nothing was made.
+            Unsupported: The tier, the network policy or a limit cannot be had here.
+            IsolationError: A protection could not be put in place and `spec.allow_degraded`
+                does not name it.
+        """
+        ...
+
+    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> BackendSandbox:
+        """A new sandbox with the snapshot's files, whether or not its session still lives.
+
+        Args:
+            spec: None takes the spec the snapshot was taken under, with a fresh id.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+            SnapshotCorrupt: Its content is not what was saved.
+        """
+        ...
+
+    def snapshots(self) -> list[Snapshot]:
+        """Every snapshot in the catalogue, oldest first."""
+        ...
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        """Forget a snapshot and free its space.
+
+        Raises:
+            SnapshotNotFound: No such snapshot, or deleted already.
+        """
+        ...
+
+    def close(self) -> None:
+        """Terminate every sandbox this backend made; idempotent. Snapshots stay."""
+        ...
+
+
+class BackendSandbox(Protocol):
+    """One isolated environment.
+
+    On a terminated sandbox everything raises `LifecycleError`, except `session`, `stats`,
+    `protections` and `terminate`; on a suspended one, `start` does.
+    """
+
+    @property
+    def session(self) -> Session:
+        """Id, current state and mounts; `metadata` holds labels, `profile` and `tier`."""
+        ...
+
+    @property
+    def files(self) -> BackendFiles:
+        """The files inside."""
+        ...
+
+    def start(self, request: ExecRequest) -> BackendExec:
+        """Start one process; the sandbox is `running` from then on.
+
+        A command that cannot be found ends with exit code 127, one that cannot be executed
+        with 126: these are results. The timeout counts from here; when it passes, the whole
+        process tree is dead before `done` becomes readable.
+
+        Raises:
+            InvalidRequest: `field` is `user` for a user the sandbox does not have.
+            ExecError: `field` is `cwd` for a directory that is not there.
+        """
+        ...
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        """Add a mount to the live sandbox; running processes see it too.
+
+        Raises:
+            InvalidRequest: `field` is `source` for a host path that is not there.
+        """
+        ...
+
+    def apply_network_policy(self, policy: NetworkPolicy) -> None:
+        """Change what can be reached, also for processes that already run.
+
+        Raises:
+            Unsupported: This backend cannot enforce it; the old policy holds.
+        """
+        ...
+
+    def suspend(self) -> None:
+        """Freeze every process; no effect when already suspended."""
+        ...
+
+    def resume(self) -> None:
+        """Thaw; no effect on a sandbox that is not suspended."""
+        ...
+
+    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+        """Save the sandbox's files, without mounts and secrets; it keeps running."""
+        ...
+
+    def stats(self) -> SandboxStats:
+        """What it uses now, or used when it ended."""
+        ...
+
+    def protections(self) -> tuple[Protection, ...]:
+        """What protects the host from this sandbox, read back from the kernel."""
+        ...
+
+    def terminate(self) -> None:
+        """End every process and free everything; legal in every state, idempotent.
+
+        When it returns no process of the sandbox is left. Running execs end with signal 9
+        and `killed_by` `terminate`.
+        """
+        ...
+
+
+class BackendExec(Protocol):
+    """One running process. The fds are the host's ends, non-blocking, owned by this object.
+
+    Attributes:
+        stdin: To write to; None when the request has none (`ExecRequest.has_stdin`). The
+            library writes `request.stdin`, not the backend. Use `close_stdin` to end it.
+        stdout: To read from until end of file. With a PTY the terminal's master, which then
+            is `stdin` too, perhaps as another fd.
+        stderr: As stdout; None with a PTY.
+        done: Becomes readable, and stays so, when the process has ended. Output may still be
+            in the pipes, and a surviving child may still hold them.
+    """
+
+    id: str
+    stdin: int | None
+    stdout: int | None
+    stderr: int | None
+    done: int
+
+    def status(self) -> ExecStatus:
+        """How it ended. May be asked again, also after `close`.
+
+        Raises:
+            SandboxLost: The sandbox went away; nothing is known of the process.
+
+        Preconditions: `done` is readable, else LifecycleError.
+        """
+        ...
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the process itself; no effect once it has ended.
+
+        Raises:
+            InvalidRequest: `field` is `signum` for a number that is no signal.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Kill the whole process tree, daemonised children too; idempotent."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Set the terminal's size; LifecycleError without a PTY."""
+        ...
+
+    def close_stdin(self) -> None:
+        """Close our end of stdin, so that the process reads end of file; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Close the fds; idempotent. The process is not ended by this."""
+        ...
+
+
+class BackendFiles(Protocol):
+    """Files of one sandbox, seen as its default user sees them.
+
+    Paths are absolute inside, or relative to the session's root. They are resolved inside
+    the sandbox: no symlink leads out of it. Errors are the subclasses of `FileError`.
+    """
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Stream a file of any size; the last symlink is followed, inside.
+
+        Raises:
+            FileNotFound, IsADirectory, PermissionDenied: As named.
+        """
+        ...
+
+    def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        """Create or replace a file and stream to it; its directory must exist.
+
+        Args:
+            mode: Permissions of a file that is created, as given (no umask).
+        """
+        ...
+
+    def list(self, path: str) -> list[FileInfo]:
+        """A directory's entries, sorted by name.
+
+        Raises:
+            NotADirectory: `path` is something else.
+        """
+        ...
+
+    def stat(self, path: str) -> FileInfo:
+        """What is at `path` itself: the last symlink is not followed."""
+        ...
+
+    def make_dir(self, path: str, *, parents: bool = True) -> None:
+        """Make a directory; with `parents` also those above, and no error if it exists.
+
+        Raises:
+            FileExists: Something else is there, or anything is and `parents` is false.
+        """
+        ...
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a symlink itself or an empty directory.
+
+        Raises:
+            DirectoryNotEmpty: It has entries and `recursive` is false.
+        """
+        ...
+
+    def move(self, src: str, dst: str) -> None:
+        """Rename, replacing a file at `dst`; also across mounts."""
+        ...
+
+    def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        """Copy host file or directory `local` to `remote`, made if need be.
+
+        Contents, permission bits and symlinks (as they are, never followed) are kept; the
+        sandbox's user owns the copies. Devices, sockets and pipes are refused.
+        """
+        ...
+
+    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        """Copy file or directory `remote` to the host at `local`, made if need be.
+
+        Nothing is written outside `local`, whatever the tree holds: symlinks are copied as
+        they are and never followed; setuid and setgid bits are dropped.
+        """
+        ...

@@ -1,0 +1,298 @@
+"""Every public error: what happened, whether to retry, and what to do about it.
+
+`code` is stable: programs may compare it, and the wire form carries it. A failing
+command is not an error; it is an `ExecResult` with a non-zero exit code.
+"""
+
+# ruff: noqa: N818 (the names say what happened; `code` is what programs compare)
+
+from __future__ import annotations
+
+import errno
+
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING, without paying for the import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, ClassVar
+
+
+class RingfenceError(Exception):
+    """The root of every error that Ringfence raises on purpose.
+
+    Args:
+        message: What happened, naming the thing it happened to.
+        hint: What the reader can do about it; empty when nothing helps.
+        field: The part of the request at fault, dotted (`limits.memory_bytes`).
+        retryable: Whether the same call may succeed later; None takes the class's default.
+    """
+
+    code: ClassVar[str] = "ringfence_error"
+    retryable: bool = False
+
+    def __init__(
+        self, message: str, *, hint: str = "", field: str = "", retryable: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.field = field
+        if retryable is not None:
+            self.retryable = retryable
+
+    def __str__(self) -> str:
+        """One line with cause and fix: what a person sees when nobody catches it."""
+        where = f"{self.field}: " if self.field else ""
+        return f"{where}{self.message}" + (f" ({self.hint})" if self.hint else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form; read back by `error_from_json`."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "field": self.field,
+            "retryable": self.retryable,
+            **{name: getattr(self, name) for name in self.details},
+        }
+
+    details: ClassVar[tuple[str, ...]] = ()  # further attributes in the wire form
+
+
+class InvalidRequest(RingfenceError):
+    """The request is malformed; `field` names the part. Nothing was started."""
+
+    code = "invalid_request"
+
+
+class BadJson(RingfenceError):
+    """The text is not JSON at all."""
+
+    code = "bad_json"
+
+
+class SandboxNotFound(RingfenceError):
+    """No sandbox or session of this id, or it is another client's."""
+
+    code = "sandbox_not_found"
+
+
+class SnapshotNotFound(RingfenceError):
+    """No snapshot of this id."""
+
+    code = "snapshot_not_found"
+
+
+class SnapshotCorrupt(RingfenceError):
+    """The snapshot's content is not what was saved; nothing was restored."""
+
+    code = "snapshot_corrupt"
+
+
+class ExecNotFound(RingfenceError):
+    """No exec of this id in the sandbox."""
+
+    code = "exec_not_found"
+
+
+class Unsupported(RingfenceError):
+    """This backend cannot do this, on this host or at all.
+
+    Args:
+        message: May be empty; then it is made from `backend` and `operation`.
+        operation: The verb or capability asked for, such as `snapshot`.
+    """
+
+    code = "unsupported"
+    details = ("backend", "operation")
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        backend: str = "",
+        operation: str = "",
+        hint: str = "",
+        field: str = "",
+        retryable: bool | None = None,
+    ) -> None:
+        text = message or f"backend {backend!r} does not support {operation}"
+        super().__init__(text, hint=hint, field=field, retryable=retryable)
+        self.backend = backend
+        self.operation = operation
+
+
+class LifecycleError(RingfenceError):
+    """The sandbox's state does not allow this operation."""
+
+    code = "lifecycle"
+
+
+class ExecError(RingfenceError):
+    """The process could not be started, so that there is no result."""
+
+    code = "exec_failed"
+
+
+class TimeoutExceeded(RingfenceError):
+    """Ringfence's own operation took too long. (A command's timeout is a result.)"""
+
+    code = "timeout"
+    retryable = True
+
+
+class NetworkPolicyError(RingfenceError):
+    """This network policy cannot be enforced here; nothing was opened instead."""
+
+    code = "network_policy"
+
+
+class IsolationError(RingfenceError):
+    """A protection could not be put in place; the sandbox was not started."""
+
+    code = "isolation_failed"
+
+
+class BackendUnavailable(RingfenceError):
+    """No backend on this host can do what was asked; the message says why, one by one."""
+
+    code = "backend_unavailable"
+
+
+class SandboxLost(RingfenceError):
+    """The sandbox went away by itself; nothing is known of its processes."""
+
+    code = "sandbox_lost"
+
+
+class ResourceExhausted(RingfenceError):
+    """A quota or the host has no room now."""
+
+    code = "resource_exhausted"
+    retryable = True
+
+
+class IoError(RingfenceError):
+    """Reading or writing on the host failed."""
+
+    code = "io"
+
+
+class TaskFailed(RingfenceError):
+    """A background task of Ringfence ended with an unexpected error."""
+
+    code = "task_failed"
+
+
+class FileError(RingfenceError):
+    """A file operation inside a sandbox failed.
+
+    Args:
+        path: The path as the caller gave it.
+    """
+
+    code = "file_error"
+    details = ("path",)
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        hint: str = "",
+        field: str = "",
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, field=field, retryable=retryable)
+        self.path = path
+
+
+class FileNotFound(FileError):
+    """The path, or a directory on the way to it, does not exist."""
+
+    code = "file_not_found"
+
+
+class NotADirectory(FileError):
+    """A directory was needed and something else is there."""
+
+    code = "not_a_directory"
+
+
+class IsADirectory(FileError):
+    """A file was needed and a directory is there."""
+
+    code = "is_a_directory"
+
+
+class DirectoryNotEmpty(FileError):
+    """A directory with entries is removed only with `recursive=True`."""
+
+    code = "directory_not_empty"
+
+
+class FileExists(FileError):
+    """Something is already at the path."""
+
+    code = "file_exists"
+
+
+class PermissionDenied(FileError):
+    """The sandbox's user may not do this to the path."""
+
+    code = "permission_denied"
+
+
+_FILE_ERRORS: dict[int, type[FileError]] = {
+    errno.ENOENT: FileNotFound,
+    errno.ENOTDIR: NotADirectory,
+    errno.EISDIR: IsADirectory,
+    errno.ENOTEMPTY: DirectoryNotEmpty,
+    errno.EEXIST: FileExists,
+    errno.EACCES: PermissionDenied,
+    errno.EPERM: PermissionDenied,
+    errno.EROFS: PermissionDenied,
+}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def file_error(number: int, path: str, text: str = "") -> RingfenceError:
+    """The typed error for errno `number` met at `path` inside a sandbox.
+
+    A full disk or quota becomes `ResourceExhausted`: the path is not at fault.
+    """
+    import os
+
+    message = f"{path}: {text or os.strerror(number)}"
+    if number in _NO_ROOM:
+        return ResourceExhausted(message, hint="free space in the sandbox or raise disk/inodes")
+    return _FILE_ERRORS.get(number, FileError)(message, path=path)
+
+
+def error_from_json(data: Mapping[str, Any]) -> RingfenceError:
+    """The error that `to_json` described; an unknown code becomes a `RingfenceError`.
+
+    An unknown code is kept on the instance, so that an old client can still show it.
+    """
+    code = str(data.get("code", RingfenceError.code))
+    cls = _by_code().get(code, RingfenceError)
+    error = cls(
+        str(data.get("message", "")),
+        hint=str(data.get("hint", "")),
+        field=str(data.get("field", "")),
+        retryable=bool(data.get("retryable", False)),
+    )
+    for name in cls.details:
+        setattr(error, name, str(data.get(name, "")))
+    if cls.code != code:
+        error.__dict__["code"] = code
+    return error
+
+
+def _by_code() -> dict[str, type[RingfenceError]]:
+    found: dict[str, type[RingfenceError]] = {}
+    waiting = [RingfenceError]
+    while waiting:
+        cls = waiting.pop()
+        found.setdefault(cls.code, cls)
+        waiting.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,64 @@
+"""The nouns of Ringfence: frozen dataclasses with one JSON form each.
+
+Names are imported when first used, so that `import ringfence.model` costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .capabilities import BackendReport as BackendReport
+    from .capabilities import Capability as Capability
+    from .capabilities import Protection as Protection
+    from .exec import ExecRequest as ExecRequest
+    from .exec import ExecResult as ExecResult
+    from .exec import ExecStatus as ExecStatus
+    from .exec import ResourceUsage as ResourceUsage
+    from .files import FileInfo as FileInfo
+    from .ids import check_id as check_id
+    from .ids import new_id as new_id
+    from .limits import Limits as Limits
+    from .limits import parse_duration as parse_duration
+    from .limits import parse_size as parse_size
+    from .mount import Mount as Mount
+    from .network import NetworkPolicy as NetworkPolicy
+    from .session import ResolvedMount as ResolvedMount
+    from .session import Session as Session
+    from .snapshot import Snapshot as Snapshot
+    from .spec import SandboxSpec as SandboxSpec
+    from .state import NEXT as NEXT
+    from .state import State as State
+    from .state import check_transition as check_transition
+    from .stats import SandboxStats as SandboxStats
+
+_ROOMS = {
+    "capabilities": ("BackendReport", "Capability", "Protection"),
+    "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
+    "files": ("FileInfo",),
+    "ids": ("check_id", "new_id"),
+    "limits": ("Limits", "parse_duration", "parse_size"),
+    "mount": ("Mount",),
+    "network": ("NetworkPolicy",),
+    "session": ("ResolvedMount", "Session"),
+    "snapshot": ("Snapshot",),
+    "spec": ("SandboxSpec",),
+    "state": ("NEXT", "State", "check_transition"),
+    "stats": ("SandboxStats",),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that holds `name` (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,119 @@
+"""What a backend can do and what protects the host, as probed here, never assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks, jsonform
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ENFORCED = "enforced"
+DEGRADED = "degraded"
+MISSING = "missing"
+STATUSES = (ENFORCED, DEGRADED, MISSING)
+
+# Names of capabilities. A backend may report more; these are what the contract knows.
+LOCAL_PROCESS_SANDBOX = "local_process_sandbox"
+NETWORK_NONE = "network_none"  # an empty policy is enforced
+NETWORK_HOSTS = "network_hosts"  # a list of hosts is enforced
+NETWORK_UNRESTRICTED = "network_unrestricted"
+NETWORK_CHANGE = "network_change"  # the policy of a live sandbox can change
+MOUNT = "mount"
+ATTACH = "attach"  # mounts can be added to a live sandbox
+SNAPSHOT = "snapshot"
+RESTORE = "restore"
+SUSPEND = "suspend"
+RESUME = "resume"
+SUSPEND_ON_IDLE = "suspend_on_idle"
+PTY = "pty"
+MEMORY_SNAPSHOT = "memory_snapshot"
+FORK = "fork"
+IMAGE = "image"
+GPU = "gpu"
+MEMORY_LIMIT = "memory_limit"
+CPU_LIMIT = "cpu_limit"
+PIDS_LIMIT = "pids_limit"
+DISK_QUOTA = "disk_quota"
+INODE_QUOTA = "inode_quota"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One thing a backend can or cannot do on this host; `reason` says why not."""
+
+    name: str
+    available: bool
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Capability:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))
+
+
+@dataclass(frozen=True)
+class Protection:
+    """One protection: `enforced`, `degraded` or `missing`.
+
+    Attributes:
+        why: What was seen, or what is lacking; not empty unless enforced.
+        fix: What the host's owner can do about it; may be empty.
+    """
+
+    name: str
+    status: str
+    why: str = ""
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        checks.choice(self.status, "status", STATUSES, "enforced, degraded or missing")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Protection:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))
+
+
+@dataclass(frozen=True)
+class BackendReport:
+    """What `doctor` prints of one backend.
+
+    Attributes:
+        reason: Why it is not available; empty when it is.
+        tiers: The tiers it serves here.
+    """
+
+    backend: str
+    available: bool
+    reason: str = ""
+    tiers: tuple[str, ...] = ()
+    capabilities: tuple[Capability, ...] = ()
+    protections: tuple[Protection, ...] = ()
+
+    def can(self, name: str) -> bool:
+        """Whether the capability is available; one not reported is not."""
+        return any(each.available for each in self.capabilities if each.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> BackendReport:
+        """Read `to_json`'s form."""
+        nested = {
+            "capabilities": jsonform.each(Capability.from_json),
+            "protections": jsonform.each(Protection.from_json),
+        }
+        return cls(**jsonform.take(cls, data, nested))

@@ -1,0 +1,166 @@
+"""Checks of single values; each failure is an `InvalidRequest` naming the field."""
+
+from __future__ import annotations
+
+from ..errors import InvalidRequest
+from .frozen import FrozenMap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from typing import Any, NoReturn, TypeVar
+
+    T = TypeVar("T")
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_DIGITS = frozenset("0123456789")
+_ENV_START = _LETTERS | {"_"}
+_ENV_REST = _ENV_START | _DIGITS
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
+_PATH_MAX = 4095  # include/uapi/linux/limits.h PATH_MAX, less the closing NUL
+_NAME_MAX = 255  # include/uapi/linux/limits.h
+
+
+def refuse(field: str, message: str, hint: str = "") -> NoReturn:
+    """Raise `InvalidRequest` for `field`."""
+    raise InvalidRequest(message, field=field, hint=hint)
+
+
+def text(value: object, field: str, *, empty: bool = True) -> str:
+    """A str that the kernel can be given: no NUL, and encodable as a file name is."""
+    if not isinstance(value, str):
+        refuse(field, f"must be a string, not {type(value).__name__}")
+    if not value and not empty:
+        refuse(field, "must not be empty")
+    if "\0" in value:
+        refuse(field, "must not contain a NUL byte")
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        refuse(field, "holds a lone surrogate, which no encoding can write")
+    return value
+
+
+def name(value: object, field: str) -> str:
+    """A short lower-case name, such as a template's or a profile's; never a path."""
+    value = text(value, field, empty=False)
+    if len(value) > 63 or not _NAME.issuperset(value) or value[0] in "-.":
+        refuse(field, f"{value!r} is not a name: use up to 63 of a-z 0-9 _ - .")
+    return value
+
+
+def choice(value: object, field: str, allowed: Container[str], said: str) -> str:
+    """One of a few words; `said` lists them for the reader."""
+    if not isinstance(value, str) or value not in allowed:
+        refuse(field, f"must be {said}, not {value!r}")
+    return value
+
+
+def flag(value: object, field: str) -> bool:
+    """A bool and nothing that merely looks true."""
+    if not isinstance(value, bool):
+        refuse(field, f"must be true or false, not {value!r}")
+    return value
+
+
+def integer(value: object, field: str, low: int, high: int) -> int:
+    """An int in [low, high]; a bool is not one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        refuse(field, f"must be a whole number, not {value!r}")
+    if not low <= value <= high:
+        refuse(field, f"must be between {low} and {high}, not {value}")
+    return value
+
+
+def number(value: object, field: str, low: float, high: float) -> float:
+    """A finite number in [low, high]; NaN, infinity and bool are refused."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        refuse(field, f"must be a number, not {value!r}")
+    if not low <= value <= high:  # also false for NaN
+        refuse(field, f"must be between {low:g} and {high:g}, not {value}")
+    return float(value)
+
+
+def items(value: object, field: str) -> tuple[Any, ...]:
+    """A list or tuple; a lone string is the classic mistake, and refused."""
+    if not isinstance(value, (list, tuple)):
+        refuse(field, f"must be a list, not {type(value).__name__}")
+    return tuple(value)
+
+
+def texts(value: object, field: str) -> tuple[str, ...]:
+    """A list of strings without NUL."""
+    return tuple(text(item, f"{field}[{i}]") for i, item in enumerate(items(value, field)))
+
+
+def string_map(value: object, field: str) -> FrozenMap:
+    """A string-to-string mapping, copied so that later changes of `value` do not show."""
+    if type(value) is FrozenMap:
+        return value
+    if not hasattr(value, "items"):
+        refuse(field, f"must be a mapping, not {type(value).__name__}")
+    pairs = dict(value.items())
+    for key, item in pairs.items():
+        text(key, field, empty=False)
+        text(item, f"{field}.{key}")
+    return FrozenMap(pairs)
+
+
+def env_map(value: object, field: str) -> FrozenMap:
+    """Environment variables; keys match `[A-Za-z_][A-Za-z0-9_]*`."""
+    pairs = string_map(value, field)
+    for key in pairs:
+        if key[0] not in _ENV_START or not _ENV_REST.issuperset(key):
+            refuse(f"{field}.{key}", f"{key!r} is not a variable name: [A-Za-z_][A-Za-z0-9_]*")
+    return pairs
+
+
+def path(value: object, field: str) -> str:
+    """A path the kernel would accept: not empty, no NUL, no over-long part."""
+    value = text(value, field, empty=False)
+    raw = value.encode("utf-8", "surrogateescape")
+    if len(raw) > _PATH_MAX:
+        refuse(field, f"is longer than {_PATH_MAX} bytes")
+    if any(len(part) > _NAME_MAX for part in raw.split(b"/")):
+        refuse(field, f"has a part longer than {_NAME_MAX} bytes")
+    return value
+
+
+def normal_path(value: object, field: str) -> str:
+    """`value` without `//`, `/./` and trailing slashes; a `..` segment is refused.
+
+    Refused, not resolved: `a/../b` means something else when `a` is a symlink.
+    """
+    given = path(value, field)
+    parts = given.split("/")
+    if ".." in parts:
+        refuse(field, f"{given!r} has a '..' segment")
+    root = "/" if given.startswith("/") else ""
+    return root + "/".join(part for part in parts if part not in ("", "."))
+
+
+def absolute_path(value: object, field: str) -> str:
+    """A normalised path that starts at the root."""
+    given = normal_path(value, field)
+    if not given.startswith("/"):
+        refuse(field, f"{given!r} is not an absolute path")
+    return given
+
+
+def instance(value: object, field: str, cls: type[T]) -> T:
+    """A model object, already validated by its own class."""
+    if not isinstance(value, cls):
+        refuse(field, f"must be a {cls.__name__}, not {type(value).__name__}")
+    return value
+
+
+def user(value: object, field: str) -> str:
+    """A user name, or a uid in decimal; whether it exists is the backend's to say."""
+    given = str(value) if type(value) is int else text(value, field, empty=False)
+    if given.isascii() and given.isdigit():
+        if not int(given) < 2**32 - 1:  # (uid_t)-1 means "no change" to the kernel
+            refuse(field, f"uid {given} is out of range")
+        return str(int(given))
+    if len(given) > 32 or not _NAME.issuperset(given) or given[0] not in _ENV_START:
+        refuse(field, f"{given!r} is neither a user name nor a uid")
+    return given

@@ -1,0 +1,234 @@
+"""One process run in a sandbox: what was asked, how it ended, what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import checks, jsonform
+from .frozen import FrozenMap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+KILLED_BY_TIMEOUT = "timeout"
+KILLED_BY_OOM = "oom"
+KILLED_BY_CALLER = "caller"  # kill() on the exec
+KILLED_BY_TERMINATE = "terminate"  # the sandbox was terminated under it
+
+_YEAR_S = 366 * 86_400
+_MOST_OUTPUT = 2**50
+
+
+@dataclass(frozen=True)
+class ExecRequest:
+    """A command to run; `argv` is passed as it is, never joined into a shell string.
+
+    Attributes:
+        argv: At least one item; argv[0] is looked up on the sandbox's PATH.
+        cwd: Absolute inside (a mount target, say), or relative to the session's root,
+            which is also the default.
+        env: Added to the sandbox's own environment.
+        user: A user of the sandbox, by name or uid; None takes the spec's.
+        stdin: Bytes to feed and then close; None reads from /dev/null.
+        timeout_s: Wall-clock seconds until the whole tree is killed; None falls back to
+            the spec's `limits.wall_time_s`.
+        max_output_bytes: What is kept of each of stdout and stderr; None falls back to
+            `limits.output_bytes`.
+        pty: `(rows, columns)` to run on a terminal, whose output is all on stdout.
+        stream_stdin: Keep stdin open for the caller to write to, instead of `stdin`.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=FrozenMap)
+    user: str | None = None
+    stdin: bytes | None = None
+    timeout_s: float | None = None
+    max_output_bytes: int | None = None
+    pty: tuple[int, int] | None = None
+    stream_stdin: bool = False
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "argv", _check_argv(self.argv))
+        put(self, "env", checks.env_map(self.env, "env"))
+        if self.cwd is not None:
+            checks.path(self.cwd, "cwd")
+        if self.user is not None:
+            put(self, "user", checks.user(self.user, "user"))
+        if self.timeout_s is not None:
+            put(self, "timeout_s", checks.number(self.timeout_s, "timeout_s", 0.001, _YEAR_S))
+        if self.max_output_bytes is not None:
+            checks.integer(self.max_output_bytes, "max_output_bytes", 0, _MOST_OUTPUT)
+        if self.pty is not None:
+            put(self, "pty", _check_pty(self.pty))
+        self._check_stdin()
+
+    def _check_stdin(self) -> None:
+        checks.flag(self.stream_stdin, "stream_stdin")
+        if self.stdin is None:
+            return
+        if not isinstance(self.stdin, (bytes, bytearray, memoryview)):
+            checks.refuse("stdin", f"must be bytes, not {type(self.stdin).__name__}")
+        if self.stream_stdin:
+            checks.refuse("stdin", "cannot be given together with stream_stdin")
+        object.__setattr__(self, "stdin", bytes(self.stdin))
+
+    @property
+    def has_stdin(self) -> bool:
+        """Whether the process reads from us rather than from /dev/null."""
+        return self.stdin is not None or self.stream_stdin
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object; `stdin` as text, plus `stdin_base64` where text loses bytes."""
+        form = jsonform.dump(self)
+        if self.stdin is not None:
+            form.update(jsonform.bytes_to_json("stdin", self.stdin))
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> ExecRequest:
+        """Read `to_json`'s form."""
+        given = jsonform.json_object(data, cls.__name__)
+        jsonform.bytes_from_json(given, "stdin")
+        return cls(**jsonform.take(cls, given))
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """What an exec and its descendants used, as counted by the kernel; None: not known."""
+
+    cpu_ns: int | None = None
+    user_ns: int | None = None
+    system_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> ResourceUsage:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))
+
+
+@dataclass(frozen=True)
+class ExecStatus:
+    """How a process ended: `exit_code` or `signal`, exactly one of them.
+
+    Attributes:
+        killed_by: Who ended it: `timeout`, `oom`, `caller`, `terminate`, or the name of a
+            limit; None when it ended by itself, if need be by a signal of its own.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    killed_by: str | None = None
+    duration_s: float = 0.0
+    resource_usage: ResourceUsage = field(default_factory=ResourceUsage)
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) == (self.signal is None):
+            checks.refuse("exit_code", "exactly one of exit_code and signal must be known")
+
+    @property
+    def ok(self) -> bool:
+        """Success: exit code 0 and not timed out."""
+        return self.exit_code == 0 and not self.timed_out
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> ExecStatus:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data, {"resource_usage": ResourceUsage.from_json}))
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """A finished exec with its output. Bytes are kept; text is decoded with replacement.
+
+    Attributes:
+        truncated: Some output was dropped, be it by the cap (then counted below) or
+            because a surviving child still held the stream.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    killed_by: str | None = None
+    truncated: bool = False
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    duration_s: float = 0.0
+    resource_usage: ResourceUsage = field(default_factory=ResourceUsage)
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) == (self.signal is None):
+            checks.refuse("exit_code", "exactly one of exit_code and signal must be known")
+        if self.stdout_dropped_bytes or self.stderr_dropped_bytes:
+            object.__setattr__(self, "truncated", True)
+
+    @property
+    def ok(self) -> bool:
+        """Success: exit code 0 and not timed out."""
+        return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def stdout_text(self) -> str:
+        """`stdout` as UTF-8, bad bytes replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """`stderr` as UTF-8, bad bytes replaced."""
+        return self.stderr.decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str:
+        """Short for `stdout_text`."""
+        return self.stdout_text
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object; output as text, plus `*_base64` where text loses bytes."""
+        form = jsonform.dump(self)
+        form.update(jsonform.bytes_to_json("stdout", self.stdout))
+        form.update(jsonform.bytes_to_json("stderr", self.stderr))
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> ExecResult:
+        """Read `to_json`'s form."""
+        given = jsonform.json_object(data, cls.__name__)
+        jsonform.bytes_from_json(given, "stdout")
+        jsonform.bytes_from_json(given, "stderr")
+        return cls(**jsonform.take(cls, given, {"resource_usage": ResourceUsage.from_json}))
+
+
+def _check_argv(value: object) -> tuple[str, ...]:
+    argv = checks.texts(value, "argv")
+    if not argv:
+        checks.refuse("argv", "must not be empty")
+    if not argv[0].strip():
+        checks.refuse("argv[0]", "must name a command")
+    return argv
+
+
+def _check_pty(value: object) -> tuple[int, int]:
+    pair = checks.items(value, "pty")
+    if len(pair) != 2:
+        checks.refuse("pty", "must be two numbers: rows and columns")
+    rows, columns = (checks.integer(item, "pty", 1, 65_535) for item in pair)
+    return rows, columns

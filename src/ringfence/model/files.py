@@ -1,0 +1,49 @@
+"""Files inside a sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks, jsonform
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FILE = "file"
+DIRECTORY = "directory"
+SYMLINK = "symlink"
+OTHER = "other"
+KINDS = (FILE, DIRECTORY, SYMLINK, OTHER)
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One directory entry, symlinks not followed.
+
+    Attributes:
+        path: Absolute inside the sandbox.
+        mode: Permission bits only, such as 0o644.
+        mtime_s: Seconds since 1970.
+        link_target: What a symlink says, as it says it; None for anything else.
+    """
+
+    path: str
+    name: str
+    kind: str
+    size_bytes: int
+    mode: int
+    mtime_s: float
+    link_target: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.choice(self.kind, "kind", KINDS, "file, directory, symlink or other")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> FileInfo:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))

@@ -1,0 +1,161 @@
+"""The one JSON form of the nouns: the dataclass's fields, snake_case, nothing else.
+
+Unknown keys are refused by name: a misspelt limit must never mean "no limit".
+"""
+
+from __future__ import annotations
+
+from ..errors import BadJson, InvalidRequest
+from . import checks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+_LARGEST = 2**63 - 1
+
+
+def dump(noun: Any) -> dict[str, Any]:
+    """The JSON object of a dataclass instance."""
+    return {name: plain(getattr(noun, name)) for name in noun.__dataclass_fields__}
+
+
+def plain(value: Any) -> Any:
+    """`value` with only JSON's own types in it."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
+    return value
+
+
+def take(
+    cls: type[Any], data: object, nested: Mapping[str, Callable[[Any], Any]] | None = None
+) -> dict[str, Any]:
+    """The constructor arguments of dataclass `cls` found in the JSON object `data`.
+
+    Args:
+        nested: How to read the fields that are not plain values.
+
+    Raises:
+        InvalidRequest: Not an object; an unknown, missing or ill-typed key, named in `field`.
+    """
+    known = cls.__dataclass_fields__
+    given = json_object(data, cls.__name__)
+    for key in given:
+        if key not in known:
+            checks.refuse(str(key), f"unknown key in {cls.__name__}", f"known: {', '.join(known)}")
+    for key, spec in known.items():
+        if key not in given and _is_required(spec):
+            checks.refuse(key, f"missing from {cls.__name__}")
+    return {
+        key: _read(value, key, known[key].type, (nested or {}).get(key))
+        for key, value in given.items()
+    }
+
+
+def json_object(data: object, what: str) -> dict[str, Any]:
+    """`data` as a dict, or an `InvalidRequest` that says what was expected."""
+    if not hasattr(data, "keys") or not hasattr(data, "items"):
+        raise InvalidRequest(f"{what} must be a JSON object, not {type(data).__name__}")
+    return dict(data.items())
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        BadJson: It is not JSON, or nested deeper than Python can follow.
+    """
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise BadJson(f"not JSON: {exc}") from exc
+
+
+def within(field: str, read: Callable[[Any], Any], value: object) -> Any:
+    """`read(value)`; errors name the field below `field`."""
+    try:
+        return read(value)
+    except InvalidRequest as exc:
+        inner = join(field, exc.field)
+        raise InvalidRequest(exc.message, hint=exc.hint, field=inner) from exc
+
+
+def join(outer: str, inner: str) -> str:
+    """The dotted name of field `inner` of `outer`: `mounts` + `[0].target`."""
+    dot = "" if not inner or inner.startswith("[") or not outer else "."
+    return f"{outer}{dot}{inner}"
+
+
+def each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """A reader of a JSON list whose items `read` reads."""
+
+    def read_all(value: object) -> tuple[Any, ...]:
+        given = checks.items(value, "")
+        return tuple(within(f"[{i}]", read, item) for i, item in enumerate(given))
+
+    return read_all
+
+
+def bytes_to_json(key: str, value: bytes) -> dict[str, str]:
+    """Text under `key`, plus `key_base64` when text alone would lose bytes."""
+    text = value.decode("utf-8", "replace")
+    if text.encode("utf-8") == value:
+        return {key: text}
+    import binascii
+
+    return {key: text, f"{key}_base64": binascii.b2a_base64(value, newline=False).decode("ascii")}
+
+
+def bytes_from_json(given: dict[str, Any], key: str) -> None:
+    """Replace what `bytes_to_json` wrote in `given` by the bytes, in place."""
+    exact = given.pop(f"{key}_base64", None)
+    if exact is not None:
+        given[key] = _decode_base64(exact, f"{key}_base64")
+    elif isinstance(given.get(key), str):
+        try:
+            given[key] = given[key].encode("utf-8")
+        except UnicodeEncodeError:
+            checks.refuse(key, "holds a lone surrogate", f"send {key}_base64 instead")
+
+
+def _decode_base64(value: object, field: str) -> bytes:
+    import binascii
+
+    try:
+        return binascii.a2b_base64(checks.text(value, field).encode("ascii"), strict_mode=True)
+    except ValueError as exc:
+        raise InvalidRequest(f"is not base64: {exc}", field=field) from exc
+
+
+def _is_required(spec: Any) -> bool:
+    from dataclasses import MISSING
+
+    return spec.default is MISSING and spec.default_factory is MISSING
+
+
+def _read(value: Any, key: str, kind: str, nested: Callable[[Any], Any] | None) -> Any:
+    if value is None and "None" in kind:
+        return None
+    if nested is not None:
+        return within(key, nested, value)
+    check = _BY_KIND.get(kind.removesuffix(" | None"))
+    return check(value, key) if check is not None else value
+
+
+# By the field's annotation. Input nouns check more in their constructors; output nouns
+# are made by typed code and need a check only here, where they come from outside.
+_BY_KIND: dict[str, Callable[[Any, str], Any]] = {
+    "str": checks.text,
+    "bool": checks.flag,
+    "int": lambda value, key: checks.integer(value, key, -_LARGEST, _LARGEST),
+    "float": lambda value, key: checks.number(value, key, -1e18, 1e18),
+    "tuple[str, ...]": checks.texts,
+    "Mapping[str, str]": checks.string_map,
+}

@@ -1,0 +1,112 @@
+"""How much a sandbox may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks, jsonform
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+_YEAR_S = 366 * 86_400
+
+# What no real use goes below or above. A backend may be narrower, and says so.
+_SECONDS: dict[str, tuple[float, float]] = {
+    "wall_time_s": (0.001, _YEAR_S),
+    "idle_timeout_s": (0.001, _YEAR_S),
+    "cpus": (0.001, 8192),
+}
+_COUNTS: dict[str, tuple[int, int]] = {
+    "memory_bytes": (MIB, 1024 * TIB),
+    "pids": (1, 4_194_304),  # include/linux/threads.h PID_MAX_LIMIT
+    "disk_bytes": (64 * KIB, 1024 * 1024 * TIB),
+    "inodes": (16, 2**40),
+    "open_files": (8, 1_048_576),  # fs/file.c sysctl_nr_open
+    "output_bytes": (0, 1024 * TIB),
+    "io_bytes_per_s": (1, 1024 * TIB),
+    "network_bytes": (0, 1024 * 1024 * TIB),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds, all optional; None leaves the bound to the backend's default.
+
+    Attributes:
+        wall_time_s: The timeout of an exec that names none of its own. Exact, not rounded.
+        cpus: 1.0 is one core's time.
+        idle_timeout_s: How long a sandbox may do nothing before it is suspended or ended.
+        output_bytes: What is kept of each of stdout and stderr; the rest is counted.
+    """
+
+    wall_time_s: float | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    idle_timeout_s: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    inodes: int | None = None
+    open_files: int | None = None
+    output_bytes: int | None = None
+    io_bytes_per_s: int | None = None
+    network_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _SECONDS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, checks.number(value, name, low, high))
+        for name, (least, most) in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None:
+                checks.integer(value, name, least, most)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of the limits that are set."""
+        return {key: value for key, value in jsonform.dump(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: object) -> Limits:
+        """Read `to_json`'s form; null is the same as absent."""
+        return cls(**jsonform.take(cls, data))
+
+
+_SIZE_UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def parse_size(text: str, field: str = "size") -> int:
+    """Bytes in `256m`, `1g`, `1.5GiB` or `4096`; units are powers of 1024."""
+    digits, unit = _split_unit(text, field)
+    if unit not in _SIZE_UNITS:
+        unit = unit.removesuffix("ib") if unit.endswith("ib") else unit.removesuffix("b")
+    if unit not in _SIZE_UNITS:
+        checks.refuse(field, f"{text!r} is not a size", "as 4096, 64k, 256m or 1g")
+    # Whole numbers stay exact; a float would round sizes above 2**53.
+    if "." not in digits:
+        return int(digits) * _SIZE_UNITS[unit]
+    return int(float(digits) * _SIZE_UNITS[unit])
+
+
+def parse_duration(text: str, field: str = "duration") -> float:
+    """Seconds in `5s`, `500ms`, `1m`, `2h` or `1.5`."""
+    digits, unit = _split_unit(text, field)
+    if unit not in _TIME_UNITS:
+        checks.refuse(field, f"{text!r} is not a duration", "as 1.5, 500ms, 5s, 1m or 2h")
+    if unit == "ms":
+        return float(digits) / 1000  # dividing is exact where multiplying by 0.001 is not
+    return float(digits) * _TIME_UNITS[unit]
+
+
+def _split_unit(text: str, field: str) -> tuple[str, str]:
+    """The leading plain decimal number of `text`, and the lower-cased rest."""
+    given = checks.text(text, field).strip().lower()
+    digits = given.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    whole, dot, fraction = digits.partition(".")
+    parts = (whole, fraction) if dot else (whole,)
+    if len(digits) > 30 or not all(part.isascii() and part.isdigit() for part in parts):
+        checks.refuse(field, f"{text!r} does not start with a plain number")
+    return digits, given[len(digits) :].strip()

@@ -1,0 +1,123 @@
+"""A host or session directory shown inside a sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks, jsonform
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+READ_ONLY = "read_only"
+READ_WRITE = "read_write"
+ACCESS = (READ_ONLY, READ_WRITE)
+_SHORT = {"ro": READ_ONLY, "rw": READ_WRITE}
+
+MEMORY_DIR = "/mnt/memory"
+OUTPUTS_DIR = "/mnt/session/outputs"
+ALWAYS_THERE = {"RINGFENCE_MEMORY_DIR": MEMORY_DIR, "RINGFENCE_OUTPUTS_DIR": OUTPUTS_DIR}
+"""The always-there mounts by the environment variable that names each one inside."""
+
+_KERNEL_TREES = ("proc", "sys", "dev")  # neither these nor anything below
+_SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/etc")  # not these themselves
+_WOULD_HIDE = ("/mnt", "/mnt/session")  # parents of the always-there mounts
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mount.
+
+    Attributes:
+        target: Absolute path inside; normalised, `..` refused.
+        source: Empty: a directory owned by the session. Relative: under the session's
+            root. Absolute: a host path, which must exist.
+        access: `read_only` (enforced by the kernel) or `read_write`.
+        protect: Paths below a writable mount that stay read-only even where they do not
+            exist yet; None takes the spec's, and those default to the built-in set.
+    """
+
+    target: str
+    source: str = ""
+    access: str = READ_ONLY
+    protect: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", check_target(self.target, "target"))
+        object.__setattr__(self, "source", _check_source(self.source))
+        checks.choice(self.access, "access", ACCESS, "read_only or read_write")
+        if self.protect is not None:
+            inner = checks.items(self.protect, "protect")
+            kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in enumerate(inner))
+            object.__setattr__(self, "protect", kept)
+
+    @classmethod
+    def parse(cls, text: str, *, relative_to: str = "") -> Mount:
+        """Read `SRC:DST[:ro|rw]` as the command line has it; without a suffix, read-only.
+
+        Args:
+            relative_to: An absolute host directory that a relative SRC starts from; when
+                empty, a relative SRC lies under the session's root.
+        """
+        given = checks.text(text, "mount")
+        head, _, last = given.rpartition(":")
+        access = _SHORT.get(last, "") if head else ""
+        source, colon, target = (head if access else given).rpartition(":")
+        if not colon or not target:
+            checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw]")
+        if source and not source.startswith("/") and relative_to:
+            source = f"{relative_to.rstrip('/')}/{source}"
+        mount: Mount = jsonform.within(
+            "mount", lambda dst: cls(dst, source, access or READ_ONLY), target
+        )
+        return mount
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the sandbox may change what is there."""
+        return self.access == READ_WRITE
+
+    @property
+    def is_host_path(self) -> bool:
+        """Whether the source is a path of the host rather than the session's own."""
+        return self.source.startswith("/")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Mount:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))
+
+
+def check_target(value: object, field: str) -> str:
+    """A normalised mount target that hides nothing the sandbox needs."""
+    target = checks.absolute_path(value, field)
+    first = target.split("/")[1]
+    if target == "/" or first in _KERNEL_TREES:
+        checks.refuse(field, f"{target} cannot be mounted over")
+    if target in _SYSTEM_DIRS or (first.startswith("lib") and target == f"/{first}"):
+        checks.refuse(field, f"{target} holds the sandbox's programs", "mount below it instead")
+    if target in _WOULD_HIDE:
+        checks.refuse(field, f"{target} would hide {MEMORY_DIR} or {OUTPUTS_DIR}")
+    return target
+
+
+def _check_source(value: object) -> str:
+    if value == "":
+        return ""
+    source = checks.path(value, "source")
+    if source.startswith("/"):
+        # `..` is for the kernel to resolve: symlinks may be on the way.
+        return "/" + "/".join(part for part in source.split("/") if part not in ("", "."))
+    return checks.normal_path(source, "source")
+
+
+def _check_protected(value: object, field: str) -> str:
+    inner = checks.normal_path(value, field)
+    if inner.startswith("/") or not inner:
+        checks.refuse(field, f"{value!r} is not a path below the mount")
+    return inner

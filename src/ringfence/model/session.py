@@ -1,0 +1,72 @@
+"""A live sandbox as its users see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import jsonform
+from .frozen import FrozenMap
+from .state import State, read_state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class ResolvedMount:
+    """A mount as it really is.
+
+    Attributes:
+        host_path: Where the content lies on the host; None when it has no host path.
+    """
+
+    target: str
+    access: str
+    host_path: str | None = None
+
+    def to_json(self, *, admin: bool = False) -> dict[str, Any]:
+        """The JSON object; host paths are shown only to an admin."""
+        form = jsonform.dump(self)
+        if not admin:
+            del form["host_path"]
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> ResolvedMount:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))
+
+
+@dataclass(frozen=True)
+class Session:
+    """Id, state and mounts of a sandbox at one moment.
+
+    Attributes:
+        mounts: In the order they were made; where targets overlap, the newest wins.
+        metadata: The spec's labels, plus `profile` and `tier`.
+    """
+
+    id: str
+    backend: str
+    state: State
+    mounts: tuple[ResolvedMount, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        if type(self.metadata) is not FrozenMap:
+            object.__setattr__(self, "metadata", FrozenMap(self.metadata))
+
+    def to_json(self, *, admin: bool = False) -> dict[str, Any]:
+        """The JSON object; host paths are shown only to an admin."""
+        form = jsonform.dump(self)
+        form["state"] = str(self.state)
+        form["mounts"] = [mount.to_json(admin=admin) for mount in self.mounts]
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> Session:
+        """Read `to_json`'s form."""
+        nested = {"state": read_state, "mounts": jsonform.each(ResolvedMount.from_json)}
+        return cls(**jsonform.take(cls, data, nested))

@@ -1,0 +1,43 @@
+"""Saved state of a sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import jsonform
+from .frozen import FrozenMap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot with content of its own: it outlives the session it was taken of.
+
+    Attributes:
+        created_at: Seconds since 1970, UTC.
+        size_bytes: What the content takes up in the catalogue.
+    """
+
+    id: str
+    session_id: str
+    backend: str
+    created_at: float
+    size_bytes: int = 0
+    metadata: Mapping[str, str] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        if type(self.metadata) is not FrozenMap:
+            object.__setattr__(self, "metadata", FrozenMap(self.metadata))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Snapshot:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data))

@@ -1,0 +1,135 @@
+"""What a sandbox should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import checks, jsonform
+from .frozen import FrozenMap
+from .ids import check_id
+from .limits import Limits
+from .mount import Mount
+from .network import NetworkPolicy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+LIGHT = "light"
+STRONG = "strong"
+TIERS = (LIGHT, STRONG)
+
+OS_HARDENED = "os_hardened"
+DEBUG = "debug"
+UNRESTRICTED = "unrestricted"
+
+_YEAR_S = 366 * 86_400
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """A request for one sandbox; safe by default.
+
+    Attributes:
+        id: None generates one, time-ordered and prefixed by the backend's name.
+        template: What the sandbox's root starts from; `default` shows the host's /usr.
+        secrets: Name to value; kept out of `repr`, of snapshots and of `to_json`.
+        tier: `light` (kernel isolation) or `strong` (gVisor, microVM); never swapped silently.
+        profile: `os_hardened`, `debug`, `unrestricted` (by name each time, and reported)
+            or a profile the backend was configured with.
+        user: Default user of execs, by name or uid; None is the unprivileged `sandbox`.
+        workdir: The session's root, where relative paths start; None is the home directory.
+        ttl_s: Seconds after which the sandbox is terminated whatever it does.
+        python_env: Also show the caller's Python environment, read-only.
+        memory_dir: Host directory behind /mnt/memory, to survive the session; None: private.
+        protect: Paths inside writable mounts that stay read-only, relative to each mount or
+            absolute inside; None takes the built-in set.
+        unprotect: Members of the built-in set that are left writable.
+        allow_degraded: Protections, by name, that may be missing; `*` allows all.
+    """
+
+    id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=FrozenMap)
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    mounts: tuple[Mount, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    template: str = "default"
+    env: Mapping[str, str] = field(default_factory=FrozenMap)
+    secrets: Mapping[str, str] = field(default_factory=FrozenMap, repr=False)
+    tier: str = LIGHT
+    profile: str = OS_HARDENED
+    user: str | None = None
+    workdir: str | None = None
+    ttl_s: float | None = None
+    python_env: bool = False
+    memory_dir: str | None = None
+    protect: tuple[str, ...] | None = None
+    unprotect: tuple[str, ...] = ()
+    allow_degraded: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_identity()
+        self._check_environment()
+        self._check_parts()
+        self._check_protection()
+
+    def _put(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_identity(self) -> None:
+        if self.id is not None:
+            self._put("id", check_id(self.id))
+        self._put("labels", checks.string_map(self.labels, "labels"))
+        checks.choice(self.tier, "tier", TIERS, "light or strong")
+        checks.name(self.profile, "profile")
+        checks.name(self.template, "template")
+        if self.user is not None:
+            self._put("user", checks.user(self.user, "user"))
+
+    def _check_environment(self) -> None:
+        self._put("env", checks.env_map(self.env, "env"))
+        self._put("secrets", checks.env_map(self.secrets, "secrets"))
+        if self.workdir is not None:
+            self._put("workdir", checks.absolute_path(self.workdir, "workdir"))
+        if self.memory_dir is not None:
+            given = checks.path(self.memory_dir, "memory_dir")
+            if not given.startswith("/"):
+                checks.refuse("memory_dir", f"{given!r} is not an absolute host path")
+        if self.ttl_s is not None:
+            self._put("ttl_s", checks.number(self.ttl_s, "ttl_s", 0.001, _YEAR_S))
+        checks.flag(self.python_env, "python_env")
+
+    def _check_parts(self) -> None:
+        checks.instance(self.network, "network", NetworkPolicy)
+        checks.instance(self.limits, "limits", Limits)
+        mounts = checks.items(self.mounts, "mounts")
+        for i, mount in enumerate(mounts):
+            checks.instance(mount, f"mounts[{i}]", Mount)
+        self._put("mounts", mounts)
+
+    def _check_protection(self) -> None:
+        for name in ("protect", "unprotect"):
+            given = getattr(self, name)
+            if given is not None:
+                inner = enumerate(checks.items(given, name))
+                paths = tuple(checks.normal_path(path, f"{name}[{i}]") for i, path in inner)
+                self._put(name, paths)
+        self._put("allow_degraded", checks.texts(self.allow_degraded, "allow_degraded"))
+
+    def to_json(self, *, with_secrets: bool = False) -> dict[str, Any]:
+        """The JSON object; secret values only where asked for by name."""
+        form = jsonform.dump(self)
+        if not with_secrets:
+            del form["secrets"]
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> SandboxSpec:
+        """Read `to_json`'s form; errors name nested fields (`limits.memory_bytes`)."""
+        nested = {
+            "network": NetworkPolicy.from_json,
+            "limits": Limits.from_json,
+            "mounts": jsonform.each(Mount.from_json),
+        }
+        return cls(**jsonform.take(cls, data, nested))

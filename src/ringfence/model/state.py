@@ -1,0 +1,47 @@
+"""The states of a sandbox, and the table of what may follow what."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ..errors import InvalidRequest, LifecycleError
+
+
+class State(StrEnum):
+    """Where a sandbox is in its life.
+
+    `provisioned`: built and locked down, nothing has run. `running`: at least one exec was
+    started. `suspended`: every process is frozen. `terminated`: gone, for good.
+    """
+
+    PROVISIONED = "provisioned"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    TERMINATED = "terminated"
+
+
+NEXT: dict[State, frozenset[State]] = {
+    State.PROVISIONED: frozenset({State.RUNNING, State.SUSPENDED, State.TERMINATED}),
+    State.RUNNING: frozenset({State.RUNNING, State.SUSPENDED, State.TERMINATED}),
+    State.SUSPENDED: frozenset({State.SUSPENDED, State.RUNNING, State.TERMINATED}),
+    State.TERMINATED: frozenset({State.TERMINATED}),
+}
+"""Staying put is listed where the verb is idempotent; terminating is legal everywhere."""
+
+
+def check_transition(now: State, then: State) -> State:
+    """`then`, when a sandbox in `now` may go there.
+
+    Raises:
+        LifecycleError: The table has no such step.
+    """
+    if then not in NEXT[now]:
+        raise LifecycleError(f"a {now} sandbox cannot become {then}")
+    return then
+
+
+def read_state(value: object) -> State:
+    """The state named by a word of JSON."""
+    if not isinstance(value, str) or value not in tuple(State):
+        raise InvalidRequest(f"must be one of {', '.join(State)}, not {value!r}")
+    return State(value)

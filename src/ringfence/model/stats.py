@@ -1,0 +1,44 @@
+"""What a sandbox uses right now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import jsonform
+from .state import State, read_state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class SandboxStats:
+    """Counters of one sandbox; a value that cannot be read is None, never zero.
+
+    Attributes:
+        execs: How many were started so far.
+        degraded: Limits and protections, by name, that hold less than asked.
+    """
+
+    state: State
+    cpu_ns: int | None = None
+    memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    pids: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    disk_bytes: int | None = None
+    inodes: int | None = None
+    uptime_s: float | None = None
+    execs: int = 0
+    degraded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return {**jsonform.dump(self), "state": str(self.state)}
+
+    @classmethod
+    def from_json(cls, data: object) -> SandboxStats:
+        """Read `to_json`'s form."""
+        return cls(**jsonform.take(cls, data, {"state": read_state}))
