@@ -55,8 +55,7 @@ class Backend(Protocol):
     def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> BackendSandbox:
         """A new sandbox with the snapshot's files, whether or not its session still lives.
 
-        Args:
-            spec: None takes the spec the snapshot was taken under, with a fresh id.
+        Without `spec` it is the one the snapshot was taken under, with a fresh id.
 
         Raises:
             SnapshotNotFound: No such snapshot.
@@ -228,8 +227,7 @@ class BackendFiles(Protocol):
     def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
         """Create or replace a file and stream to it; its directory must exist.
 
-        Args:
-            mode: Permissions of a file that is created, as given (no umask).
+        `mode` is given to a file that is created, as it is (no umask).
         """
         ...
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import checks, jsonform
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 ENFORCED = "enforced"
 DEGRADED = "degraded"
@@ -40,26 +41,17 @@ DISK_QUOTA = "disk_quota"
 INODE_QUOTA = "inode_quota"
 
 
-@dataclass(frozen=True)
-class Capability:
+@dataclass(frozen=True, eq=False, repr=False)
+class Capability(Noun):
     """One thing a backend can or cannot do on this host; `reason` says why not."""
 
     name: str
     available: bool
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
 
-    @classmethod
-    def from_json(cls, data: object) -> Capability:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))
-
-
-@dataclass(frozen=True)
-class Protection:
+@dataclass(frozen=True, eq=False, repr=False)
+class Protection(Noun):
     """One protection: `enforced`, `degraded` or `missing`.
 
     Attributes:
@@ -75,18 +67,9 @@ class Protection:
     def __post_init__(self) -> None:
         checks.choice(self.status, "status", STATUSES, "enforced, degraded or missing")
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
 
-    @classmethod
-    def from_json(cls, data: object) -> Protection:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))
-
-
-@dataclass(frozen=True)
-class BackendReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class BackendReport(Noun):
     """What `doctor` prints of one backend.
 
     Attributes:
@@ -105,15 +88,9 @@ class BackendReport:
         """Whether the capability is available; one not reported is not."""
         return any(each.available for each in self.capabilities if each.name == name)
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
-
     @classmethod
-    def from_json(cls, data: object) -> BackendReport:
-        """Read `to_json`'s form."""
-        nested = {
+    def _nested(cls) -> jsonform.Readers:
+        return {
             "capabilities": jsonform.each(Capability.from_json),
             "protections": jsonform.each(Protection.from_json),
         }
-        return cls(**jsonform.take(cls, data, nested))

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from . import checks, jsonform
 from .frozen import FrozenMap
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, Self
 
 KILLED_BY_TIMEOUT = "timeout"
 KILLED_BY_OOM = "oom"
@@ -21,8 +22,8 @@ _YEAR_S = 366 * 86_400
 _MOST_OUTPUT = 2**50
 
 
-@dataclass(frozen=True)
-class ExecRequest:
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecRequest(Noun):
     """A command to run; `argv` is passed as it is, never joined into a shell string.
 
     Attributes:
@@ -89,15 +90,15 @@ class ExecRequest:
         return form
 
     @classmethod
-    def from_json(cls, data: object) -> ExecRequest:
+    def from_json(cls, data: object) -> Self:
         """Read `to_json`'s form."""
         given = jsonform.json_object(data, cls.__name__)
         jsonform.bytes_from_json(given, "stdin")
-        return cls(**jsonform.take(cls, given))
+        return super().from_json(given)
 
 
-@dataclass(frozen=True)
-class ResourceUsage:
+@dataclass(frozen=True, eq=False, repr=False)
+class ResourceUsage(Noun):
     """What an exec and its descendants used, as counted by the kernel; None: not known."""
 
     cpu_ns: int | None = None
@@ -107,18 +108,9 @@ class ResourceUsage:
     io_read_bytes: int | None = None
     io_write_bytes: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
 
-    @classmethod
-    def from_json(cls, data: object) -> ResourceUsage:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))
-
-
-@dataclass(frozen=True)
-class ExecStatus:
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecStatus(Noun):
     """How a process ended: `exit_code` or `signal`, exactly one of them.
 
     Attributes:
@@ -143,18 +135,13 @@ class ExecStatus:
         """Success: exit code 0 and not timed out."""
         return self.exit_code == 0 and not self.timed_out
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
-
     @classmethod
-    def from_json(cls, data: object) -> ExecStatus:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data, {"resource_usage": ResourceUsage.from_json}))
+    def _nested(cls) -> jsonform.Readers:
+        return {"resource_usage": ResourceUsage.from_json}
 
 
-@dataclass(frozen=True)
-class ExecResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecResult(Noun):
     """A finished exec with its output. Bytes are kept; text is decoded with replacement.
 
     Attributes:
@@ -209,12 +196,16 @@ class ExecResult:
         return form
 
     @classmethod
-    def from_json(cls, data: object) -> ExecResult:
+    def from_json(cls, data: object) -> Self:
         """Read `to_json`'s form."""
         given = jsonform.json_object(data, cls.__name__)
         jsonform.bytes_from_json(given, "stdout")
         jsonform.bytes_from_json(given, "stderr")
-        return cls(**jsonform.take(cls, given, {"resource_usage": ResourceUsage.from_json}))
+        return super().from_json(given)
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"resource_usage": ResourceUsage.from_json}
 
 
 def _check_argv(value: object) -> tuple[str, ...]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import checks, jsonform
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from . import checks
+from .noun import Noun
 
 FILE = "file"
 DIRECTORY = "directory"
@@ -17,8 +14,8 @@ OTHER = "other"
 KINDS = (FILE, DIRECTORY, SYMLINK, OTHER)
 
 
-@dataclass(frozen=True)
-class FileInfo:
+@dataclass(frozen=True, eq=False, repr=False)
+class FileInfo(Noun):
     """One directory entry, symlinks not followed.
 
     Attributes:
@@ -38,12 +35,3 @@ class FileInfo:
 
     def __post_init__(self) -> None:
         checks.choice(self.kind, "kind", KINDS, "file, directory, symlink or other")
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> FileInfo:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    Readers = Mapping[str, Callable[[Any], Any]]  # how to read the fields that are nouns, by name
+
 _LARGEST = 2**63 - 1
 
 
@@ -32,13 +34,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def take(
-    cls: type[Any], data: object, nested: Mapping[str, Callable[[Any], Any]] | None = None
-) -> dict[str, Any]:
+def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
     """The constructor arguments of dataclass `cls` found in the JSON object `data`.
-
-    Args:
-        nested: How to read the fields that are not plain values.
 
     Raises:
         InvalidRequest: Not an object; an unknown, missing or ill-typed key, named in `field`.
@@ -52,8 +49,7 @@ def take(
         if key not in given and _is_required(spec):
             checks.refuse(key, f"missing from {cls.__name__}")
     return {
-        key: _read(value, key, known[key].type, (nested or {}).get(key))
-        for key, value in given.items()
+        key: _read(value, key, known[key].type, nested.get(key)) for key, value in given.items()
     }
 
 

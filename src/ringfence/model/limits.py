@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import checks, jsonform
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _COUNTS: dict[str, tuple[int, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
+@dataclass(frozen=True, eq=False, repr=False)
+class Limits(Noun):
     """Upper bounds, all optional; None leaves the bound to the backend's default.
 
     Attributes:
@@ -67,11 +68,6 @@ class Limits:
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the limits that are set."""
         return {key: value for key, value in jsonform.dump(self).items() if value is not None}
-
-    @classmethod
-    def from_json(cls, data: object) -> Limits:
-        """Read `to_json`'s form; null is the same as absent."""
-        return cls(**jsonform.take(cls, data))
 
 
 _SIZE_UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import checks, jsonform
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from .noun import Noun
 
 READ_ONLY = "read_only"
 READ_WRITE = "read_write"
@@ -25,8 +22,8 @@ _SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/etc")  # not these themselves
 _WOULD_HIDE = ("/mnt", "/mnt/session")  # parents of the always-there mounts
 
 
-@dataclass(frozen=True)
-class Mount:
+@dataclass(frozen=True, eq=False, repr=False)
+class Mount(Noun):
     """One mount.
 
     Attributes:
@@ -56,9 +53,8 @@ class Mount:
     def parse(cls, text: str, *, relative_to: str = "") -> Mount:
         """Read `SRC:DST[:ro|rw]` as the command line has it; without a suffix, read-only.
 
-        Args:
-            relative_to: An absolute host directory that a relative SRC starts from; when
-                empty, a relative SRC lies under the session's root.
+        A relative SRC starts from the absolute host directory `relative_to`, or when that is
+        empty lies under the session's root.
         """
         given = checks.text(text, "mount")
         head, _, last = given.rpartition(":")
@@ -82,15 +78,6 @@ class Mount:
     def is_host_path(self) -> bool:
         """Whether the source is a path of the host rather than the session's own."""
         return self.source.startswith("/")
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Mount:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))
 
 
 def check_target(value: object, field: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import checks, jsonform
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
 LIMITED = "limited"
 UNRESTRICTED = "unrestricted"
@@ -18,8 +19,8 @@ _LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _HEX = frozenset("0123456789abcdef")
 
 
-@dataclass(frozen=True)
-class NetworkPolicy:
+@dataclass(frozen=True, eq=False, repr=False)
+class NetworkPolicy(Noun):
     """`limited` to a list of hosts, or `unrestricted`; an empty list means no network at all.
 
     Attributes:
@@ -79,12 +80,12 @@ class NetworkPolicy:
         return {"mode": LIMITED, "allowed_hosts": list(self.allowed_hosts)}
 
     @classmethod
-    def from_json(cls, data: object) -> NetworkPolicy:
+    def from_json(cls, data: object) -> Self:
         """Read `to_json`'s form; `mode` is its tag and must be there."""
-        given = jsonform.take(cls, data)
+        given = jsonform.json_object(data, cls.__name__)
         if "mode" not in given:
             checks.refuse("mode", "missing from NetworkPolicy")
-        return cls(**given)
+        return super().from_json(given)
 
 
 def check_host(value: str, field: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from . import jsonform
 from .frozen import FrozenMap
+from .noun import Noun
 from .state import State, read_state
 
 TYPE_CHECKING = False
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True)
-class ResolvedMount:
+@dataclass(frozen=True, eq=False, repr=False)
+class ResolvedMount(Noun):
     """A mount as it really is.
 
     Attributes:
@@ -33,14 +34,9 @@ class ResolvedMount:
             del form["host_path"]
         return form
 
-    @classmethod
-    def from_json(cls, data: object) -> ResolvedMount:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))
 
-
-@dataclass(frozen=True)
-class Session:
+@dataclass(frozen=True, eq=False, repr=False)
+class Session(Noun):
     """Id, state and mounts of a sandbox at one moment.
 
     Attributes:
@@ -66,7 +62,5 @@ class Session:
         return form
 
     @classmethod
-    def from_json(cls, data: object) -> Session:
-        """Read `to_json`'s form."""
-        nested = {"state": read_state, "mounts": jsonform.each(ResolvedMount.from_json)}
-        return cls(**jsonform.take(cls, data, nested))
+    def _nested(cls) -> jsonform.Readers:
+        return {"state": read_state, "mounts": jsonform.each(ResolvedMount.from_json)}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from . import jsonform
 from .frozen import FrozenMap
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 
-@dataclass(frozen=True)
-class Snapshot:
+@dataclass(frozen=True, eq=False, repr=False)
+class Snapshot(Noun):
     """A snapshot with content of its own: it outlives the session it was taken of.
 
     Attributes:
@@ -32,12 +31,3 @@ class Snapshot:
     def __post_init__(self) -> None:
         if type(self.metadata) is not FrozenMap:
             object.__setattr__(self, "metadata", FrozenMap(self.metadata))
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Snapshot:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data))

@@ -10,6 +10,7 @@ from .ids import check_id
 from .limits import Limits
 from .mount import Mount
 from .network import NetworkPolicy
+from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ UNRESTRICTED = "unrestricted"
 _YEAR_S = 366 * 86_400
 
 
-@dataclass(frozen=True)
-class SandboxSpec:
+@dataclass(frozen=True, eq=False, repr=False)
+class SandboxSpec(Noun):
     """A request for one sandbox; safe by default.
 
     Attributes:
@@ -125,11 +126,9 @@ class SandboxSpec:
         return form
 
     @classmethod
-    def from_json(cls, data: object) -> SandboxSpec:
-        """Read `to_json`'s form; errors name nested fields (`limits.memory_bytes`)."""
-        nested = {
+    def _nested(cls) -> jsonform.Readers:
+        return {
             "network": NetworkPolicy.from_json,
             "limits": Limits.from_json,
             "mounts": jsonform.each(Mount.from_json),
         }
-        return cls(**jsonform.take(cls, data, nested))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import jsonform
+from .noun import Noun
 from .state import State, read_state
 
 TYPE_CHECKING = False
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True)
-class SandboxStats:
+@dataclass(frozen=True, eq=False, repr=False)
+class SandboxStats(Noun):
     """Counters of one sandbox; a value that cannot be read is None, never zero.
 
     Attributes:
@@ -39,6 +40,5 @@ class SandboxStats:
         return {**jsonform.dump(self), "state": str(self.state)}
 
     @classmethod
-    def from_json(cls, data: object) -> SandboxStats:
-        """Read `to_json`'s form."""
-        return cls(**jsonform.take(cls, data, {"state": read_state}))
+    def _nested(cls) -> jsonform.Readers:
+        return {"state": read_state}

@@ -1,0 +1,54 @@
+"""What every noun has: value equality, a readable repr, one JSON form."""
+
+from __future__ import annotations
+
+from . import jsonform
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self
+
+
+class Noun:
+    """Base of the frozen dataclasses of this package.
+
+    Equality, hash and repr are written once here, not generated for each class (`eq=False,
+    repr=False`): generating them would take a third of the time the model needs to import.
+    """
+
+    __dataclass_fields__: Mapping[str, Any]
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple([getattr(self, name) for name in self.__dataclass_fields__])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Noun) or type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        shown = [name for name, spec in self.__dataclass_fields__.items() if spec.repr]
+        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"{type(self).__name__}({inner})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form.
+
+        Raises:
+            InvalidRequest: Not an object; an unknown, missing or bad field, named in `field`.
+        """
+        return cls(**jsonform.take(cls, data, cls._nested()))
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        """How to read the fields that are nouns themselves, by name."""
+        return {}
