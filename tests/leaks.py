@@ -49,7 +49,7 @@ def _our_processes() -> list[str]:
             text = cmdline.replace(b"\0", b" ").decode(errors="replace").strip()
             commands[int(entry)] = text or f"[{stat[stat.find('(') + 1 : stat.rfind(')')]}] {state}"
     ours = [pid for pid in parents if pid != os.getpid() and _descends(pid, parents)]
-    orphans = [pid for pid, parent in parents.items() if 1 == parent and _is_zygote(commands[pid])]
+    orphans = [pid for pid, parent in parents.items() if 1 == parent and "ringfence" in commands[pid]]
     return [f"{pid} {commands[pid]}" for pid in {*ours, *orphans}]
 
 
@@ -59,10 +59,6 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
         if pid == os.getpid():
             return True
     return False
-
-
-def _is_zygote(command: str) -> bool:
-    return "ringfence" in command and "python" in command
 
 
 def _mounts() -> list[str]:

@@ -1,0 +1,54 @@
+"""The reference says what the code says: every code, field and state is there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from ringfence import errors
+from ringfence.model.limits import Limits
+from ringfence.model.spec import SandboxSpec
+from ringfence.model.state import NEXT
+
+REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
+
+
+def _rows(page: str) -> list[list[str]]:
+    """The cells of every table row of a page, without back-ticks."""
+    lines = (REFERENCE / page).read_text(encoding="utf-8").splitlines()
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
+    return [[cell.strip().replace("`", "") for cell in row] for row in cells]
+
+
+def test_every_error_is_listed_with_its_code_and_retryability() -> None:
+    classes = [
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.RingfenceError)
+    ]
+    listed = {row[0]: row[1:3] for row in _rows("errors.md")}
+
+    for each in classes:
+        retry = {"ringfence_error": ""}.get(each.code, "yes" if each.retryable else "no")
+        assert [each.code, retry] == listed.get(each.__name__), each.__name__
+
+
+def test_every_limit_is_listed() -> None:
+    listed = {row[0] for row in _rows("limits.md")}
+
+    assert set() == {field.name for field in fields(Limits)} - listed
+
+
+def test_every_field_of_the_spec_is_listed() -> None:
+    listed = {name for row in _rows("library.md") for name in row[0].split(", ")}
+
+    assert set() == {field.name for field in fields(SandboxSpec)} - listed
+
+
+def test_the_states_are_the_table() -> None:
+    listed = {row[0]: row[1] for row in _rows("glossary.md")}
+
+    for state, following in NEXT.items():
+        said = set(listed[state].split(", ")) - {"nothing"}
+        assert {str(then) for then in following if then != state} == said
