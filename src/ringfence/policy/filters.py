@@ -1,0 +1,81 @@
+"""The system-call filter of a sandbox, ready to install: compiled ahead of time where possible.
+
+This is on the way of every start, so it reads a file and imports nothing; `seccomp.py` compiles.
+"""
+
+from __future__ import annotations
+
+import os
+
+MACHINES = ("x86_64", "aarch64")
+# What is shipped compiled, for each machine; other combinations are compiled when asked for.
+SHIPPED: tuple[frozenset[str], ...] = (
+    frozenset(),
+    frozenset({"allow_af_unix"}),
+    frozenset({"debug"}),
+    frozenset({"debug", "allow_af_unix"}),
+    frozenset({"strict"}),
+    frozenset({"strict", "allow_af_unix"}),
+)
+# Shipped programs hold this where a sandbox's own key goes. It is public: never install it.
+PLACEHOLDER_KEY = int.from_bytes(b"ringfenc", "big")
+_DIRECTORY = os.path.join(os.path.dirname(__file__), "compiled")
+
+
+def load_filter(
+    *,
+    debug: bool = False,
+    aio: bool = False,
+    allow_af_unix: bool = False,
+    strict: bool = False,
+    tag_key: int | None = None,
+    machine: str | None = None,
+) -> bytes:
+    """The default policy's program, packed `struct sock_filter`.
+
+    Args:
+        debug: Tracing inside the sandbox: ptrace, process_vm_readv and process_vm_writev.
+        aio: The io_submit family.
+        allow_af_unix: Unix sockets by path; only where no host directory can be reached.
+        strict: No advisory file locks, for sandboxes that share files.
+        tag_key: 64 bits, not 0: who puts the upper half into the upper half of prlimit64's `pid`
+            (its lower half 0) and the lower half into the upper half of its `resource` may set the
+            tag, RLIMIT_RTTIME. None: nobody may.
+        machine: As uname(2) says it; this machine's by default.
+
+    Raises:
+        Unsupported: There is no filter for this machine.
+    """
+    machine = machine or os.uname().machine
+    given = {"debug": debug, "aio": aio, "allow_af_unix": allow_af_unix, "strict": strict}
+    options = frozenset(name for name, on in given.items() if on)
+    if machine in MACHINES and options in SHIPPED:
+        with open(os.path.join(_DIRECTORY, file_name(machine, options)), "rb") as file:
+            return with_key(file.read(), tag_key)
+    from .seccomp import FilterOptions, compile_filter
+
+    return compile_filter(FilterOptions(**given, tag_key=tag_key), machine=machine)
+
+
+def file_name(machine: str, options: frozenset[str]) -> str:
+    """The name of the file that holds the program compiled with `options`."""
+    return "-".join([machine, *sorted(options)]) + ".bpf"
+
+
+def with_key(program: bytes, tag_key: int | None) -> bytes:
+    """`program` with its placeholder replaced by `tag_key`, or by bits that nobody knows."""
+    key = os.urandom(8) if tag_key is None else checked_key(tag_key).to_bytes(8, "big")
+    placeholder = PLACEHOLDER_KEY.to_bytes(8, "big")
+    for half in (slice(0, 4), slice(4, 8)):
+        before, found, after = program.partition(placeholder[half][::-1])
+        if not found:
+            raise ValueError("this program has no placeholder for the key")
+        program = before + key[half][::-1] + after
+    return program
+
+
+def checked_key(tag_key: int) -> int:
+    """`tag_key`, which must be 64 bits and not 0: 0 is what everybody passes."""
+    if not 0 < tag_key < 1 << 64:
+        raise ValueError("tag_key must be 64 bits and not 0")
+    return tag_key
