@@ -1,0 +1,1 @@
+"""What isolates: one contract, several implementations. Only `registry` names a concrete one."""

@@ -1,0 +1,1 @@
+"""The native backend: namespaces, seccomp, Landlock and cgroups, without Docker, KVM or root."""

@@ -1,0 +1,201 @@
+"""The native backend: provisions sandboxes through the zygote of this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+from ...errors import InvalidRequest, IsolationError, Unsupported
+from ...launcher import wire
+from ...model.ids import new_id
+from . import cgroups, identity, planner
+from .host import Host, host
+from .profiles import Profile, profile_named
+from .sandbox import NativeSandbox
+from .zygote import Refused, Zygote, answer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...launcher.plan import Plan
+    from ...model.capabilities import BackendReport
+    from ...model.snapshot import Snapshot
+    from ...model.spec import SandboxSpec
+
+NAME = "native"
+_READY_S = 60.0
+
+
+class NativeBackend:
+    """See `Backend`.
+
+    Args:
+        profiles: Profiles of the caller's own, by name.
+        state_dir: Where snapshots are kept; None is this user's data directory.
+    """
+
+    name = NAME
+
+    def __init__(self, *, profiles: Mapping[str, Profile] | None = None, state_dir: str | None = None) -> None:
+        self._profiles = dict(profiles or {})
+        self._state_dir = state_dir
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._layout: cgroups.Layout | None = None
+        self._host_ids: identity.HostIds | None = None
+        self._sandboxes: weakref.WeakValueDictionary[str, NativeSandbox] = weakref.WeakValueDictionary()
+        self._live: dict[str, NativeSandbox] = {}
+
+    # -- provisioning -----------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start the zygote now, so that the first sandbox need not wait for it."""
+        self.zygote()
+
+    def provision(self, spec: SandboxSpec) -> NativeSandbox:
+        planner.check(spec)
+        profile = profile_named(spec.profile, self._profiles)
+        uid = identity.uid_of(spec.user)
+        here = host()
+        zygote = self.zygote()
+        sandbox_id = self._new_id(spec)
+        first = self.host_ids().take() if here.trusted_root else 0
+        draft = planner.Draft(spec, sandbox_id, uid, first)
+        try:
+            plan = planner.make_plan(draft, here, profile)
+            size = planner.sizes(spec, here)
+            group = self._plan_limits(plan, spec, size)
+            sandbox = self._launch(zygote, draft, plan, profile, size, group)
+        except BaseException:
+            for protected in draft.protected:
+                protected.remove_placeholders()
+            if first:
+                self.host_ids().give_back(first)
+            raise
+        finally:
+            draft.close()
+        self._live[sandbox_id] = sandbox
+        return sandbox
+
+    def _new_id(self, spec: SandboxSpec) -> str:
+        if spec.id is None:
+            return new_id(NAME)
+        if spec.id in self._live:
+            raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+        return spec.id
+
+    def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: planner.Sizes) -> cgroups.Group:
+        layout = self.layout()
+        group = cgroups.Group(layout, cgroups.group_name(plan["id"]))
+        plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
+        plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
+        if not layout.version:
+            import resource
+
+            plan["memory_watchdog_bytes"] = size.memory_bytes
+            plan["rlimits"].append((resource.RLIMIT_DATA, size.memory_bytes, size.memory_bytes))
+        return group
+
+    def _launch(
+        self,
+        zygote: Zygote,
+        draft: planner.Draft,
+        plan: Plan,
+        profile: Profile,
+        size: planner.Sizes,
+        group: cgroups.Group,
+    ) -> NativeSandbox:
+        ours, theirs = wire.socketpair()
+        try:
+            try:
+                body, fds = zygote.ask("create", plan, [theirs.fileno(), *draft.fds])
+            finally:
+                theirs.close()
+            pid, pidfd = int(body), fds[0]
+            try:
+                _body, namespace_fds = answer(ours, _READY_S)
+            except BaseException:
+                os.close(pidfd)
+                raise
+        except Refused as exc:
+            ours.close()
+            raise isolation_error(exc) from exc
+        except BaseException:
+            ours.close()
+            raise
+        ours.settimeout(None)
+        return NativeSandbox(self, draft, profile, size, group, ours, pid, pidfd, namespace_fds)
+
+    def released(self, sandbox: NativeSandbox) -> None:
+        """Called by a sandbox whose PID namespace was seen empty."""
+        if sandbox.first_host_id:
+            self.host_ids().give_back(sandbox.first_host_id)
+        self._live.pop(sandbox.id, None)
+
+    # -- shared parts -----------------------------------------------------------------------
+
+    def zygote(self) -> Zygote:
+        """The zygote of this process; a new one when the last is gone or belongs to our parent."""
+        with self._lock:
+            if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
+                self._zygote = Zygote()
+            return self._zygote
+
+    def layout(self) -> cgroups.Layout:
+        """Where cgroups go; what dead processes left there is swept first."""
+        if self._layout is None:
+            layout = cgroups.Layout()
+            cgroups.sweep(layout)
+            self._layout = layout
+        return self._layout
+
+    def host_ids(self) -> identity.HostIds:
+        if self._host_ids is None:
+            self._host_ids = identity.HostIds("/run/ringfence/ids")
+        return self._host_ids
+
+    # -- the rest of the contract -------------------------------------------------------------
+
+    def report(self) -> BackendReport:
+        from .report import backend_report
+
+        return backend_report(self)
+
+    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> NativeSandbox:
+        raise Unsupported(backend=NAME, operation="restore")
+
+    def snapshot(self, sandbox: NativeSandbox, metadata: Mapping[str, str]) -> Snapshot:
+        raise Unsupported(backend=NAME, operation="snapshot")
+
+    def snapshots(self) -> list[Snapshot]:
+        return []
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        raise Unsupported(backend=NAME, operation="delete_snapshot")
+
+    def close(self) -> None:
+        for sandbox in list(self._live.values()):
+            sandbox.terminate()
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.close()
+                self._zygote = None
+
+
+def isolation_error(exc: Refused) -> IsolationError:
+    """The error for a start that the kernel refused, with the fix that fits."""
+    hint = "run `ringfence doctor` to see what this host allows"
+    text = exc.strerror or str(exc)
+    if text.startswith("create") and exc.errno in (1, 13, 28, 38):
+        hint = (
+            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
+        )
+    return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+def current_host() -> Host:
+    """The facts of this host."""
+    return host()

@@ -1,0 +1,300 @@
+"""Cgroups of a sandbox: where they go, what is written into them, what is read back; v1 and v2."""
+
+from __future__ import annotations
+
+import os
+
+from ...launcher import cgroups as launcher_cgroups
+from ...model.limits import Limits
+from .host import start_time
+
+_ROOT = "/sys/fs/cgroup"
+# v1 hierarchies that a sandbox joins; blkio is left out: proc(5) io counts what files moved.
+_V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
+_V2_CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+OWN_PROCESSES = 1  # PID 1 counts against pids.max, and is not the user's
+
+
+class Layout:
+    """Where this process may make cgroups, found by trying.
+
+    Attributes:
+        version: 2, 1, or 0 when nothing is delegated.
+        bases: v1: controller to directory; v2: "" to directory.
+        why: Why the version is 0, or what is missing.
+    """
+
+    def __init__(self) -> None:
+        self.bases: dict[str, str] = {}
+        self.version, self.why = 0, ""
+        chosen = os.environ.get("RINGFENCE_CGROUP", "")
+        mounts = _mounts()
+        memberships = _memberships()
+        if "" in mounts and self._try_v2(mounts[""], chosen or memberships.get("", "/")):
+            return
+        self._try_v1(mounts, chosen, memberships)
+
+    def _try_v2(self, mount: str, own: str) -> bool:
+        candidates = [mount + own.rstrip("/")] if own != "/" else []
+        if os.geteuid() == 0:
+            candidates.append(mount)
+        for base in dict.fromkeys(candidates):
+            try:
+                available = _read(base + "/cgroup.controllers").split()
+                if "memory" not in available or "pids" not in available:
+                    continue
+                wanted = [c for c in _V2_CONTROLLERS if c in available]
+                enabled = _read(base + "/cgroup.subtree_control").split()
+                missing = [f"+{c}" for c in wanted if c not in enabled]
+                if missing:
+                    launcher_cgroups.write(base + "/cgroup.subtree_control", " ".join(missing))
+                _try_directory(base)
+            except OSError as exc:
+                self.why = f"{base}: {exc.strerror}"
+                continue
+            self.version, self.bases, self.why = 2, {"": base}, ""
+            return True
+        return False
+
+    def _try_v1(self, mounts: dict[str, str], chosen: str, memberships: dict[str, str]) -> None:
+        for controller in _V1:
+            if controller not in mounts:
+                continue
+            own = chosen or memberships.get(controller, "/")
+            base = mounts[controller] + own.rstrip("/")
+            try:
+                _try_directory(base)
+            except OSError as exc:
+                self.why = self.why or f"{base}: {exc.strerror}"
+            else:
+                self.bases[controller] = base
+        if "memory" in self.bases and "pids" in self.bases:
+            self.version = 1
+        elif not self.why:
+            self.why = "no cgroup hierarchy is mounted"
+
+    def has(self, controller: str) -> bool:
+        """Whether limits of this controller can be set."""
+        if self.version == 2:
+            return controller in _read(self.bases[""] + "/cgroup.subtree_control").split()
+        return self.version == 1 and controller in self.bases
+
+    def directories(self, name: str) -> list[str]:
+        """The directories of a sandbox, each once although v1 controllers may share a hierarchy."""
+        found: dict[str, None] = {}
+        for base in self.bases.values() if self.version else ():
+            found[os.path.realpath(base) + "/" + name] = None
+        return list(found)
+
+
+class Group:
+    """The cgroups of one sandbox."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        self.version = layout.version
+        self.paths = {c: os.path.realpath(b) + "/" + name for c, b in layout.bases.items()} if self.version else {}
+        self.directories = layout.directories(name)
+
+    def values(self, limits: Limits, memory_bytes: int, pids: int) -> list[tuple[str, str]]:
+        """What to write, in order."""
+        if self.version == 2:
+            base = self.paths[""]
+            values = [
+                (base + "/memory.max", str(memory_bytes)),
+                (base + "/memory.high", str(memory_bytes - memory_bytes // 10)),
+                (base + "/memory.swap.max", "0"),
+                (base + "/pids.max", str(pids + OWN_PROCESSES)),
+            ]
+            values = [v for v in values if os.path.exists(os.path.dirname(os.path.dirname(v[0])))]
+            if limits.cpus:
+                values.append((base + "/cpu.max", f"{max(1000, int(limits.cpus * _PERIOD_US))} {_PERIOD_US}"))
+            return values
+        if self.version != 1:
+            return []
+        memory = self.paths["memory"]
+        values = [
+            (memory + "/memory.limit_in_bytes", str(memory_bytes)),
+            (self.paths["pids"] + "/pids.max", str(pids + OWN_PROCESSES)),
+        ]
+        if os.path.exists(os.path.dirname(memory) + "/memory.memsw.limit_in_bytes"):
+            values.insert(1, (memory + "/memory.memsw.limit_in_bytes", str(memory_bytes)))
+        if limits.cpus and "cpu" in self.paths:
+            quota = max(1000, int(limits.cpus * _PERIOD_US))
+            values.append((self.paths["cpu"] + "/cpu.cfs_period_us", str(_PERIOD_US)))
+            values.append((self.paths["cpu"] + "/cpu.cfs_quota_us", str(quota)))
+        return values
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def oom_kills(self) -> int | None:
+        """How many processes the kernel killed here for lack of memory."""
+        if self.version == 2:
+            return _field(self.paths[""] + "/memory.events", "oom_kill")
+        if self.version == 1:
+            return _field(self.paths["memory"] + "/memory.oom_control", "oom_kill")
+        return None
+
+    def pids_refused(self) -> int | None:
+        """How many forks the processes limit refused."""
+        if self.version:
+            return _field(self.paths["pids" if self.version == 1 else ""] + "/pids.events", "max")
+        return None
+
+    def cpu_ns(self) -> int | None:
+        if self.version == 2:
+            usec = _field(self.paths[""] + "/cpu.stat", "usage_usec")
+            return None if usec is None else usec * 1000
+        return _number(self.paths["cpuacct"] + "/cpuacct.usage") if "cpuacct" in self.paths else None
+
+    def memory_bytes(self) -> int | None:
+        if self.version == 2:
+            return _number(self.paths[""] + "/memory.current")
+        return _number(self.paths["memory"] + "/memory.usage_in_bytes") if self.version else None
+
+    def peak_memory_bytes(self) -> int | None:
+        if self.version == 2:
+            return _number(self.paths[""] + "/memory.peak")  # Linux 5.19
+        return _number(self.paths["memory"] + "/memory.max_usage_in_bytes") if self.version else None
+
+    def pids(self) -> int | None:
+        if not self.version:
+            return None
+        count = _number(self.paths["pids" if self.version == 1 else ""] + "/pids.current")
+        return None if count is None else count - OWN_PROCESSES
+
+    # -- acting -----------------------------------------------------------------------------
+
+    @property
+    def can_freeze(self) -> bool:
+        return self.version == 2 or "freezer" in self.paths
+
+    def freeze(self) -> None:
+        """Stop every process, PID 1 included; returns when the kernel says that all are."""
+        self._set_frozen(True)
+
+    def thaw(self) -> None:
+        """Let them run again."""
+        self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> None:
+        import time
+
+        deadline = time.monotonic() + 10
+        if self.version == 2:
+            launcher_cgroups.write(self.paths[""] + "/cgroup.freeze", "1" if frozen else "0")
+            while _field(self.paths[""] + "/cgroup.events", "frozen") != int(frozen):
+                _wait(deadline)
+            return
+        path = self.paths["freezer"] + "/freezer.state"
+        wanted = "FROZEN" if frozen else "THAWED"
+        launcher_cgroups.write(path, wanted)
+        while _read(path).strip() != wanted:
+            launcher_cgroups.write(path, wanted)  # v1 gives up on a task that was busy: ask again
+            _wait(deadline)
+
+
+def _wait(deadline: float) -> None:
+    import time
+
+    if time.monotonic() > deadline:
+        raise TimeoutError(110, "the kernel did not freeze every process within 10 s")
+    time.sleep(0.001)
+
+
+def group_name(sandbox_id: str) -> str:
+    """A directory name that says whose it is, so that a later start can sweep what is left."""
+    pid = os.getpid()
+    return f"ringfence.{pid}.{start_time(pid)}.{sandbox_id}"
+
+
+def sweep(layout: Layout) -> list[str]:
+    """Remove the cgroups of processes that no longer exist; returns what was removed.
+
+    A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here.
+    """
+    removed = []
+    for base in dict.fromkeys(os.path.realpath(b) for b in layout.bases.values()):
+        for name in os.listdir(base):
+            words = name.split(".")
+            if words[0] != "ringfence" or len(words) != 4 or not (words[1] + words[2]).isdigit():
+                continue
+            if start_time(int(words[1])) == int(words[2]):
+                continue
+            directory = f"{base}/{name}"
+            _kill_members(directory)
+            launcher_cgroups.thaw([directory])
+            launcher_cgroups.remove([directory])
+            removed.append(directory)
+    return removed
+
+
+def _kill_members(directory: str) -> None:
+    for word in _read(directory + "/cgroup.procs").split():
+        pid = int(word)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            # Pinned by the descriptor, then checked: a reused pid is not in this cgroup.
+            if word in _read(directory + "/cgroup.procs").split():
+                import signal
+
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except OSError:
+            pass
+        finally:
+            os.close(pidfd)
+
+
+def _mounts() -> dict[str, str]:
+    """Controller (v2: "") to mount point."""
+    found: dict[str, str] = {}
+    for line in _read("/proc/self/mounts").splitlines():
+        _source, target, kind, options = line.split(" ")[:4]
+        if kind == "cgroup2":
+            found.setdefault("", target)
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in _V1:
+                    found.setdefault(option, target)
+    return found
+
+
+def _memberships() -> dict[str, str]:
+    """Controller (v2: "") to the cgroup that this process is in: cgroups(7), /proc/PID/cgroup."""
+    found: dict[str, str] = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _number_, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+def _try_directory(base: str) -> None:
+    if not os.access(base, os.W_OK | os.X_OK):
+        raise PermissionError(13, "not writable by this user", base)
+    if not os.access(base + "/cgroup.procs", os.W_OK):
+        raise PermissionError(13, "not delegated to this user", base)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _field(path: str, name: str) -> int | None:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None

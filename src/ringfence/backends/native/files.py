@@ -1,0 +1,134 @@
+"""Files of a native sandbox.
+
+PID 1 opens a path as the sandbox sees it and passes the descriptor out, so that no name which the
+guest controls is ever resolved on the host; directories are read through such descriptors, one
+name at a time, without following links. Trees travel as tar streams made and unpacked by a helper
+inside the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ...errors import FileError, IsADirectory, file_error
+from ...model import checks
+from ...model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from .sandbox import NativeSandbox
+
+    Progress = Callable[[int, str], None]
+
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
+
+
+class NativeFiles:
+    """See `BackendFiles`."""
+
+    def __init__(self, sandbox: NativeSandbox) -> None:
+        self._sandbox = sandbox
+
+    def open_read(self, path: str) -> BinaryIO:
+        return open(self._open_file(path, os.O_RDONLY, 0), "rb", buffering=1 << 18)
+
+    def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+        return open(self._open_file(path, flags, mode), "wb", buffering=1 << 18)
+
+    def list(self, path: str) -> list[FileInfo]:
+        base = self._absolute(path)
+        fd = self._open(base, os.O_RDONLY | os.O_DIRECTORY, 0)
+        try:
+            with os.scandir(fd) as entries:
+                return sorted((_info(base, e.name, fd) for e in entries), key=lambda info: info.name)
+        finally:
+            os.close(fd)
+
+    def stat(self, path: str) -> FileInfo:
+        where = self._absolute(path)
+        body = self._ask(where, "stat", where)
+        mode, size, mtime_ns, link = body.split(b" ", 3)
+        name = os.path.basename(where)
+        return _describe(where, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))
+
+    def make_dir(self, path: str, *, parents: bool = True) -> None:
+        where = self._absolute(path)
+        self._ask(where, "mkdir", where, parents)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        where = self._absolute(path)
+        if where == "/":
+            raise FileError("the root cannot be removed", path=path)
+        self._ask(where, "remove", where, recursive)
+
+    def move(self, src: str, dst: str) -> None:
+        source = self._absolute(src)
+        self._ask(source, "move", source, self._absolute(dst))
+
+    def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        from .trees import upload
+
+        upload(self._sandbox, local, self._absolute(remote), progress)
+
+    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        from .trees import download
+
+        download(self._sandbox, self._absolute(remote), local, progress)
+
+    # -- inner ------------------------------------------------------------------------------
+
+    def _absolute(self, path: str) -> str:
+        given = checks.path(path, "path")
+        return os.path.join(self._sandbox.root, given)
+
+    def _ask(self, path: str, verb: str, *args: object) -> bytes:
+        try:
+            return self._sandbox.ask_files(verb, *args)[0]
+        except OSError as exc:
+            raise file_error(exc.errno or 5, path) from exc
+
+    def _open(self, path: str, flags: int, mode: int) -> int:
+        try:
+            _body, fds = self._sandbox.ask_files("open", path, flags, mode)
+        except OSError as exc:
+            raise file_error(exc.errno or 5, path) from exc
+        return fds[0]
+
+    def _open_file(self, path: str, flags: int, mode: int) -> int:
+        where = self._absolute(path)
+        fd = self._open(where, flags, mode)
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind == stat.S_IFREG:
+            os.set_blocking(fd, True)
+            return fd
+        os.close(fd)
+        if kind == stat.S_IFDIR:
+            raise IsADirectory(f"{where}: is a directory", path=where)
+        raise FileError(f"{where}: is not a regular file", path=where)
+
+
+def _info(base: str, name: str, directory: int) -> FileInfo:
+    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    link = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(info.st_mode) else ""
+    path = f"{base.rstrip('/')}/{name}"
+    return _describe(path, name, info.st_mode, info.st_size, info.st_mtime_ns, link)
+
+
+def _describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: str) -> FileInfo:
+    kind = _KINDS.get(stat.S_IFMT(mode), OTHER)
+    return FileInfo(
+        path=path,
+        name=name,
+        kind=kind,
+        size_bytes=size,
+        mode=stat.S_IMODE(mode),
+        mtime_s=mtime_ns / 1e9,
+        link_target=link if kind == SYMLINK else None,
+    )
+
+

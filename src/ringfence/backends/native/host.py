@@ -1,0 +1,52 @@
+"""What this host gives us: read once, from the kernel."""
+
+from __future__ import annotations
+
+import os
+
+from ...linux import landlock
+
+_GIB = 1 << 30
+
+
+class Host:
+    """Facts that plans depend on.
+
+    Attributes:
+        trusted_root: We may use host uid 0's powers: own uid ranges, idmapped mounts, any cgroup.
+        memory_bytes: Of the whole machine.
+    """
+
+    def __init__(self) -> None:
+        self.uid, self.gid = os.geteuid(), os.getegid()
+        self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
+        self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.landlock_abi = landlock.abi_version()
+        self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))  # noqa: S108
+
+
+def _owns_initial_user_namespace() -> bool:
+    """Root inside somebody's user namespace can map only itself; root of the host can map anything."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        inside, outside, count = (int(word) for word in file.read().split()[:3])
+    return (inside, outside) == (0, 0) and count >= 1 << 31
+
+
+def start_time(pid: int) -> int:
+    """When `pid` started, in clock ticks since boot; with the pid it names a process for good."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+
+
+_current: Host | None = None
+
+
+def host() -> Host:
+    """The facts of this host, read on first use; read again when the identity changed."""
+    global _current
+    if _current is None or _current.uid != os.geteuid():
+        _current = Host()
+    return _current

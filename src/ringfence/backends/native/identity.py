@@ -1,0 +1,103 @@
+"""Who a sandbox is: ids inside, ids on the host, and blocks of host ids that nobody else uses."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+
+from ...errors import InvalidRequest, ResourceExhausted
+
+SANDBOX_UID = 1000
+NOBODY = 65534
+NAMES = {"root": 0, "sandbox": SANDBOX_UID, "nobody": NOBODY}
+
+# Above everything that distributions, containers (524288 up) and subuid files hand out.
+_FIRST_HOST_ID = 0x70000000
+_IDS_EACH = 2048
+_SLOTS_A_BLOCK = 128
+_BLOCKS = 1000
+_LOW_IDS = 2000  # inside ids 0 to 1999 map one to one into a slot
+
+
+def uid_of(user: str | None, *, field: str = "user") -> int:
+    """The inside uid of a name or number; None is the unprivileged `sandbox`.
+
+    Raises:
+        InvalidRequest: No such user.
+    """
+    if user is None:
+        return SANDBOX_UID
+    if user in NAMES:
+        return NAMES[user]
+    if user.isascii() and user.isdigit() and int(user) <= NOBODY:
+        return int(user)
+    names = ", ".join(NAMES)
+    raise InvalidRequest(f"unknown user {user!r}", field=field, hint=f"a uid up to {NOBODY}, or {names}")
+
+
+def name_of(uid: int) -> str:
+    """The name of an inside uid."""
+    return next((name for name, known in NAMES.items() if known == uid), "sandbox")
+
+
+def slot_map(first_host_id: int, uid: int) -> str:
+    """The id map of a sandbox that owns a slot: never host 0."""
+    extents = [f"0 {first_host_id} {_LOW_IDS}"]
+    if uid >= _LOW_IDS and uid != NOBODY:
+        extents.append(f"{uid} {first_host_id + _LOW_IDS} 1")
+    extents.append(f"{NOBODY} {first_host_id + _LOW_IDS + 1} 1")
+    return "\n".join(extents)
+
+
+def host_id(first_host_id: int, inside: int) -> int:
+    """Where `slot_map` puts an inside id."""
+    if inside < _LOW_IDS:
+        return first_host_id + inside
+    return first_host_id + _LOW_IDS + (1 if inside == NOBODY else 0)
+
+
+class HostIds:
+    """Slots of host ids for a root process, in blocks held by kernel locks.
+
+    A block's lock is shared with the zygote and vanishes with the last of both processes, however
+    they end: no two live sandboxes ever have the same host id.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self.block_fds: list[int] = []
+
+    def take(self) -> int:
+        """The first host id of a slot that is now ours.
+
+        Raises:
+            ResourceExhausted: Every block is taken.
+        """
+        with self._lock:
+            if not self._free:
+                self._free = self._take_block()
+            return self._free.pop(0)
+
+    def give_back(self, first_host_id: int) -> None:
+        """Only after the sandbox's PID namespace was seen empty."""
+        with self._lock:
+            self._free.append(first_host_id)
+
+    def _take_block(self) -> list[int]:
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        start = int.from_bytes(os.urandom(2), "big")
+        for i in range(_BLOCKS):
+            block = (start + i) % _BLOCKS
+            fd = os.open(f"{self._directory}/{block}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue
+            self.block_fds.append(fd)
+            first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * _IDS_EACH
+            return [first + slot * _IDS_EACH for slot in range(_SLOTS_A_BLOCK)]
+        raise ResourceExhausted("every block of host user ids is in use", hint="end other Ringfence processes")

@@ -1,0 +1,299 @@
+"""From a spec to a finished plan. Decides everything that the launcher will do; starts nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass, field
+
+from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...linux import mounts as mount_calls
+from ...linux import namespaces
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_ONLY, READ_WRITE, Mount
+from ...model.session import ResolvedMount
+from ...model.spec import LIGHT, SandboxSpec
+from ...policy import filters, landlock
+from . import identity, template
+from .host import Host
+from .profiles import Profile
+from .protect import Protected, protect_mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...launcher.plan import Plan, Tree
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_ABI_RESOLVE_UNIX = 9
+DEFAULT_PIDS = 1024
+DEFAULT_OPEN_FILES = 4096
+_MOST_INODES = 1 << 18
+_LARGEST_DEFAULT_DISK = 8 * _GIB
+_RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
+
+
+@dataclass
+class Draft:
+    """A plan under way, with what only the host process keeps."""
+
+    spec: SandboxSpec
+    id: str
+    uid: int
+    first_host_id: int  # 0 when rootless
+    trees: list[Tree] = field(default_factory=list)
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    fds: list[int] = field(default_factory=list)
+    mounts: list[ResolvedMount] = field(default_factory=list)
+    writable: list[str] = field(default_factory=list)
+    protected: list[Protected] = field(default_factory=list)
+    host_directory: bool = False
+
+    def close(self) -> None:
+        """Close what pinned the mount sources."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Limits as they will be set."""
+
+    memory_bytes: int
+    disk_bytes: int
+    inodes: int
+    pids: int
+    open_files: int
+
+
+def sizes(spec: SandboxSpec, host: Host) -> Sizes:
+    """Every limit, defaults filled in: half the memory, and files that fit into it."""
+    limits = spec.limits
+    memory = limits.memory_bytes or host.memory_bytes // 2
+    disk = limits.disk_bytes or min(_LARGEST_DEFAULT_DISK, host.memory_bytes // 4, memory // 4 * 3)
+    return Sizes(
+        memory_bytes=memory,
+        disk_bytes=disk,
+        inodes=limits.inodes or max(4096, min(_MOST_INODES, disk // 4096)),
+        pids=limits.pids or DEFAULT_PIDS,
+        open_files=limits.open_files or DEFAULT_OPEN_FILES,
+    )
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what the native backend does not do, before anything is made."""
+    if spec.tier != LIGHT:
+        raise Unsupported(
+            "the native backend is tier light; no strong backend is installed",
+            backend="native",
+            operation=f"tier {spec.tier}",
+            field="tier",
+            hint="use --tier light, or a machine with gVisor or KVM once those backends exist",
+        )
+    if spec.template != "default":
+        raise InvalidRequest(f"unknown template {spec.template!r}", field="template", hint="one of default")
+    if spec.network.allowed_hosts:
+        raise NetworkPolicyError(
+            "a list of allowed hosts cannot be enforced yet",
+            field="network",
+            hint="use none, or unrestricted by name",
+        )
+    if spec.limits.io_bytes_per_s or spec.limits.network_bytes:
+        name = "io_bytes_per_s" if spec.limits.io_bytes_per_s else "network_bytes"
+        raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+
+
+def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
+    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
+    spec = draft.spec
+    _root_steps(draft)
+    for mount in _all_mounts(spec):
+        _add_mount(draft, mount, host)
+    workdir = session_root(spec)
+    if not any(_is_below(workdir, m.target) for m in draft.mounts):
+        draft.steps.append(("session_dir", workdir))
+        draft.writable.append(workdir)
+    isolated = spec.network.mode != "unrestricted"
+    draft.steps += template.after_binds(lo=isolated)
+    return _plan(draft, host, profile, isolated)
+
+
+def session_root(spec: SandboxSpec) -> str:
+    """Where relative paths start."""
+    return spec.workdir or template.HOME
+
+
+def environment(spec: SandboxSpec) -> dict[str, str]:
+    """What every exec sees; nothing of the host's environment."""
+    user = identity.name_of(identity.uid_of(spec.user))
+    return {
+        "PATH": template.python_path() if spec.python_env else template.PATH,
+        "HOME": template.HOME,
+        "USER": user,
+        "LOGNAME": user,
+        "LANG": "C.UTF-8",
+        # `git init` would copy sample hooks into .git/hooks, which is read-only in a mount.
+        "GIT_TEMPLATE_DIR": "",
+        **ALWAYS_THERE,
+        **spec.env,
+    }
+
+
+def _root_steps(draft: Draft) -> None:
+    draft.steps += template.layout(draft.uid)
+    draft.steps += template.links()
+    shown = template.shown()
+    if draft.spec.python_env:
+        shown += template.python_environment()
+    for source, target, attributes in shown:
+        draft.steps.append(("bind", target, len(draft.trees)))
+        draft.trees.append(template.tree(source, attributes))
+    draft.writable += template.WRITABLE
+
+
+def _all_mounts(spec: SandboxSpec) -> list[Mount]:
+    memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
+    return [*memory, *spec.mounts]
+
+
+def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
+    if not mount.is_host_path:
+        _add_session_mount(draft, mount)
+        return
+    index = len(draft.trees)
+    draft.trees.append(host_tree(draft, mount, host))
+    draft.host_directory = True
+    draft.steps.append(("bind", mount.target, index))
+    draft.mounts.append(ResolvedMount(mount.target, mount.access, draft.trees[index]["source"]))
+    if mount.is_writable:
+        draft.writable.append(mount.target)
+        protected = protect_mount(mount, draft.spec, draft.trees[index])
+        draft.protected.append(protected)
+        draft.steps += protected.steps
+
+
+def _add_session_mount(draft: Draft, mount: Mount) -> None:
+    if mount.source:
+        source = f"{session_root(draft.spec)}/{mount.source}"
+        draft.steps += [("session_dir", source), ("bind_inside", source, mount.target, 0)]
+    else:
+        draft.steps.append(("session_dir", mount.target))
+    if mount.access == READ_ONLY:
+        draft.steps.append(("protect", mount.target))
+    else:
+        draft.writable.append(mount.target)
+    draft.mounts.append(ResolvedMount(mount.target, mount.access))
+
+
+def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
+    """Resolve a host path once; what is mounted later is this very inode or nothing.
+
+    Raises:
+        InvalidRequest: It does not exist or may not be seen by the caller.
+    """
+    try:
+        fd = os.open(mount.source, os.O_PATH | os.O_CLOEXEC)
+    except OSError as exc:
+        raise InvalidRequest(
+            f"{mount.source}: {exc.strerror}",
+            field="mounts.source",
+            hint="a mount source must exist on the host; nothing is created there",
+        ) from exc
+    draft.fds.append(fd)
+    info = os.fstat(fd)
+    writable = mount.is_writable
+    tree: Tree = {
+        "source": os.readlink(f"/proc/self/fd/{fd}"),
+        "device": info.st_dev,
+        "inode": info.st_ino,
+        "attributes": _RW if writable else template.READ_ONLY,
+        "idmap": "",
+        "idmap_gid": "",
+        "fd": len(draft.fds) - 1 if host.trusted_root else -1,
+    }
+    if host.trusted_root:
+        # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
+        inside = identity.host_id(draft.first_host_id, draft.uid)
+        tree["idmap"] = f"{info.st_uid} {inside} 1"
+        tree["idmap_gid"] = f"{info.st_gid} {inside} 1"
+    return tree
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
+    spec, size = draft.spec, sizes(draft.spec, host)
+    rootless = not host.trusted_root
+    ids = f"{draft.uid} {{}} 1".format
+    setup = draft.uid if rootless else 0
+    unix_sockets = profile.unix_sockets
+    if unix_sockets is None:
+        # A read-only mount does not stop connect() to a socket that the host keeps in it.
+        # Landlock can refuse exactly that from ABI 9 on.
+        unix_sockets = not draft.host_directory or host.landlock_abi >= _ABI_RESOLVE_UNIX
+    tag_key = int.from_bytes(os.urandom(8), "big")
+    return {
+        "id": draft.id,
+        "namespaces": _namespaces(isolated),
+        "uid_map": ids(host.uid) if rootless else identity.slot_map(draft.first_host_id, draft.uid),
+        "gid_map": ids(host.gid) if rootless else identity.slot_map(draft.first_host_id, draft.uid),
+        "deny_setgroups": rootless,
+        "setup_uid": setup,
+        "setup_gid": setup,
+        "uid": draft.uid,
+        "gid": draft.uid,
+        "hostname": template.HOSTNAME,
+        "root_size_bytes": size.disk_bytes,
+        "root_inodes": size.inodes,
+        "scratch": host.scratch,
+        "trees": draft.trees,
+        "steps": draft.steps,
+        "rlimits": _rlimits(spec, size),
+        "keep_capabilities": not profile.drop_capabilities,
+        "forbid_user_namespaces": profile.forbid_user_namespaces,
+        "no_new_privs": profile.no_new_privs,
+        "seccomp": filters.load_filter(
+            allow_af_unix=unix_sockets, debug=profile.tracing, tag_key=tag_key or 1
+        )
+        if profile.seccomp
+        else b"",
+        "tag_key": tag_key,
+        "landlock": _landlock(draft, host) if profile.landlock else None,
+        "cgroup_dirs": [],
+        "cgroup_values": [],
+        "cgroup_version": 0,
+        "memory_watchdog_bytes": 0,
+        "trusted_root": host.trusted_root,
+    }
+
+
+def _namespaces(isolated: bool) -> int:
+    flags = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID
+    flags |= namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWUTS
+    return flags | namespaces.CLONE_NEWNET if isolated else flags
+
+
+def _rlimits(spec: SandboxSpec, size: Sizes) -> list[tuple[int, int, int]]:
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: size.open_files,
+        resource.RLIMIT_MEMLOCK: 8 * _MIB,
+        resource.RLIMIT_MSGQUEUE: 800 * 1024,
+        resource.RLIMIT_SIGPENDING: 4096,
+        # Counted per user namespace since Linux 5.14, so it bounds this sandbox alone; and PID 1.
+        resource.RLIMIT_NPROC: size.pids + 1,
+        resource.RLIMIT_RTPRIO: 0,
+    }
+    if spec.limits.disk_bytes:
+        limits[resource.RLIMIT_FSIZE] = size.disk_bytes
+    return [(which, value, value) for which, value in limits.items()]
+
+
+def _landlock(draft: Draft, host: Host) -> tuple[int, int, int, int, list[tuple[str, int]]] | None:
+    rules = landlock.plan_landlock(host.landlock_abi, writable=draft.writable)
+    if rules.is_empty:
+        return None
+    return rules.handled_fs, rules.handled_net, rules.scoped, host.landlock_abi, list(rules.rules)

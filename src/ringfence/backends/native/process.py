@@ -1,0 +1,177 @@
+"""One exec in a native sandbox, seen from the host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import termios
+import threading
+
+from ...errors import ExecError, InvalidRequest, SandboxLost
+from ...launcher import wire
+from ...model.exec import ExecStatus, ResourceUsage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .sandbox import NativeSandbox
+
+_REASONS = {
+    wire.KILLED_BY_TIMEOUT: "timeout",
+    wire.KILLED_BY_REQUEST: "caller",
+    wire.KILLED_BY_MEMORY_WATCHDOG: "oom",
+}
+
+
+class NativeExec:
+    """A running process tree; see `BackendExec`."""
+
+    def __init__(
+        self,
+        sandbox: NativeSandbox,
+        number: int,
+        reply: wire.Socket,
+        streams: tuple[int | None, int | None, int | None],
+        oom_kills: int | None,
+        command: str,
+        cwd: str,
+    ) -> None:
+        self.id = f"exec-{number}"
+        self.number = number
+        self.stdin, self.stdout, self.stderr = streams
+        self._sandbox, self._reply = sandbox, reply
+        self._oom_kills_before = oom_kills
+        self._command, self._cwd = command, cwd
+        self._status: ExecStatus | None = None
+        self._problem: Exception | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> int:
+        return self._reply.fileno()
+
+    def take_terminal(self) -> None:
+        """Receive the terminal's master, sent before the process starts.
+
+        Raises:
+            ExecError: There is none to be had.
+        """
+        data, fds = wire.receive_raw(self._reply)
+        if data == b"T" and fds:
+            self.stdin = self.stdout = fds[0]
+            os.set_blocking(fds[0], False)
+            return
+        self._settle(data)
+        self.status()
+        raise ExecError("the sandbox gave no terminal", hint="run `ringfence doctor`")
+
+    def status(self) -> ExecStatus:
+        """How it ended; waits for it."""
+        with self._lock:
+            if self._status is None and self._problem is None:
+                self._reply.settimeout(None)
+                data, _fds = wire.receive_raw(self._reply)
+                self._settle(data)
+        if self._problem is not None:
+            raise self._problem
+        assert self._status is not None
+        return self._status
+
+    def _settle(self, data: bytes) -> None:
+        try:
+            report = wire.ExecReport.unpack(data)
+        except ValueError:
+            self._problem = self._sandbox.lost_error()
+            return
+        self._sandbox.forget(self)
+        if report.spawn_errno:
+            self._settle_unstarted(report)
+            return
+        usage = ResourceUsage(
+            cpu_ns=report.user_ns + report.system_ns,
+            user_ns=report.user_ns,
+            system_ns=report.system_ns,
+            peak_memory_bytes=report.peak_memory_bytes,
+            io_read_bytes=report.io_read_bytes,
+            io_write_bytes=report.io_write_bytes,
+        )
+        killed_by = _REASONS.get(report.killed_by)
+        signum = os.WTERMSIG(report.wait_status) if os.WIFSIGNALED(report.wait_status) else None
+        oom = killed_by == "oom" or self._kernel_oom()
+        if oom and killed_by is None and signum == signal.SIGKILL:
+            killed_by = "oom"
+        self._status = ExecStatus(
+            exit_code=os.WEXITSTATUS(report.wait_status) if signum is None else None,
+            signal=signum,
+            timed_out=bool(report.timed_out),
+            oom_killed=oom,
+            killed_by=killed_by,
+            duration_s=report.duration_ns / 1e9,
+            resource_usage=usage,
+        )
+
+    def _settle_unstarted(self, report: wire.ExecReport) -> None:
+        text = os.strerror(report.spawn_errno)
+        if report.failed_stage == wire.STAGE_CWD:
+            self._problem = InvalidRequest(f"{self._cwd}: {text}", field="cwd")
+        elif report.failed_stage == wire.STAGE_TERMINAL:
+            self._problem = ExecError(f"no terminal: {text}")
+        elif report.spawn_errno in (2, 13, 8, 20, 21, 40):
+            # As a shell: 127 not found, 126 found and not executable.
+            self.note = f"ringfence: {self._command}: {text}\n".encode()
+            self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
+        elif report.spawn_errno == 11:
+            self._problem = ExecError(
+                "the sandbox is at its processes limit", hint="end some or raise limits.pids", retryable=True
+            )
+        elif report.spawn_errno == 7:
+            self._problem = InvalidRequest("argv and env are too long for this kernel", field="argv")
+        else:
+            self._problem = ExecError(f"{self._command}: {text}")
+
+    note: bytes = b""  # what a shell would have printed for 126 and 127
+
+    def _kernel_oom(self) -> bool:
+        """Whether the kernel killed something in this sandbox for memory while this ran."""
+        now = self._sandbox.oom_kills()
+        return now is not None and self._oom_kills_before is not None and now > self._oom_kills_before
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the first process; nothing happens when it has ended."""
+        if not 1 <= signum <= signal.NSIG:
+            raise InvalidRequest(f"{signum} is not a signal", field="signum")
+        try:
+            self._sandbox.ask("signal", self.number, int(signum))
+        except ProcessLookupError:
+            pass
+
+    def kill(self) -> None:
+        """Kill the whole tree."""
+        try:
+            self._sandbox.ask("kill", self.number)
+        except SandboxLost:
+            pass  # its processes are gone with it
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Tell the terminal its new size; the foreground processes get SIGWINCH."""
+        if self.stdout is None or self.stderr is not None:
+            raise InvalidRequest("this exec has no terminal", field="pty")
+        fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def close(self) -> None:
+        """Close the streams. The process is not touched."""
+        for fd in {self.stdin, self.stdout, self.stderr} - {None}:
+            os.close(fd)  # type: ignore[arg-type]
+        self.stdin = self.stdout = self.stderr = None
+        with self._lock:
+            if self._status is None and self._problem is None:
+                self._problem = SandboxLost("the exec was closed before it ended")
+            self._reply.close()
+        self._sandbox.forget(self)
+
+    def close_stdin(self) -> None:
+        """End of input."""
+        if self.stdin is not None and self.stdin != self.stdout:
+            os.close(self.stdin)
+        self.stdin = None

@@ -1,0 +1,48 @@
+"""Profiles: how much of the lock-down is in force. The default is all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import InvalidRequest
+from ...model.spec import DEBUG, OS_HARDENED, UNRESTRICTED
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One set of switches.
+
+    Only `os_hardened` has everything on. The others are asked for by name, each time, and every
+    session reports them; tests use profiles of their own as controls for each protection.
+    """
+
+    name: str
+    seccomp: bool = True
+    landlock: bool = True
+    no_new_privs: bool = True
+    drop_capabilities: bool = True
+    forbid_user_namespaces: bool = True
+    tracing: bool = False
+    unix_sockets: bool | None = None  # None: allowed unless a host directory is mounted
+
+
+BUILT_IN = {
+    OS_HARDENED: Profile(OS_HARDENED),
+    DEBUG: Profile(DEBUG, tracing=True),
+    UNRESTRICTED: Profile(
+        UNRESTRICTED, seccomp=False, landlock=False, forbid_user_namespaces=False, unix_sockets=True
+    ),
+}
+
+
+def profile_named(name: str, extra: dict[str, Profile]) -> Profile:
+    """The profile called `name`.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    found = extra.get(name) or BUILT_IN.get(name)
+    if found is None:
+        known = ", ".join(sorted({**BUILT_IN, **extra}))
+        raise InvalidRequest(f"unknown profile {name!r}", field="profile", hint=f"one of {known}")
+    return found

@@ -1,0 +1,211 @@
+"""Protected paths: read-only inside a writable mount, also where they do not exist yet.
+
+An absent path is given a placeholder, an empty directory on the host, because the kernel can
+protect only what exists; every directory on the way is pinned by a mount of itself, because a
+directory that merely contains a mount point can still be renamed. Placeholders are removed when
+the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field
+
+from ...errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...launcher.plan import Tree
+    from ...model.mount import Mount
+    from ...model.spec import SandboxSpec
+
+# What the host's own tools run or trust later: git, editors, shells' directory hooks, agents.
+DEFAULTS = (
+    ".git/hooks",
+    ".git/config",
+    ".envrc",
+    ".vscode",
+    ".claude",
+    ".codex",
+    ".cursor",
+    ".mcp.json",
+)
+# Only where they exist: an empty stand-in would break `git init`.
+_ONLY_EXISTING = (".git/config",)
+# In addition when the mount shows the caller's home itself.
+HOME_DEFAULTS = (
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".profile",
+    ".zshrc",
+    ".zprofile",
+    ".zshenv",
+    ".ssh",
+    ".gitconfig",
+    ".config/git",
+    ".config/autostart",
+    ".local/bin",
+)
+_OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass
+class Protected:
+    """What protects one mount.
+
+    Attributes:
+        placeholders: (directory, name, device, inode) of what was made, outermost first.
+    """
+
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    placeholders: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    def remove_placeholders(self) -> None:
+        """Remove those that are still what we made and still empty; anything else stays."""
+        for directory, name, device, inode in reversed(self.placeholders):
+            try:
+                parent = os.open(directory, _OPEN_DIR)
+            except OSError:
+                continue
+            try:
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if (found.st_dev, found.st_ino) == (device, inode):
+                    os.rmdir(name, dir_fd=parent)
+            except OSError:
+                pass  # gone already, or the sandbox put something next to what is protected
+            finally:
+                os.close(parent)
+        self.placeholders.clear()
+
+
+def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool]]:
+    """Paths below the mount to protect, and whether the user named each.
+
+    Raises:
+        InvalidRequest: `unprotect` names something that is not protected by default.
+    """
+    defaults = list(DEFAULTS)
+    if os.path.realpath(os.path.expanduser("~")) == source:
+        defaults += HOME_DEFAULTS
+    if any(name in ("*", "all") for name in spec.unprotect):
+        defaults = []
+    else:
+        for name in spec.unprotect:
+            if name not in DEFAULTS + HOME_DEFAULTS:
+                known = ", ".join(DEFAULTS)
+                raise InvalidRequest(f"{name!r} is not protected by default", field="unprotect", hint=known)
+        defaults = [name for name in defaults if name not in spec.unprotect]
+    named = [*(mount.protect or ()), *(_inside(path, mount.target) for path in spec.protect or ())]
+    chosen = dict.fromkeys((name, True) for name in named if name)
+    chosen.update(dict.fromkeys((name, False) for name in defaults if name not in named))
+    return list(chosen)
+
+
+def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
+    """Decide and prepare the protection of one writable mount.
+
+    Raises:
+        InvalidRequest: A named path cannot be protected: a symlink is on the way.
+    """
+    result = Protected()
+    if not os.path.isdir(tree["source"]):
+        return result
+    pinned: set[str] = set()
+    try:
+        for path, named in wanted(mount, spec, tree["source"]):
+            _protect_one(result, mount, tree["source"], path, named, pinned)
+    except BaseException:
+        result.remove_placeholders()
+        raise
+    return result
+
+
+def _protect_one(
+    result: Protected, mount: Mount, source: str, path: str, named: bool, pinned: set[str]
+) -> None:
+    names = path.split("/")
+    for depth in range(1, len(names) + 1):
+        done = "/".join(names[:depth])
+        last = depth == len(names)
+        kind = _kind(source, names[:depth])
+        if kind == "symlink":
+            _refuse_symlink(done, path, named)
+        if kind == "absent":
+            if path in _ONLY_EXISTING and not named:
+                return
+            _make_placeholder(result, source, names[:depth])
+            kind = "directory"
+        inside = f"{mount.target}/{done}"
+        if last or kind != "directory":
+            # `.git` may be a file that points elsewhere: then that file is what to protect.
+            result.steps.append(("protect", inside))
+            return
+        if done not in pinned:
+            pinned.add(done)
+            result.steps.append(("pin", inside))
+
+
+def _refuse_symlink(done: str, path: str, named: bool) -> None:
+    raise InvalidRequest(
+        f"{path}: {done} is a symbolic link, which cannot be made read-only",
+        field="protect",
+        hint="name the link's target instead" if named else f"--unprotect {path} leaves it writable",
+    )
+
+
+def _kind(source: str, names: list[str]) -> str:
+    parent = _open_below(source, names[:-1])
+    try:
+        mode = os.stat(names[-1], dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return "absent"
+    finally:
+        os.close(parent)
+    if stat.S_ISLNK(mode):
+        return "symlink"
+    return "directory" if stat.S_ISDIR(mode) else "file"
+
+
+def _make_placeholder(result: Protected, source: str, names: list[str]) -> None:
+    parent = _open_below(source, names[:-1])
+    try:
+        os.mkdir(names[-1], 0o755, dir_fd=parent)
+        owner = os.fstat(parent)
+        made = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+        if os.geteuid() == 0:
+            os.chown(names[-1], owner.st_uid, owner.st_gid, dir_fd=parent, follow_symlinks=False)
+    except OSError as exc:
+        raise InvalidRequest(
+            f"{'/'.join(names)}: {os.strerror(exc.errno or errno.EIO)}: the stand-in for an absent "
+            "protected path could not be made",
+            field="protect",
+            hint="make the mount's source writable for you, or mount it read-only",
+        ) from exc
+    finally:
+        os.close(parent)
+    directory = "/".join([source, *names[:-1]])
+    result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
+
+
+def _open_below(source: str, names: list[str]) -> int:
+    """Open a directory below `source`, one name at a time, never through a symlink."""
+    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in names:
+        try:
+            child = os.open(name, _OPEN_DIR, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = child
+    return fd
+
+
+def _inside(path: str, target: str) -> str:
+    """A path relative to the mount; empty when an absolute one lies elsewhere."""
+    if not path.startswith("/"):
+        return path
+    return path[len(target) + 1 :] if path.startswith(target + "/") else ""

@@ -1,0 +1,329 @@
+"""One native sandbox, seen from the host."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import threading
+import time
+
+from ...errors import (
+    ExecError,
+    LifecycleError,
+    NetworkPolicyError,
+    ResourceExhausted,
+    SandboxLost,
+)
+from ...launcher import wire
+from ...model.exec import ExecRequest
+from ...model.session import ResolvedMount, Session
+from ...model.state import State, check_transition
+from ...model.stats import SandboxStats
+from . import identity, planner
+from .files import NativeFiles
+from .process import NativeExec
+from .zygote import answer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...model.capabilities import Protection
+    from ...model.mount import Mount
+    from ...model.network import NetworkPolicy
+    from ...model.snapshot import Snapshot
+    from ...model.spec import SandboxSpec
+    from .backend import NativeBackend
+    from .cgroups import Group
+    from .planner import Draft, Sizes
+    from .profiles import Profile
+
+_ASK_S = 30.0
+
+
+class NativeSandbox:
+    """See `BackendSandbox`. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        backend: NativeBackend,
+        draft: Draft,
+        profile: Profile,
+        sizes: Sizes,
+        group: Group,
+        control: wire.Socket,
+        pid: int,
+        pidfd: int,
+        namespace_fds: list[int],
+    ) -> None:
+        self.backend, self.spec, self.profile, self.sizes, self.group = backend, draft.spec, profile, sizes, group
+        self.id, self.uid, self.first_host_id = draft.id, draft.uid, draft.first_host_id
+        self.mounts: list[ResolvedMount] = draft.mounts
+        self.landlock_writable = draft.writable
+        self.host_directory = draft.host_directory
+        self.root = planner.session_root(draft.spec)
+        self.pid, self.pidfd = pid, pidfd
+        self.namespace_fds = namespace_fds  # user, mnt, pid
+        self.files = NativeFiles(self)
+        self._protected = draft.protected
+        self._control = control
+        self._lock = threading.RLock()
+        self._send_lock = threading.Lock()
+        self._state = State.PROVISIONED
+        self._created = time.monotonic()
+        self._numbers = 0
+        self._live: dict[int, NativeExec] = {}
+        self._last_stats: SandboxStats | None = None
+        self._environment = planner.environment(draft.spec)
+
+    # -- describing -------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        labels = {**self.spec.labels, "profile": self.profile.name, "tier": self.spec.tier}
+        return Session(self.id, self.backend.name, self.state, tuple(self.mounts), labels)
+
+    @property
+    def state(self) -> State:
+        if self._state is not State.TERMINATED and self._is_gone():
+            self.terminate()
+        return self._state
+
+    def stats(self) -> SandboxStats:
+        from .usage import read_stats
+
+        with self._lock:
+            if self._state is State.TERMINATED:
+                return self._final_stats()
+            return read_stats(self, self._state, time.monotonic() - self._created, self._numbers)
+
+    def _final_stats(self) -> SandboxStats:
+        last = self._last_stats
+        if last is None:
+            return SandboxStats(State.TERMINATED, execs=self._numbers)
+        from dataclasses import replace
+
+        return replace(last, state=State.TERMINATED, memory_bytes=0, pids=0)
+
+    def protections(self) -> tuple[Protection, ...]:
+        from .report import sandbox_protections
+
+        return sandbox_protections(self)
+
+    def oom_kills(self) -> int | None:
+        return self.group.oom_kills()
+
+    # -- exec -------------------------------------------------------------------------------
+
+    def start(self, request: ExecRequest) -> NativeExec:
+        with self._lock:
+            self._require(State.RUNNING, "exec")
+            self._numbers += 1
+            number = self._numbers
+        if request.user is not None and identity.uid_of(request.user) != self.uid:
+            from .users import start_as
+
+            return start_as(self, request, number)
+        return self._start(request, number)
+
+    def _start(self, request: ExecRequest, number: int) -> NativeExec:
+        ours, theirs = wire.socketpair()
+        inner, outer = open_streams(request)
+        environment = {**self._environment, **request.env}
+        if request.pty is not None:
+            environment.setdefault("TERM", "xterm-256color")
+        cwd = self.working_directory(request.cwd)
+        timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
+        message = ("exec", number, list(request.argv), environment, cwd, timeout, request.pty)
+        run = NativeExec(self, number, ours, outer, self.oom_kills(), request.argv[0], cwd)
+        self._live[number] = run
+        try:
+            self._send(message, [theirs.fileno(), *inner])
+        except BaseException:
+            run.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in set(inner):
+                os.close(fd)
+        if request.pty is not None:
+            run.take_terminal()
+        return run
+
+    def working_directory(self, cwd: str | None) -> str:
+        return os.path.join(self.root, cwd) if cwd else self.root
+
+    def forget(self, run: NativeExec) -> None:
+        """The exec has ended or is no longer watched."""
+        self._live.pop(run.number, None)
+
+    # -- asking PID 1 -----------------------------------------------------------------------
+
+    def _send(self, message: object, fds: list[int]) -> None:
+        try:
+            with self._send_lock:
+                wire.send(self._control, message, fds)
+        except (BrokenPipeError, ConnectionResetError, OSError) as exc:
+            if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
+                raise ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`") from exc
+            raise self.lost_error() from exc
+
+    def ask(self, verb: str, *args: object, timeout_s: float = _ASK_S) -> tuple[bytes, list[int]]:
+        """One request to PID 1.
+
+        Raises:
+            OSError: As the kernel told PID 1.
+            SandboxLost: It is gone.
+        """
+        ours, theirs = wire.socketpair()
+        try:
+            try:
+                self._send((verb, *args), [theirs.fileno()])
+            finally:
+                theirs.close()
+            return answer(ours, timeout_s)
+        except SandboxLost:
+            raise self.lost_error() from None
+        finally:
+            ours.close()
+
+    def ask_files(self, verb: str, *args: object) -> tuple[bytes, list[int]]:
+        """`ask`, where the state allows it."""
+        with self._lock:
+            if self._state is State.SUSPENDED:
+                raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
+            if self._state is State.TERMINATED:
+                raise LifecycleError("the sandbox is terminated")
+        return self.ask(verb, *args)
+
+    def lost_error(self) -> SandboxLost | LifecycleError:
+        """Why nothing more can be learnt from this sandbox."""
+        if self._state is State.TERMINATED:
+            return SandboxLost("the sandbox was terminated under it")
+        kills = self.oom_kills()
+        why = ": the kernel ran out of the memory allowed to it" if kills else ""
+        return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
+
+    def _is_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    # -- life -------------------------------------------------------------------------------
+
+    def _require(self, then: State, verb: str) -> None:
+        if self.state is State.TERMINATED:
+            raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
+        if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
+            raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
+        self._state = check_transition(self._state, then)
+
+    def suspend(self) -> None:
+        with self._lock:
+            if self._state is State.SUSPENDED:
+                return
+            if self.state is State.TERMINATED:
+                raise LifecycleError("suspend: the sandbox is terminated")
+            if self.group.can_freeze:
+                self.group.freeze()
+            else:
+                self.ask("stop")
+            self._state = check_transition(self._state, State.SUSPENDED)
+
+    def resume(self) -> None:
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("resume: the sandbox is terminated")
+            if self._state is not State.SUSPENDED:
+                return
+            if self.group.can_freeze:
+                self.group.thaw()
+            else:
+                self.ask("continue")
+            self._state = State.RUNNING
+
+    def terminate(self) -> None:
+        with self._lock:
+            if self._state is State.TERMINATED:
+                return
+            was_suspended = self._state is State.SUSPENDED
+            if not was_suspended and not self._is_gone():
+                self._remember_stats()
+            self._state = State.TERMINATED
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if was_suspended and self.group.can_freeze:
+                self.group.thaw()
+            self._wait_until_empty()
+            self._release()
+
+    def _remember_stats(self) -> None:
+        """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
+        from .usage import read_cgroup_stats
+
+        self._last_stats = read_cgroup_stats(self, State.TERMINATED, time.monotonic() - self._created, self._numbers)
+
+    def _wait_until_empty(self) -> None:
+        """PID 1 ends only when its PID namespace is empty: then every process is gone."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if not poll.poll(30_000):
+            raise ExecError(
+                "a process of the sandbox does not die (uninterruptible sleep?)",
+                hint="its user ids and cgroup stay reserved until it does",
+            )
+
+    def _release(self) -> None:
+        self._control.close()
+        for fd in (self.pidfd, *self.namespace_fds):
+            os.close(fd)
+        for protected in self._protected:
+            protected.remove_placeholders()
+        self.backend.released(self)
+
+    # -- the rest of the contract -------------------------------------------------------------
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        from .attach import attach
+
+        with self._lock:
+            self._require(self._state, "mount")
+            resolved = attach(self, mount)
+            self.mounts.append(resolved)
+            return resolved
+
+    def apply_network_policy(self, policy: NetworkPolicy) -> None:
+        if policy == self.spec.network:
+            return
+        raise NetworkPolicyError(
+            "the network policy of a live native sandbox cannot be changed yet",
+            hint="create a new sandbox with this policy",
+        )
+
+    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("snapshot: the sandbox is terminated")
+            return self.backend.snapshot(self, metadata)
+
+
+def open_streams(request: ExecRequest) -> tuple[list[int], tuple[int | None, int | None, int | None]]:
+    """Pipes for one exec: (ends for inside, ends for the host); a terminal needs none."""
+    if request.pty is not None:
+        return [], (None, None, None)
+    out_read, out_write = os.pipe2(os.O_CLOEXEC)
+    err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    if request.has_stdin:
+        in_read, in_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(in_write, False)
+    else:
+        in_read, in_write = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
+    for fd in (out_read, err_read):
+        os.set_blocking(fd, False)
+    return [in_read, out_write, err_write], (in_write if in_write >= 0 else None, out_read, err_read)
+
+

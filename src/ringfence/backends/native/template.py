@@ -1,0 +1,169 @@
+"""The default template: what a new sandbox's root looks like. Pure: it reads the host, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from ...linux import mounts
+from ...model.mount import MEMORY_DIR, OUTPUTS_DIR
+from . import identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...launcher.plan import Tree
+
+    Steps = list[tuple[Any, ...]]
+
+HOME = "/home/sandbox"
+HOSTNAME = "ringfence"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+READ_ONLY = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
+# Read-only also on device nodes: it does not stop writing to the device, only changing the node.
+_DEVICE = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# What programs of /usr need from /etc, and nothing that tells about this host's users or secrets.
+_ETC_SHOWN = (
+    "alternatives",
+    "ca-certificates.conf",
+    "fonts",
+    "java-11-openjdk",
+    "java-17-openjdk",
+    "java-21-openjdk",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "mime.types",
+    "perl",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+    "protocols",
+    "python3",
+    "python3.11",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+# Of moby's list, what /proc may have; all of /proc is read-only besides.
+_MASKED = ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+
+# Where programs may create files; everything else is read-only to Landlock too.
+WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/opt", "/srv", "/run", "/root", "/dev/shm")  # noqa: S108
+
+_LAYOUT: Steps = [
+    ("dir", "/home", 0o755, False),
+    ("dir", HOME, 0o755, True),
+    ("dir", "/tmp", 0o1777, False),  # noqa: S108
+    ("dir", "/var", 0o755, False),
+    ("dir", "/var/tmp", 0o1777, False),  # noqa: S108
+    ("dir", "/mnt", 0o755, False),
+    ("dir", MEMORY_DIR, 0o755, True),
+    ("dir", OUTPUTS_DIR, 0o755, True),
+    ("dir", "/opt", 0o755, False),
+    ("dir", "/srv", 0o755, False),
+    ("dir", "/run", 0o755, False),
+    ("dir", "/root", 0o700, False),
+    ("dir", "/etc", 0o755, False),
+    ("dir", "/dev", 0o755, False),
+    ("dir", "/dev/shm", 0o1777, False),  # noqa: S108
+    ("dir", "/dev/empty", 0o555, False),
+    ("symlink", "/dev/fd", "/proc/self/fd"),
+    ("symlink", "/dev/stdin", "/proc/self/fd/0"),
+    ("symlink", "/dev/stdout", "/proc/self/fd/1"),
+    ("symlink", "/dev/stderr", "/proc/self/fd/2"),
+    ("symlink", "/etc/mtab", "/proc/self/mounts"),
+    ("symlink", "/etc/os-release", "/usr/lib/os-release"),
+]
+
+
+def layout(uid: int) -> Steps:
+    """Directories, links and the /etc files that are ours."""
+    return [*_LAYOUT, *_etc_files(uid)]
+
+
+def _etc_files(uid: int) -> Steps:
+    users = {"root": 0, "sandbox": identity.SANDBOX_UID, "nobody": identity.NOBODY}
+    if uid not in users.values():
+        users["user"] = uid
+    homes = {"root": "/root", "nobody": "/nonexistent"}
+    passwd = "".join(f"{n}:x:{u}:{u}::{homes.get(n, HOME)}:/bin/sh\n" for n, u in users.items())
+    group = "".join(f"{'nogroup' if n == 'nobody' else n}:x:{u}:\n" for n, u in users.items())
+    hosts = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
+    files = {
+        "passwd": passwd,
+        "group": group,
+        "hosts": hosts,
+        "hostname": f"{HOSTNAME}\n",
+        "resolv.conf": "# no network\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
+        "shells": "/bin/sh\n/bin/bash\n",
+    }
+    return [("file", f"/etc/{name}", text.encode(), 0o644) for name, text in files.items()]
+
+
+def shown() -> list[tuple[str, str, int]]:
+    """Host paths that the template shows: source, target, mount attributes."""
+    found = [("/usr", "/usr", READ_ONLY)]
+    for name in _USR_LINKS:
+        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+            found.append((f"/{name}", f"/{name}", READ_ONLY))
+    for name in _ETC_SHOWN:
+        source = f"/etc/{name}"
+        if os.path.exists(source) and _world_readable(source):
+            found.append((os.path.realpath(source), source, READ_ONLY))
+    found += [(f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES]
+    return found
+
+
+def links() -> Steps:
+    """/bin and friends where the host has merged them into /usr, and the time zone."""
+    steps: Steps = []
+    for name in _USR_LINKS:
+        if os.path.islink(f"/{name}"):
+            steps.append(("symlink", f"/{name}", os.readlink(f"/{name}")))
+    zone = os.path.realpath("/etc/localtime")
+    if zone.startswith("/usr/"):
+        steps.append(("symlink", "/etc/localtime", zone))
+    return steps
+
+
+def after_binds(lo: bool) -> Steps:
+    """/proc, masks, terminals and the loopback interface."""
+    steps: Steps = [("proc",)]
+    steps += [("mask", f"/proc/{name}") for name in _MASKED if os.path.exists(f"/proc/{name}")]
+    steps += [("proc_read_only",), ("devpts",)]
+    return [*steps, ("loopback",)] if lo else steps
+
+
+def python_environment() -> list[tuple[str, str, int]]:
+    """The caller's interpreter and its packages, at the same paths inside."""
+    prefixes = dict.fromkeys(os.path.realpath(p) for p in (sys.base_prefix, sys.prefix))
+    return [(p, p, READ_ONLY) for p in prefixes if not (p + "/").startswith("/usr/")]
+
+
+def python_path() -> str:
+    """PATH with the caller's interpreter first."""
+    return f"{sys.prefix}/bin:{sys.base_prefix}/bin:{PATH}"
+
+
+def tree(source: str, attributes: int) -> Tree:
+    """A tree of the template: trusted paths of the host, pinned by device and inode."""
+    info = os.stat(source)
+    return {
+        "source": source,
+        "device": info.st_dev,
+        "inode": info.st_ino,
+        "attributes": attributes,
+        "idmap": "",
+        "idmap_gid": "",
+        "fd": -1,
+    }
+
+
+def _world_readable(path: str) -> bool:
+    return bool(os.stat(path).st_mode & stat.S_IROTH)

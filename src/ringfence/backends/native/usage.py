@@ -1,0 +1,71 @@
+"""What a native sandbox uses, from the kernel."""
+
+from __future__ import annotations
+
+import os
+
+from ...model.state import State
+from ...model.stats import SandboxStats
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .sandbox import NativeSandbox
+
+
+def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
+    """Cgroup counters where there are cgroups, PID 1's view of /proc where not; files from statvfs."""
+    group = sandbox.group
+    cpu_ns, peak, pids, memory = group.cpu_ns(), group.peak_memory_bytes(), group.pids(), group.memory_bytes()
+    disk = inodes = None
+    if state is not State.SUSPENDED:  # a frozen PID 1 cannot answer
+        body, _ = sandbox.ask("usage")
+        seen = [int(word) for word in body.split()]
+        cpu_ns = seen[0] if cpu_ns is None else cpu_ns
+        peak = seen[1] if peak is None else peak
+        pids = seen[2] if pids is None else pids
+        memory = seen[3] if memory is None else memory
+        disk, inodes = _disk(sandbox)
+    return SandboxStats(
+        state=state,
+        cpu_ns=cpu_ns,
+        memory_bytes=memory,
+        peak_memory_bytes=peak,
+        pids=pids,
+        disk_bytes=disk,
+        inodes=inodes,
+        uptime_s=uptime_s,
+        execs=execs,
+        degraded=degraded(sandbox),
+    )
+
+
+def read_cgroup_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
+    """What can be read without asking PID 1: cheap enough for every terminate."""
+    group = sandbox.group
+    return SandboxStats(
+        state=state,
+        cpu_ns=group.cpu_ns(),
+        memory_bytes=group.memory_bytes(),
+        peak_memory_bytes=group.peak_memory_bytes(),
+        pids=group.pids(),
+        uptime_s=uptime_s,
+        execs=execs,
+        degraded=degraded(sandbox),
+    )
+
+
+def degraded(sandbox: NativeSandbox) -> tuple[str, ...]:
+    """Names of the limits that hold less than a cgroup would make them hold."""
+    if sandbox.group.version:
+        return ()
+    names = ["memory_limit", "suspend"]
+    return tuple([*names, "cpu_limit"] if sandbox.spec.limits.cpus else names)
+
+
+def _disk(sandbox: NativeSandbox) -> tuple[int, int]:
+    _body, fds = sandbox.ask("disk")
+    try:
+        info = os.fstatvfs(fds[0])
+    finally:
+        os.close(fds[0])
+    return (info.f_blocks - info.f_bfree) * info.f_frsize, info.f_files - info.f_ffree

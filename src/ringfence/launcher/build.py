@@ -1,0 +1,262 @@
+"""The boot sequence of a sandbox, run in the new namespaces by what becomes PID 1."""
+
+from __future__ import annotations
+
+import _socket as socket
+import fcntl
+import os
+import stat
+import struct
+
+from ..linux import files, mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .plan import Plan, Tree
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # include/uapi/linux/sockios.h, if.h
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class BuildError(Exception):
+    """A step could not be done; `step` says which, `cause` is the kernel's answer."""
+
+    def __init__(self, step: str, cause: OSError) -> None:
+        super().__init__(f"{step}: {cause}")
+        self.step, self.cause = step, cause
+
+
+class NewRoot:
+    """The root under construction, always reached through the descriptor of its directory."""
+
+    def __init__(self, root_fd: int, plan: Plan, trees: list[int]) -> None:
+        self.fd, self.plan, self.trees = root_fd, plan, trees
+        self.oom_score_fd = -1
+
+    def open(self, path: str, flags: int = os.O_PATH) -> int:
+        """Open `path`, absolute in the new root; no symlink on the way is followed."""
+        # A symlink planted in a mounted host directory must not redirect a mount (CVE-2021-30465).
+        resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_SYMLINKS | files.RESOLVE_NO_MAGICLINKS
+        return files.openat2(self.fd, path, flags, resolve=resolve)
+
+    def make_dir(self, path: str, mode: int = 0o755) -> None:
+        """Create `path` and its parents; an existing directory stays as it is."""
+        parent = os.dup(self.fd)
+        for name in path.strip("/").split("/"):
+            try:
+                os.mkdir(name, mode, dir_fd=parent)
+            except FileExistsError:
+                pass
+            child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        os.close(parent)
+
+    def attach(self, tree: int, target: str) -> None:
+        """Attach a detached tree at `target`, made to fit (directory on directory, file on file)."""
+        if stat.S_ISDIR(os.fstat(tree).st_mode):
+            self.make_dir(target)
+        else:
+            parent, _, name = target.rpartition("/")
+            if parent:
+                self.make_dir(parent)
+            directory = self.open(parent or "/", os.O_PATH | os.O_DIRECTORY)
+            try:
+                os.close(os.open(name, _NEW_FILE, 0o644, dir_fd=directory))
+            except FileExistsError:
+                pass
+            finally:
+                os.close(directory)
+        mountpoint = self.open(target)
+        try:
+            mounts.move_mount(tree, "", dir_fd=mountpoint)
+        finally:
+            os.close(mountpoint)
+            os.close(tree)
+
+
+def open_tree(tree: Tree, idmap_fd: int) -> int:
+    """A detached, restricted copy of a host path, checked to be what the host process resolved."""
+    # The path was resolved once, by descriptor; here it must name the very same inode again.
+    pinned = files.openat2(-100, tree["source"], os.O_PATH, resolve=files.RESOLVE_NO_SYMLINKS)
+    try:
+        found = os.fstat(pinned)
+        if (found.st_dev, found.st_ino) != (tree["device"], tree["inode"]):
+            raise OSError(116, "the mount source was replaced while the sandbox was being made", tree["source"])
+        fd = mounts.open_tree("", dir_fd=pinned)
+    finally:
+        os.close(pinned)
+    try:
+        restrict_tree(fd, tree, idmap_fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def restrict_tree(fd: int, tree: Tree, idmap_fd: int) -> None:
+    """Make a detached tree private to the sandbox: read-only, nosuid, nodev, ids mapped, as planned."""
+    mounts.mount_setattr(fd, tree["attributes"])
+    if idmap_fd >= 0:
+        mounts.mount_setattr(fd, mounts.MOUNT_ATTR_IDMAP, userns_fd=idmap_fd, recursive=False)
+
+
+def build_root(plan: Plan, trees: list[int]) -> int:
+    """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
+
+    Raises:
+        BuildError: naming the step that failed.
+    """
+    _step("make mounts private", mounts.mount, "none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+    if not trees:
+        # An ordinary user: the host's mounts can be copied only from inside this namespace.
+        trees = [_step(f"open {t['source']}", open_tree, t, -1) for t in plan["trees"]]
+    scratch = plan["scratch"]
+    options = f"mode=0755,size={plan['root_size_bytes']},nr_inodes={plan['root_inodes']}"
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    _step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
+    os.chdir(scratch)
+    root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = NewRoot(root_fd, plan, trees)
+    os.umask(0)
+    for verb, *args in plan["steps"]:
+        _step(f"{verb} {args[0] if args else ''}", _VERBS[verb], root, *args)
+    os.umask(0o022)
+    _step("pivot_root", mounts.pivot_root, ".", ".")
+    _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
+    os.chdir("/")
+    os.close(root_fd)
+    return root.oom_score_fd
+
+
+def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except OSError as exc:
+        raise BuildError(name, exc) from exc
+
+
+def _dir(root: NewRoot, path: str, mode: int, owned: bool) -> None:
+    root.make_dir(path, mode)
+    if owned:
+        os.chown(path.strip("/"), root.plan["uid"], root.plan["gid"], dir_fd=root.fd, follow_symlinks=False)
+
+
+def _symlink(root: NewRoot, path: str, target: str) -> None:
+    os.symlink(target, path.strip("/"), dir_fd=root.fd)
+
+
+def _file(root: NewRoot, path: str, content: bytes, mode: int) -> None:
+    fd = os.open(path.strip("/"), _NEW_FILE, mode, dir_fd=root.fd)
+    os.write(fd, content)
+    os.close(fd)
+
+
+def _bind(root: NewRoot, target: str, index: int) -> None:
+    root.attach(root.trees[index], target)
+
+
+def _session_dir(root: NewRoot, path: str) -> None:
+    """A directory of the session's own, in the writable layer, owned by the sandbox's user."""
+    root.make_dir(path)
+    fd = root.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    os.fchown(fd, root.plan["uid"], root.plan["gid"])
+    os.close(fd)
+
+
+def _bind_inside(root: NewRoot, source: str, target: str, attributes: int) -> None:
+    """Bind a path of the new root onto another one of it."""
+    fd = root.open(source)
+    tree = mounts.open_tree("", dir_fd=fd)
+    os.close(fd)
+    if attributes:
+        mounts.mount_setattr(tree, attributes)
+    root.attach(tree, target)
+
+
+def _pin(root: NewRoot, path: str) -> None:
+    """Make `path` a mount point of itself: it can be neither renamed nor removed."""
+    _bind_inside(root, path, path, 0)
+
+
+def _protect(root: NewRoot, path: str) -> None:
+    """Make an existing path read-only, although the mount around it is writable."""
+    _bind_inside(root, path, path, mounts.MOUNT_ATTR_RDONLY)
+
+
+def _mask(root: NewRoot, path: str) -> None:
+    """Hide a file behind /dev/null, a directory behind an empty read-only one."""
+    try:
+        fd = root.open(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        _bind_inside(root, "/dev/empty", path, mounts.MOUNT_ATTR_RDONLY)
+        return
+    os.close(fd)
+    null = root.open("/dev/null")
+    device = os.fstat(null)
+    os.close(null)
+    # A swapped /dev/null would turn the mask into a window (CVE-2025-31133).
+    if not stat.S_ISCHR(device.st_mode) or device.st_rdev != os.makedev(1, 3):
+        raise OSError(1, "/dev/null is not the null device")
+    _bind_inside(root, "/dev/null", path, 0)
+
+
+def _proc(root: NewRoot) -> None:
+    """Mount /proc, do the writes that need it writable, then make it read-only."""
+    root.make_dir("/proc", 0o555)
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("proc", "proc", "proc", flags)
+    if root.plan["forbid_user_namespaces"]:
+        # A nested user namespace would undo every bind; the seccomp filter says no as well.
+        fd = os.open("proc/sys/user/max_user_namespaces", os.O_WRONLY)
+        os.write(fd, b"0")
+        os.close(fd)
+    # PID 1 marks what it starts as the first to go when memory runs out. It needs a writable
+    # descriptor that outlives the read-only mount, so it comes from a mount of its own.
+    private = mounts.open_tree("proc", recursive=False)
+    root.oom_score_fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=private)
+    os.close(private)
+
+
+def _proc_read_only(root: NewRoot) -> None:
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("none", "proc", "none", flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY)
+
+
+def _devpts(root: NewRoot) -> None:
+    root.make_dir("/dev/pts")
+    flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
+    mounts.mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    os.symlink("pts/ptmx", "dev/ptmx")
+
+
+def _loopback(_root: NewRoot) -> None:
+    """Bring `lo` up; there is no other interface."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    answer = fcntl.ioctl(sock.fileno(), _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
+    flags = struct.unpack("16sh14x", answer)[1]
+    fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+    sock.close()
+
+
+_VERBS: dict[str, Callable[..., None]] = {
+    "dir": _dir,
+    "symlink": _symlink,
+    "file": _file,
+    "bind": _bind,
+    "session_dir": _session_dir,
+    "bind_inside": _bind_inside,
+    "pin": _pin,
+    "protect": _protect,
+    "mask": _mask,
+    "proc": _proc,
+    "proc_read_only": _proc_read_only,
+    "devpts": _devpts,
+    "loopback": _loopback,
+}

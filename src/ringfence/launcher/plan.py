@@ -1,0 +1,53 @@
+"""What the zygote is told: a finished plan, plain values only, decided entirely by the host.
+
+A plan is a dict (it crosses the socket as `marshal`). Its steps are tuples ``(verb, ...)``; the
+verbs are the functions of `build.py`. Nothing is decided in the launcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class Tree(TypedDict):
+    """A host file or directory to bind into the sandbox."""
+
+    source: str  # absolute host path, symlinks already resolved
+    device: int  # st_dev and st_ino of what the host process resolved: a swap is noticed
+    inode: int
+    attributes: int  # MOUNT_ATTR_*
+    idmap: str  # "" or the extents of an idmapped mount: "host inside count" lines for uid
+    idmap_gid: str
+    fd: int  # index of an O_PATH descriptor sent along; -1 for none
+
+
+class Plan(TypedDict):
+    """One sandbox."""
+
+    id: str
+    namespaces: int  # CLONE_NEW* flags
+    uid_map: str
+    gid_map: str
+    deny_setgroups: bool
+    setup_uid: int  # inside ids while building
+    setup_gid: int
+    uid: int  # inside ids of everything that runs
+    gid: int
+    hostname: str
+    root_size_bytes: int
+    root_inodes: int
+    scratch: str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
+    trees: list[Tree]
+    steps: list[tuple[Any, ...]]
+    rlimits: list[tuple[int, int, int]]
+    keep_capabilities: bool
+    forbid_user_namespaces: bool
+    no_new_privs: bool
+    seccomp: bytes
+    tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
+    landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
+    cgroup_dirs: list[str]  # directories made for this sandbox, v1: one a controller; v2: one
+    cgroup_values: list[tuple[str, str]]  # file, value
+    cgroup_version: int  # 0: none
+    memory_watchdog_bytes: int  # 0: off
+    trusted_root: bool  # the zygote may open trees and map ids as host root

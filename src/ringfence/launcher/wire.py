@@ -1,0 +1,139 @@
+"""Messages between host, zygote and PID 1: one datagram each, file descriptors alongside.
+
+Requests flow from the trusted host inwards and are `marshal` (both ends are the same
+interpreter). What comes back out of a sandbox is never unmarshalled: it is a fixed struct or text.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import marshal
+import os
+import struct
+
+TYPE_CHECKING = False  # `typing` costs milliseconds that every start would pay
+if TYPE_CHECKING:
+    from typing import Any
+
+Socket = socket.socket
+
+_INLINE_BYTES = 60_000  # a datagram must fit the socket buffer; longer requests travel in a memfd
+_RECEIVE_BYTES = 1 << 17
+_MAX_FDS = 64
+MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
+
+# What PID 1 answers to an exec: see ExecReport.
+_REPORT = struct.Struct("=iiiiQQQQQQQ")
+
+
+class ExecReport:
+    """How one exec ended, as the kernel told PID 1. Times in ns, sizes in bytes."""
+
+    FIELDS = (
+        "spawn_errno",
+        "wait_status",
+        "timed_out",
+        "killed_by",
+        "user_ns",
+        "system_ns",
+        "peak_memory_bytes",
+        "io_read_bytes",
+        "io_write_bytes",
+        "duration_ns",
+        "failed_stage",
+    )
+    spawn_errno: int
+    wait_status: int
+    timed_out: int
+    killed_by: int
+    user_ns: int
+    system_ns: int
+    peak_memory_bytes: int
+    io_read_bytes: int
+    io_write_bytes: int
+    duration_ns: int
+    failed_stage: int
+
+    def __init__(self, **values: int) -> None:
+        for name in self.FIELDS:
+            setattr(self, name, values.get(name, 0))
+
+    def pack(self) -> bytes:
+        """The report as one datagram."""
+        return b"R" + _REPORT.pack(*(int(getattr(self, name)) for name in self.FIELDS))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ExecReport:
+        """Raises ValueError for anything but a whole report."""
+        if len(data) != 1 + _REPORT.size or data[:1] != b"R":
+            raise ValueError("not an exec report")
+        return cls(**dict(zip(cls.FIELDS, _REPORT.unpack(data[1:]), strict=True)))
+
+
+# ExecReport.failed_stage, when spawn_errno is set
+STAGE_TERMINAL, STAGE_CWD, STAGE_COMMAND = range(1, 4)
+# ExecReport.killed_by
+KILLED_BY_NOBODY, KILLED_BY_TIMEOUT, KILLED_BY_REQUEST, KILLED_BY_MEMORY_WATCHDOG = range(4)
+
+
+def socketpair() -> tuple[Socket, Socket]:
+    """Two connected sockets that keep message boundaries."""
+    kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+    left, right = socket.socketpair(socket.AF_UNIX, kind)
+    return left, right
+
+
+def send(sock: Socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> None:
+    """Send one request with file descriptors.
+
+    Raises:
+        OSError: EPIPE or ECONNRESET when the other end is gone.
+    """
+    data = marshal.dumps(message)
+    if len(data) <= _INLINE_BYTES:
+        send_raw(sock, b"M" + data, fds)
+        return
+    memfd = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        with open(memfd, "wb", closefd=False) as file:
+            file.write(data)
+        send_raw(sock, b"F", [memfd, *fds])
+    finally:
+        os.close(memfd)
+
+
+def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -> None:
+    """Send one datagram as it is."""
+    if fds:
+        rights = struct.pack(f"={len(fds)}i", *fds)
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    else:
+        sock.send(data)
+
+
+def receive_raw(sock: Socket) -> tuple[bytes, list[int]]:
+    """One datagram and its file descriptors; empty bytes when the other end is gone."""
+    try:
+        data, control, _flags, _addr = sock.recvmsg(
+            _RECEIVE_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        return b"", []
+    fds: list[int] = []
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.extend(struct.unpack(f"={len(payload) // 4}i", payload[: len(payload) // 4 * 4]))
+    return data, fds
+
+
+def receive(sock: Socket) -> tuple[Any, list[int]]:
+    """One request from the trusted side; (None, []) when the other end is gone."""
+    data, fds = receive_raw(sock)
+    if not data:
+        return None, fds
+    if data[:1] == b"M":
+        return marshal.loads(data[1:]), fds
+    size = os.lseek(fds[0], 0, os.SEEK_END)
+    body = os.pread(fds[0], size, 0)
+    os.close(fds[0])
+    return marshal.loads(body), fds[1:]

@@ -1,0 +1,289 @@
+"""The zygote: one single-threaded, stdlib-only process that forks sandboxes on request.
+
+It answers requests of the host process, one datagram each, and ends with it: when the host's end
+of the socket closes, every sandbox is killed and every cgroup removed before it exits.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import gc
+import os
+import select
+import sys
+
+from ..linux import files, mounts, namespaces, privileges, signals
+from . import build, cgroups, enter, init, lockdown, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .plan import Plan, Tree
+
+CONTROL_FD = 3
+
+
+def main() -> None:
+    """Serve on descriptor 3 until it closes."""
+    files.close_from(CONTROL_FD + 1)
+    os.umask(0o022)
+    rename_process(b"ringfence-zygote")
+    # Frozen objects are not touched by the collector, so children share their pages.
+    gc.disable()
+    gc.freeze()
+    Zygote(wire.Socket(fileno=CONTROL_FD)).run()
+
+
+def rename_process(name: bytes) -> None:
+    """Replace the command line, which would show paths of the host to every sandbox."""
+    import ctypes
+
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc(5), stat 48 and 49
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, name, min(len(name), end - start - 1))
+    privileges.set_name(name)
+
+
+class Zygote:
+    """Owns the processes and cgroups of every sandbox it made."""
+
+    def __init__(self, host: wire.Socket) -> None:
+        self.host = host
+        self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
+        self.signal_fd = signals.signalfd([signal.SIGCHLD])
+
+    def run(self) -> None:
+        """Serve, then clean up."""
+        poll = select.poll()
+        poll.register(self.host.fileno(), select.POLLIN)
+        poll.register(self.signal_fd, select.POLLIN)
+        while True:
+            for fd, _event in poll.poll():
+                if fd == self.signal_fd:
+                    os.read(self.signal_fd, 4096)
+                    self.reap()
+                elif not self.serve_one():
+                    return self.clean_up()
+
+    def serve_one(self) -> bool:
+        message, fds = wire.receive(self.host)
+        if message is None:
+            return False
+        verb, argument = message
+        reply = wire.Socket(fileno=fds[0])
+        try:
+            if verb == "create":
+                pid, pidfd = self.create(argument, fds[1:])
+                wire.send_raw(reply, b"O%d" % pid, [pidfd])
+                os.close(pidfd)
+            elif verb == "enter":
+                self.enter(argument, reply, fds[1:])
+            elif verb == "remove_cgroups":
+                cgroups.remove(argument)
+                wire.send_raw(reply, b"O")
+        except build.BuildError as exc:
+            init.refuse(reply, exc.cause, exc.step)
+        except OSError as exc:
+            init.refuse(reply, exc, verb)
+        finally:
+            reply.close()
+            for fd in fds[1:]:
+                os.close(fd)
+        return True
+
+    # -- creating ---------------------------------------------------------------------------
+
+    def create(self, plan: Plan, fds: list[int]) -> tuple[int, int]:
+        """Start one sandbox; its own end of `fds[0]` reports when it is ready, or why not."""
+        trees = self.open_trees(plan, fds[1:]) if plan["trusted_root"] else []
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        cgroup_fd = -1
+        try:
+            cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+            joined = cgroups.open_tasks(plan["cgroup_dirs"], plan["cgroup_version"])
+            if plan["cgroup_version"] == 2 and plan["cgroup_dirs"]:
+                cgroup_fd = os.open(plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
+            if pid == 0:
+                os.close(go_write)
+                become_sandbox(plan, fds[0], go_read, joined, trees)
+            try:
+                namespaces.write_id_maps(
+                    pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
+                )
+                os.write(go_write, b"g")
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.close(pidfd)
+                raise
+            finally:
+                for fd in joined:
+                    os.close(fd)
+        except OSError:
+            cgroups.remove(plan["cgroup_dirs"])
+            raise
+        finally:
+            for fd in (go_read, go_write, cgroup_fd, *trees):
+                if fd >= 0:
+                    os.close(fd)
+        self.sandboxes[pid] = plan["cgroup_dirs"]
+        return pid, pidfd
+
+    def open_trees(self, plan: Plan, pinned: list[int]) -> list[int]:
+        """As host root: copy each tree from the host's own mounts, ids mapped where the plan says."""
+        made: dict[tuple[str, str], int] = {}
+        trees: list[int] = []
+        try:
+            for tree in plan["trees"]:
+                trees.append(self.open_one_tree(tree, pinned, made))
+        except OSError:
+            for fd in trees:
+                os.close(fd)
+            raise
+        finally:
+            for fd in made.values():
+                os.close(fd)
+        return trees
+
+    def open_one_tree(self, tree: Tree, pinned: list[int], made: dict[tuple[str, str], int]) -> int:
+        maps = (tree["idmap"], tree["idmap_gid"])
+        idmap_fd = -1
+        if tree["idmap"]:
+            if maps not in made:
+                made[maps] = user_namespace(*maps)
+            idmap_fd = made[maps]
+        if tree["fd"] < 0:
+            return mounted(build.open_tree, f"open {tree['source']}", tree, idmap_fd)
+        fd = mounts.open_tree("", dir_fd=pinned[tree["fd"]], recursive=idmap_fd < 0)
+        mounted(build.restrict_tree, f"restrict {tree['source']}", fd, tree, idmap_fd)
+        return fd
+
+    def enter(self, request: dict[str, object], reply: wire.Socket, fds: list[int]) -> None:
+        """Fork a helper that goes into a running sandbox; it answers on `reply` itself."""
+        if os.fork() == 0:
+            status = 1
+            try:
+                enter.serve(request, reply, fds)
+                status = 0
+            finally:
+                os._exit(status)
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, _status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.forget(pid)
+
+    def forget(self, pid: int) -> None:
+        """The PID namespace is empty now: nothing is left that the cgroups could hold."""
+        directories = self.sandboxes.pop(pid, None)
+        if directories:
+            cgroups.remove(directories)
+
+    def clean_up(self) -> None:
+        """The host is gone: end everything, wait for it, leave nothing."""
+        for pid, directories in self.sandboxes.items():
+            os.kill(pid, signal.SIGKILL)  # cannot be a stranger: only we reap it
+            cgroups.thaw(directories)
+        while self.sandboxes:
+            pid, _status = os.waitpid(-1, 0)
+            self.forget(pid)
+
+
+def mounted(function, name: str, *args):  # type: ignore[no-untyped-def]
+    try:
+        return function(*args)
+    except OSError as exc:
+        raise build.BuildError(name, exc) from exc
+
+
+def user_namespace(uid_map: str, gid_map: str) -> int:
+    """A descriptor of a new user namespace with these maps, for an idmapped mount."""
+    ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = namespaces.clone3(namespaces.CLONE_NEWUSER)
+    if pid == 0:
+        os.close(ready_write)
+        os.read(ready_read, 1)  # until the parent has opened our namespace
+        os._exit(0)
+    try:
+        namespaces.write_id_maps(pid, uid_map, gid_map, deny_setgroups=False)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready_write)
+        os.close(ready_read)
+        os.close(pidfd)
+        os.waitpid(pid, 0)
+
+
+def become_sandbox(plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]) -> None:
+    """In the new process: build, lock down, serve as PID 1. Never returns."""
+    control = wire.Socket(fileno=control_fd)
+    try:
+        boot(plan, control, go, joined, trees)
+    except build.BuildError as exc:
+        init.refuse(control, exc.cause, exc.step)
+    except OSError as exc:
+        init.refuse(control, exc, "lock down")
+    except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "boot")
+    os._exit(1)
+
+
+def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: list[int]) -> None:
+    if os.read(go, 1) != b"g":
+        os._exit(1)  # the zygote gave up before our ids were mapped
+    os.close(go)
+    cgroups.join(joined)
+    namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+    os.setsid()
+    if not plan["deny_setgroups"]:
+        os.setgroups([])
+    # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.
+    os.setresgid(*[plan["setup_gid"]] * 3)
+    os.setresuid(*[plan["setup_uid"]] * 3)
+    # The change of ids hid our own /proc files from us; no guest exists yet.
+    privileges.set_dumpable(True)
+    namespaces.sethostname(plan["hostname"])
+    oom_score_fd = build.build_root(plan, trees)
+    namespace_fds = [os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")]
+    lockdown.apply_rlimits(plan["rlimits"])
+    signal_fd = signals.signalfd([signal.SIGCHLD])
+    init.point_standard_descriptors_at_null()
+    rename_process(b"ringfence-init")
+    control, signal_fd, oom_score_fd = pack_descriptors(control, signal_fd, oom_score_fd, namespace_fds)
+    lockdown.become_user(plan, plan["uid"], plan["gid"])
+    lockdown.seal(plan)
+    wire.send_raw(control, b"READY", namespace_fds)
+    for fd in namespace_fds:
+        os.close(fd)
+    init.Init(plan, control, signal_fd, oom_score_fd).run()
+    os._exit(0)
+
+
+def pack_descriptors(
+    control: wire.Socket, signal_fd: int, oom_score_fd: int, namespace_fds: list[int]
+) -> tuple[wire.Socket, int, int]:
+    """Close all that PID 1 does not need: what remains is 0 to 5 (and the three about to be sent)."""
+    keep = [control.detach(), signal_fd, oom_score_fd, *namespace_fds]
+    high = [os.dup2(fd, 100 + i, inheritable=False) for i, fd in enumerate(keep)]
+    for fd in range(3, 100):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+    low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
+    files.close_from(3 + len(keep))
+    namespace_fds[:] = low[3:]
+    return wire.Socket(fileno=low[0]), low[1], low[2]
+
+
+if __name__ == "__main__":
+    sys.exit("started by the host process only")

@@ -1,0 +1,55 @@
+"""Landlock rulesets: landlock(7), Documentation/userspace-api/landlock.rst."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from .libc import syscall
+
+LANDLOCK_CREATE_RULESET_VERSION = 1  # include/uapi/linux/landlock.h
+LANDLOCK_RULE_PATH_BENEATH = 1
+
+
+def abi_version() -> int:
+    """The Landlock ABI of this kernel; 0 when it has none or it is switched off."""
+    try:
+        return syscall("landlock_create_ruleset", None, 0, LANDLOCK_CREATE_RULESET_VERSION)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+            return 0
+        raise
+
+
+def create_ruleset(handled_fs: int, handled_net: int, scoped: int, *, abi: int) -> int:
+    """A ruleset, as a file descriptor, that refuses every handled access without a rule.
+
+    Source: landlock_create_ruleset(2). The struct grew with ABI 4 (net) and 6 (scoped).
+    """
+    words = [handled_fs] + ([handled_net] if abi >= 4 else []) + ([scoped] if abi >= 6 else [])
+    attr = ctypes.create_string_buffer(struct.pack(f"={len(words)}Q", *words), 8 * len(words))
+    return syscall("landlock_create_ruleset", attr, 8 * len(words), 0)
+
+
+def allow_beneath(ruleset_fd: int, path: str, access: int) -> None:
+    """Allow `access` to `path` and everything below it.
+
+    Source: landlock_add_rule(2).
+    """
+    parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        # struct landlock_path_beneath_attr is packed: __u64 allowed_access, __s32 parent_fd
+        attr = ctypes.create_string_buffer(struct.pack("=Qi", access, parent), 12)
+        syscall("landlock_add_rule", ruleset_fd, LANDLOCK_RULE_PATH_BENEATH, attr, 0, what=path)
+    finally:
+        os.close(parent)
+
+
+def restrict_self(ruleset_fd: int) -> None:
+    """Put the calling thread and all its children under the ruleset, for good.
+
+    Source: landlock_restrict_self(2).
+    """
+    syscall("landlock_restrict_self", ruleset_fd, 0)

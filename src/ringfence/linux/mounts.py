@@ -1,0 +1,101 @@
+"""Mount calls, old API and new: mount(2), umount2(2), open_tree(2), move_mount(2), mount_setattr(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from .libc import path_bytes, syscall
+
+# include/uapi/linux/mount.h
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2  # include/linux/fs.h
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+MOUNT_ATTR_IDMAP = 0x100000
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+
+
+def mount(source: str, target: str, fstype: str, flags: int = 0, data: str = "") -> None:
+    """Mount `source` at `target`.
+
+    Source: mount(2).
+    """
+    options = path_bytes(data) if data else None
+    syscall("mount", path_bytes(source), path_bytes(target), path_bytes(fstype), flags, options, what=target)
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """Detach the filesystem mounted at `target`.
+
+    Raises:
+        OSError: EINVAL if `target` is not a mount point; EBUSY if in use.
+
+    Source: umount2(2).
+    """
+    syscall("umount2", path_bytes(target), flags, what=target)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root mount; the old one goes to `put_old`.
+
+    Source: pivot_root(2), "pivot_root('.', '.')" in its NOTES.
+    """
+    syscall("pivot_root", path_bytes(new_root), path_bytes(put_old), what=new_root)
+
+
+def open_tree(path: str, *, dir_fd: int = AT_FDCWD, recursive: bool = True) -> int:
+    """A detached copy of the mount tree at `path` (of `dir_fd` itself when empty), as a file descriptor.
+
+    Source: open_tree(2), Linux 5.2.
+    """
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    flags |= AT_EMPTY_PATH if not path else 0
+    return syscall("open_tree", dir_fd, path_bytes(path), flags, what=path)
+
+
+def move_mount(tree_fd: int, target: str, *, dir_fd: int = AT_FDCWD) -> None:
+    """Attach the detached tree `tree_fd` at `target`.
+
+    Source: move_mount(2), Linux 5.2.
+    """
+    flags = MOVE_MOUNT_F_EMPTY_PATH
+    if not target:
+        flags |= 0x40  # MOVE_MOUNT_T_EMPTY_PATH: the target is dir_fd itself
+    syscall("move_mount", tree_fd, b"", dir_fd, path_bytes(target), flags, what=target)
+
+
+class _MountAttr(ctypes.Structure):
+    """struct mount_attr, include/uapi/linux/mount.h."""
+
+    _fields_ = [
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    ]
+
+
+def mount_setattr(fd: int, attributes: int, *, userns_fd: int = 0, recursive: bool = True) -> None:
+    """Set `attributes` on the mount tree behind `fd`, on every mount in it when `recursive`.
+
+    Source: mount_setattr(2), Linux 5.12; MOUNT_ATTR_IDMAP wants a mount not yet attached.
+    """
+    attr = _MountAttr(attributes, 0, 0, userns_fd)
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    syscall("mount_setattr", fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr))

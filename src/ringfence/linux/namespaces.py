@@ -1,0 +1,98 @@
+"""clone3(2), unshare(2), setns(2) and the id maps of user_namespaces(7)."""
+
+from __future__ import annotations
+
+import _signal as signal
+import ctypes
+import os
+
+from .libc import syscall
+
+# include/uapi/linux/sched.h
+CLONE_NEWTIME = 0x00000080
+CLONE_PIDFD = 0x00001000
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_INTO_CGROUP = 0x200000000
+
+
+class _CloneArgs(ctypes.Structure):
+    """struct clone_args, include/uapi/linux/sched.h."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags pidfd child_tid parent_tid exit_signal stack stack_size tls set_tid set_tid_size cgroup".split()
+        )
+    ]
+
+
+def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
+    """Fork into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent.
+
+    Precondition: the calling process has one thread (as after fork(2), only it exists in the child).
+    Source: clone3(2), Linux 5.3; CLONE_INTO_CGROUP, Linux 5.7.
+    """
+    pidfd = ctypes.c_int(-1)
+    args = _CloneArgs()
+    args.flags = flags | CLONE_PIDFD | (CLONE_INTO_CGROUP if cgroup_fd >= 0 else 0)
+    args.pidfd = ctypes.addressof(pidfd)
+    args.exit_signal = signal.SIGCHLD
+    args.cgroup = max(cgroup_fd, 0)
+    pid = syscall("clone3", ctypes.byref(args), ctypes.sizeof(args))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0, -1
+    return pid, pidfd.value
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones.
+
+    Source: unshare(2).
+    """
+    syscall("unshare", flags)
+
+
+def setns(fd: int, flags: int) -> None:
+    """Join namespaces; with a pidfd, all those of that process named by `flags` at once.
+
+    Source: setns(2); pidfd since Linux 5.8.
+    """
+    syscall("setns", fd, flags)
+
+
+def sethostname(name: str) -> None:
+    """Name this UTS namespace.
+
+    Source: sethostname(2).
+    """
+    data = os.fsencode(name)
+    syscall("sethostname", data, len(data))
+
+
+def write_id_maps(pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool) -> None:
+    """Map the ids of the user namespace of `pid`, one extent "inside outside count" a line.
+
+    Raises:
+        OSError: EPERM where the writer may not map these ids; EINVAL for a bad map.
+
+    Source: user_namespaces(7). An ordinary user must deny setgroups first and may map only itself.
+    """
+    if deny_setgroups:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", uid_map)
+    _write(f"/proc/{pid}/gid_map", gid_map)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

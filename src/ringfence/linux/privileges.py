@@ -1,0 +1,85 @@
+"""Giving rights up for good: capabilities(7), securebits, no_new_privs, dumpable, prctl(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+
+from .libc import syscall
+
+# include/uapi/linux/prctl.h, securebits.h, capability.h
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+# NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE on, KEEP_CAPS off, each with its lock bit.
+SECUREBITS_LOCKED = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40 | 0x80
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
+    """One process-control operation.
+
+    Source: prctl(2).
+    """
+    return syscall("prctl", option, arg, arg3, 0, 0)
+
+
+def empty_bounding_set() -> None:
+    """Drop every capability from the bounding and ambient sets.
+
+    Precondition: CAP_SETPCAP in the user namespace.
+    Source: capabilities(7).
+    """
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:  # one past the last that this kernel knows
+                raise
+            return
+
+
+def lock_securebits() -> None:
+    """Uid 0 and changes of uid no longer mean anything to capabilities, for good.
+
+    Precondition: CAP_SETPCAP in the user namespace.
+    Source: capabilities(7), "The securebits flags".
+    """
+    prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
+
+
+def empty_capability_sets() -> None:
+    """Empty the effective, permitted and inheritable sets.
+
+    Source: capset(2).
+    """
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), 8)
+    syscall("capset", header, ctypes.create_string_buffer(24))
+
+
+def set_no_new_privs() -> None:
+    """From now on execve(2) grants nothing: no setuid, no file capabilities."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Whether others with the same uid may trace this process and open its /proc files."""
+    prctl(PR_SET_DUMPABLE, int(dumpable))
+
+
+def set_name(name: bytes) -> None:
+    """The name of this thread, at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name[:15])
+    syscall("prctl", PR_SET_NAME, buffer, 0, 0, 0)
+
+
+def die_with_parent(signum: int) -> None:
+    """Ask for `signum` when the parent thread dies. Cleared by every change of credentials."""
+    prctl(PR_SET_PDEATHSIG, signum)
