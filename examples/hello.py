@@ -1,4 +1,4 @@
-"""What a program sees from inside a sandbox: who it is, what it cannot reach, and that work still works."""
+"""What a program sees from inside a sandbox: who it is, what it cannot reach, what still works."""
 
 import os
 import pwd

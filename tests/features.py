@@ -1,6 +1,7 @@
 """What a test may need of the machine, probed once.
 
-Outside CI a missing feature skips the test by name; in CI it fails it, so that nothing goes untested unseen.
+Outside CI a missing feature skips the test by name; in CI it fails it, so that nothing goes
+untested unseen.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _landlock() -> bool:
 
 
 def _cgroup_v1() -> bool:
-    return os.access("/sys/fs/cgroup/memory", os.W_OK) and os.access("/sys/fs/cgroup/pids", os.W_OK)
+    return all(os.access(f"/sys/fs/cgroup/{name}", os.W_OK) for name in ("memory", "pids"))
 
 
 def _cgroup_v2() -> bool:

@@ -49,7 +49,9 @@ def _our_processes() -> list[str]:
             text = cmdline.replace(b"\0", b" ").decode(errors="replace").strip()
             commands[int(entry)] = text or f"[{stat[stat.find('(') + 1 : stat.rfind(')')]}] {state}"
     ours = [pid for pid in parents if pid != os.getpid() and _descends(pid, parents)]
-    orphans = [pid for pid, parent in parents.items() if 1 == parent and "ringfence" in commands[pid]]
+    orphans = [
+        pid for pid, parent in parents.items() if 1 == parent and "ringfence" in commands[pid]
+    ]
     return [f"{pid} {commands[pid]}" for pid in {*ours, *orphans}]
 
 
@@ -62,7 +64,7 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 
 def _mounts() -> list[str]:
-    # The first fields are ids that say nothing to a reader, but the mount id makes each line one thing.
+    # The ids in front say nothing to a reader, but they make each line one thing.
     return Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
 
 
@@ -76,7 +78,7 @@ def _cgroups() -> list[str]:
 
 
 def _loop_devices() -> list[str]:
-    return [path for path in glob.glob("/sys/block/loop*/loop/backing_file") if os.path.exists(path)]
+    return glob.glob("/sys/block/loop*/loop/backing_file")
 
 
 def _paths() -> list[str]:

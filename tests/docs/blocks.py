@@ -1,10 +1,12 @@
 """Code blocks of a Markdown page, and running them as a reader would.
 
-- ```console: every `$ command` (continued on `> ` lines) runs in one shell per block; lines below a command are its output.
+- ```console: every `$ command` (continued on `> ` lines) runs in one shell per block; the lines
+  below a command are its output.
 - ```python: all blocks of a page run in order in one program.
 - ```output: what the Python block right above printed.
 
-`...` in expected output stands for anything. `<!-- not run: reason -->` right above a block takes it out.
+`...` in expected output stands for anything. `<!-- not run: reason -->` right above a block takes
+it out.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 FENCE = re.compile(r"^```(\w*)\s*$")
@@ -88,11 +91,18 @@ def run_console(block: Block, cwd: Path, env: dict[str, str]) -> None:
     commands = commands_of(block)
     mark = "@@ringfence-docs@@"
     script = "\n".join(
-        f"{command.script}\n__status=$?; echo '{mark}'$__status; (exit $__status)" for command in commands
+        f"{command.script}\n__status=$?; echo '{mark}'$__status; (exit $__status)"
+        for command in commands
     )
     run = subprocess.run(
         ["bash", "-c", script],
-        cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     # [output, "status\noutput", ..., "status\n"]: each mark ends one command's output.
     first, *rest = run.stdout.split(mark)
@@ -104,14 +114,11 @@ def run_console(block: Block, cwd: Path, env: dict[str, str]) -> None:
         asked = number + 1 < len(commands) and "echo $?" == commands[number + 1].script.strip()
         assert 0 == statuses[number] or asked, f"{where}\nstatus {statuses[number]}\n{run.stderr}"
         if command.expected:
-            expected = "\n".join(command.expected)
-            assert matches(expected, outputs[number]), (
-                f"{where}\nexpected:\n{expected}\ngot:\n{outputs[number]}\n{run.stderr}"
-            )
+            _check(where, "\n".join(command.expected), outputs[number], run.stderr)
 
 
 def run_python(blocks: list[Block], cwd: Path, env: dict[str, str], page: str) -> None:
-    """Run a page's Python blocks in order as one program, and compare what each printed with its output block.
+    """Run a page's Python blocks in order as one program; each prints what its output block says.
 
     Raises:
         AssertionError: a block failed or printed something else.
@@ -127,13 +134,21 @@ def run_python(blocks: list[Block], cwd: Path, env: dict[str, str], page: str) -
         )
     run = subprocess.run(
         [sys.executable, "-c", "\n".join(program)],
-        cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert 0 == run.returncode, f"{page}\n{run.stdout}\n{run.stderr}"
     outputs = run.stdout.split(f"{mark}\n")
-    for number, block in enumerate(python):
-        following = blocks[blocks.index(block) + 1 : blocks.index(block) + 2]
-        if following and "output" == following[0].language:
-            assert matches(following[0].text, outputs[number]), (
-                f"{page}, line {block.line}\nexpected:\n{following[0].text}\ngot:\n{outputs[number]}"
-            )
+    shown = {id(above): below for above, below in pairwise(blocks) if "output" == below.language}
+    for block, output in zip(python, outputs, strict=False):
+        if id(block) in shown:
+            _check(f"{page}, line {block.line}", shown[id(block)].text, output)
+
+
+def _check(where: str, expected: str, got: str, stderr: str = "") -> None:
+    assert matches(expected, got), f"{where}\nexpected:\n{expected}\ngot:\n{got}\n{stderr}"
