@@ -39,6 +39,23 @@ CPU_LIMIT = "cpu_limit"
 PIDS_LIMIT = "pids_limit"
 DISK_QUOTA = "disk_quota"
 INODE_QUOTA = "inode_quota"
+OPEN_FILES_LIMIT = "open_files_limit"
+IO_LIMIT = "io_limit"
+NETWORK_LIMIT = "network_limit"
+SECRETS = "secrets"  # values that never enter the sandbox
+PROTECTED_PATHS = "protected_paths"  # read-only paths inside a writable mount
+
+LIMITED_BY = {
+    "cpus": CPU_LIMIT,
+    "memory_bytes": MEMORY_LIMIT,
+    "pids": PIDS_LIMIT,
+    "disk_bytes": DISK_QUOTA,
+    "inodes": INODE_QUOTA,
+    "open_files": OPEN_FILES_LIMIT,
+    "io_bytes_per_s": IO_LIMIT,
+    "network_bytes": NETWORK_LIMIT,
+}
+"""The capability that a field of `Limits` needs."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
