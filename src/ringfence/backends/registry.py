@@ -1,0 +1,42 @@
+"""The one place that names concrete backends."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .protocol import Backend
+
+NAMES = ("native", "fake")
+_lock = threading.Lock()
+_shared: dict[tuple[str, int, int], Backend] = {}
+
+
+def backend_named(name: str) -> Backend:
+    """This process's shared backend of that name; it lives as long as the process.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if name not in NAMES:
+        raise InvalidRequest(f"unknown backend {name!r}", field="backend", hint=f"one of {', '.join(NAMES)}")
+    # A forked child must not share its parent's zygote, nor a changed user the old one's.
+    key = (name, os.getpid(), os.geteuid())
+    with _lock:
+        if key not in _shared:
+            _shared[key] = _make(name)
+        return _shared[key]
+
+
+def _make(name: str) -> Backend:
+    if name == "fake":
+        from .fake import FakeBackend
+
+        return FakeBackend()
+    from .native.backend import NativeBackend
+
+    return NativeBackend()

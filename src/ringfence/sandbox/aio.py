@@ -1,0 +1,305 @@
+"""`AsyncSandbox`: the surface of `Sandbox` for asyncio and trio. Nothing here blocks the loop."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from .process import Process
+from .pump import Pump
+from .reactor import reactor
+from .sync import DEFAULT_BACKEND, Sandbox, make_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from typing import Any, TypeVar
+
+    from ..backends.protocol import Backend
+    from ..model.capabilities import Protection
+    from ..model.exec import ExecResult
+    from ..model.limits import Limits
+    from ..model.mount import Mount
+    from ..model.network import NetworkPolicy
+    from ..model.session import ResolvedMount, Session
+    from ..model.snapshot import Snapshot
+    from ..model.spec import SandboxSpec
+    from ..model.state import State
+    from ..model.stats import SandboxStats
+    from .stream import Stream
+
+    T = TypeVar("T")
+
+# Control calls are short (milliseconds) but do block: they run here, execs in the reactor.
+_control = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence")
+
+
+async def resolve(future: Future[T]) -> T:
+    """Wait for a future of another thread under whatever event loop runs this.
+
+    Raises:
+        RuntimeError: No event loop that is known here runs.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        future.add_done_callback(lambda _: token.run_sync_soon(done.set))
+        await done.wait()
+        return future.result()
+    import asyncio
+
+    return await asyncio.wrap_future(future)
+
+
+async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Run a short blocking call elsewhere."""
+    return await resolve(_control.submit(partial(function, *args, **options)))
+
+
+class AsyncFiles:
+    """`sandbox.files`; see `Files`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._files = sandbox.files
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._files, name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return await in_thread(method, *args, **options)
+
+        return call
+
+
+class AsyncProcess:
+    """A background process; see `Process`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.id = process.id
+        self.stdin = AsyncStdin(process) if process.stdin else None
+        self.stdout = AsyncStream(process.stdout)
+        self.stderr = AsyncStream(process.stderr)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.running
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult:
+        """Its result, once it has ended."""
+        if timeout_s is not None:
+            return await in_thread(self._process.wait, timeout_s)
+        return await resolve(_shield(self._process.future))
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the process itself."""
+        await in_thread(self._process.send_signal, signum)
+
+    async def terminate(self) -> None:
+        """SIGTERM: ask it to end."""
+        await in_thread(self._process.terminate)
+
+    async def kill(self) -> None:
+        """Kill it and everything that it started."""
+        await in_thread(self._process.kill)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size."""
+        await in_thread(self._process.resize, rows, cols)
+
+
+class AsyncStdin:
+    """The writing end of a process's standard input."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def write(self, data: bytes) -> None:
+        """Write everything."""
+        assert self._process.stdin is not None
+        await in_thread(self._process.stdin.write, data)
+
+    async def close(self) -> None:
+        """End of input."""
+        assert self._process.stdin is not None
+        await in_thread(self._process.stdin.close)
+
+
+class AsyncStream:
+    """One output stream of a process."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def read(self, timeout_s: float | None = None) -> bytes:
+        """What came since the last read; empty at the end."""
+        return await in_thread(self._stream.read, timeout_s)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self.read():
+            yield chunk
+
+
+class AsyncSandbox:
+    """One isolated environment, for asyncio and trio; an async context manager. See `Sandbox`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.spec = sandbox.spec
+        self.files = AsyncFiles(sandbox)
+
+    @classmethod
+    async def create(
+        cls,
+        spec: SandboxSpec | None = None,
+        *,
+        mounts: Sequence[Mount | str] = (),
+        network: NetworkPolicy | str | Sequence[str] = "none",
+        limits: Limits | Mapping[str, Any] | None = None,
+        backend: Backend | str = DEFAULT_BACKEND,
+        **others: Any,
+    ) -> AsyncSandbox:
+        """Make a sandbox, locked down and ready; see `Sandbox.create`."""
+        make = partial(
+            Sandbox.create, spec, mounts=mounts, network=network, limits=limits, backend=backend, **others
+        )
+        return cls(await _owned(make))
+
+    @classmethod
+    async def restore(
+        cls, snapshot_id: str, spec: SandboxSpec | None = None, *, backend: Backend | str = DEFAULT_BACKEND
+    ) -> AsyncSandbox:
+        """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
+        return cls(await _owned(partial(Sandbox.restore, snapshot_id, spec, backend=backend)))
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run one process to its end; cancelled, the whole tree is killed first.
+
+        `on_stdout` and `on_stderr` are called from a background thread.
+        """
+        request = make_request(
+            argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s, max_output_bytes=max_output_bytes
+        )
+        # Starting is one datagram: cheaper than a detour through another thread.
+        run = self._sandbox._inner.start(request)  # noqa: SLF001
+        pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
+        future = reactor().drive(pump)
+        try:
+            return await resolve(_shield(future))
+        except BaseException:
+            if not future.done():
+                run.kill()
+            raise
+
+    async def shell(self, script: str, **options: Any) -> ExecResult:
+        """Run a POSIX shell script; options as for `exec`."""
+        return await self.exec(["sh", "-c", script], **options)
+
+    async def start(self, argv: Sequence[str], **options: Any) -> AsyncProcess:
+        """Start a process in the background; options as for `Sandbox.start`."""
+        return AsyncProcess(await in_thread(self._sandbox.start, argv, **options))
+
+    @property
+    def id(self) -> str:
+        """Time-ordered, and valid as a file name."""
+        return self._sandbox.id
+
+    @property
+    def session(self) -> Session:
+        """Id, backend, state and mounts now."""
+        return self._sandbox.session
+
+    @property
+    def state(self) -> State:
+        """`provisioned`, `running`, `suspended` or `terminated`."""
+        return self._sandbox.state
+
+    async def mount(self, mount: Mount | str) -> ResolvedMount:
+        """Add a mount to the live sandbox."""
+        return await in_thread(self._sandbox.mount, mount)
+
+    async def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
+        """Change what the sandbox may reach, at once."""
+        await in_thread(self._sandbox.apply_network_policy, network)
+
+    async def suspend(self) -> None:
+        """Freeze every process; idempotent."""
+        await in_thread(self._sandbox.suspend)
+
+    async def resume(self) -> None:
+        """Let them go on; idempotent."""
+        await in_thread(self._sandbox.resume)
+
+    async def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save the sandbox's files; restorable after the sandbox is gone."""
+        return await in_thread(self._sandbox.snapshot, metadata)
+
+    async def stats(self) -> SandboxStats:
+        """What it uses, from the kernel."""
+        return await in_thread(self._sandbox.stats)
+
+    async def protections(self) -> tuple[Protection, ...]:
+        """What protects the host, read back from the kernel."""
+        return await in_thread(self._sandbox.protections)
+
+    async def terminate(self) -> None:
+        """End it. Legal in every state, idempotent."""
+        await in_thread(self._sandbox.terminate)
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        # Not cancellable halfway: the sandbox is ended even when this task is cancelled.
+        future = _control.submit(self._sandbox.terminate)
+        await resolve(_shield(future))
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._sandbox)[1:]}"
+
+
+async def _owned(make: Callable[[], Sandbox]) -> Sandbox:
+    """Make a sandbox; when the waiting task is cancelled meanwhile, end the sandbox."""
+    future = _control.submit(make)
+    try:
+        return await resolve(_shield(future))
+    except BaseException:
+        future.add_done_callback(_terminate_made)
+        raise
+
+
+def _terminate_made(future: Future[Sandbox]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().terminate()
+
+
+def _shield(future: Future[T]) -> Future[T]:
+    """A future that may be cancelled without cancelling the work behind it."""
+    outer: Future[T] = Future()
+
+    def copy(done: Future[T]) -> None:
+        if outer.cancelled() or not outer.set_running_or_notify_cancel():
+            return
+        error = done.exception()
+        if error is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(done.result())
+
+    future.add_done_callback(copy)
+    return outer

@@ -1,0 +1,69 @@
+"""From the keyword arguments of `Sandbox.create` to a spec and a backend."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import InvalidRequest
+from ..model.limits import Limits
+from ..model.mount import Mount
+from ..model.network import NetworkPolicy
+from ..model.spec import SandboxSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+
+def make_spec(
+    spec: SandboxSpec | None,
+    mounts: Sequence[Mount | str],
+    network: NetworkPolicy | str | Sequence[str],
+    limits: Limits | Mapping[str, Any] | None,
+    others: Mapping[str, Any],
+) -> SandboxSpec:
+    """The spec of one call; a given `spec` is taken as it is.
+
+    Raises:
+        InvalidRequest: Both a spec and parts of one were given, or a part is malformed.
+    """
+    if spec is not None:
+        if mounts or limits or others:
+            raise InvalidRequest("give a spec or its parts, not both", field="spec")
+        return spec
+    given = {key: value for key, value in others.items() if value is not None}
+    if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
+        given["user"] = str(given["user"])
+    try:
+        return SandboxSpec(
+            mounts=tuple(parse_mount(mount) for mount in mounts),
+            network=parse_network(network),
+            limits=parse_limits(limits),
+            **given,
+        )
+    except TypeError as exc:
+        raise InvalidRequest(str(exc).replace("SandboxSpec.__init__()", "create()"), field="spec") from exc
+
+
+def parse_mount(mount: Mount | str) -> Mount:
+    """A mount; in a string a relative source starts from the current directory."""
+    if isinstance(mount, Mount):
+        return mount
+    return Mount.parse(mount, relative_to=os.getcwd())
+
+
+def parse_network(network: NetworkPolicy | str | Sequence[str]) -> NetworkPolicy:
+    """`"none"`, `"unrestricted"`, `"a.com,b.com"`, a list of hosts, or a policy."""
+    if isinstance(network, NetworkPolicy):
+        return network
+    if isinstance(network, str):
+        return NetworkPolicy.parse(network)
+    return NetworkPolicy(allowed_hosts=tuple(network))
+
+
+def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
+    """Limits, or a mapping of its fields."""
+    if limits is None:
+        return Limits()
+    return limits if isinstance(limits, Limits) else Limits.from_json(dict(limits))

@@ -1,0 +1,105 @@
+"""The files of a sandbox, as whole values, streams and trees."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from ..backends.protocol import BackendFiles, Progress
+    from ..model.files import FileInfo
+
+_CHUNK = 1 << 20
+
+
+class Files:
+    """`sandbox.files`. Relative paths start at the session's root; text is UTF-8.
+
+    Every method raises a `FileError` that says what is wrong with the path, or
+    `ResourceExhausted` when the sandbox's disk is full.
+    """
+
+    def __init__(self, inner: BackendFiles) -> None:
+        self._inner = inner
+
+    def read(self, path: str) -> bytes:
+        """The whole file."""
+        with self._inner.open_read(path) as file:
+            return file.read()
+
+    def read_text(self, path: str) -> str:
+        """The whole file as text, bad bytes replaced."""
+        return self.read(path).decode("utf-8", "replace")
+
+    def write(self, path: str, data: bytes | str, *, append: bool = False, mode: int = 0o644) -> None:
+        """Write a file, creating or replacing it; its directory must exist."""
+        with self._inner.open_write(path, append=append, mode=mode) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+
+    def open_read(self, path: str) -> BinaryIO:
+        """A stream over a file of any size."""
+        return self._inner.open_read(path)
+
+    def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        """A stream into a file of any size."""
+        return self._inner.open_write(path, append=append, mode=mode)
+
+    def list(self, path: str = ".") -> list[FileInfo]:
+        """The entries of a directory, by name."""
+        return self._inner.list(path)
+
+    def stat(self, path: str) -> FileInfo:
+        """One path, symlinks not followed."""
+        return self._inner.stat(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, be it a dangling symlink."""
+        from ..errors import FileNotFound, NotADirectory
+
+        try:
+            self._inner.stat(path)
+        except (FileNotFound, NotADirectory):
+            return False
+        return True
+
+    def make_dir(self, path: str, *, parents: bool = True) -> None:
+        """Create a directory, with its parents unless told otherwise."""
+        self._inner.make_dir(path, parents=parents)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; a whole tree when `recursive`."""
+        self._inner.remove(path, recursive=recursive)
+
+    def move(self, src: str, dst: str) -> None:
+        """Rename, replacing a file at `dst`."""
+        self._inner.move(src, dst)
+
+    def upload(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        """Copy a host file or directory tree into the sandbox; `remote` is the copy's own path."""
+        import os
+
+        if os.path.isdir(local):
+            self._inner.upload_tree(local, remote, progress=progress)
+            return
+        with open(local, "rb") as source, self._inner.open_write(remote) as target:
+            _copy(source, target, local, progress)
+
+    def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        """Copy a file or directory tree out of the sandbox; `local` is the copy's own path."""
+        from ..model.files import DIRECTORY
+
+        if self._inner.stat(remote).kind == DIRECTORY:
+            self._inner.download_tree(remote, local, progress=progress)
+            return
+        with self._inner.open_read(remote) as source, open(local, "wb") as target:
+            _copy(source, target, remote, progress)
+
+
+def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:
+    copied = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    while count := source.readinto(buffer):  # type: ignore[attr-defined]
+        target.write(buffer[:count])
+        copied += count
+        if progress:
+            progress(copied, name)

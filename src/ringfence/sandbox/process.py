@@ -1,0 +1,105 @@
+"""A process that runs in the background of a sandbox."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from ..errors import ExecError
+from .pump import Pump
+from .reactor import reactor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.exec import ExecResult
+    from .stream import Stream
+
+
+class Process:
+    """A started process. Its output is collected from the start, whether or not anybody reads.
+
+    Attributes:
+        stdout, stderr: `Stream`s: iterate them, or `.read()` what is new. With a terminal all
+            output is on `stdout`.
+        future: Resolves to the `ExecResult`.
+    """
+
+    def __init__(self, pump: Pump, *, stdin_open: bool) -> None:
+        self._pump = pump
+        self.id = pump.run.id
+        self.stdout: Stream = pump.stdout
+        self.stderr: Stream = pump.stderr
+        self.stdin = StdinWriter(pump) if stdin_open else None
+        self.future: Future[ExecResult] = reactor().drive(pump)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self.future.done()
+
+    def wait(self, timeout_s: float | None = None) -> ExecResult:
+        """Its result, once it has ended. The process keeps running when the wait times out.
+
+        Raises:
+            TimeoutError: It did not end within `timeout_s` seconds.
+            SandboxLost: Its sandbox went away.
+        """
+        try:
+            return self.future.result(timeout_s)
+        except FutureTimeout:
+            if self.future.done():
+                raise
+            raise TimeoutError(f"the process still runs after {timeout_s} s") from None
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process itself; nothing happens when it has ended."""
+        if self.running:
+            self._pump.run.signal(int(signum))
+
+    def terminate(self) -> None:
+        """SIGTERM: ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it and everything that it started."""
+        if self.running:
+            self._pump.run.kill()
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size."""
+        self._pump.run.resize(rows, cols)
+
+
+class StdinWriter:
+    """The writing end of a process's standard input."""
+
+    def __init__(self, pump: Pump) -> None:
+        self._run = pump.run
+
+    def write(self, data: bytes) -> None:
+        """Write everything, waiting while the process does not read.
+
+        Raises:
+            ExecError: It no longer reads.
+        """
+        view = memoryview(data)
+        while view:
+            fd = self._run.stdin
+            if fd is None:
+                raise ExecError("standard input is closed")
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+            try:
+                view = view[os.write(fd, view[: 1 << 16]) :]
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise ExecError("the process no longer reads its input") from exc
+
+    def close(self) -> None:
+        """End of input. On a terminal, send b"\\x04" instead."""
+        self._run.close_stdin()

@@ -1,0 +1,199 @@
+"""Moves the bytes of one exec, without deciding when: the caller's thread or the reactor drives it."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from ..errors import SandboxLost
+from ..model.exec import ExecResult
+from .stream import DEFAULT_OUTPUT_BYTES, Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..backends.protocol import BackendExec
+    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.limits import Limits
+
+_CHUNK = 1 << 18
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
+_DRAIN_BYTES = 4 << 20  # what a surviving child may still add after the process ended
+_GRACE_S = 10.0  # beyond the timeout until the sandbox itself counts as hung
+
+
+class Pump:
+    """The streams of one running exec.
+
+    Attributes:
+        wants: descriptor to poll(2) events; the driver polls these and calls `ready`.
+    """
+
+    def __init__(
+        self,
+        run: BackendExec,
+        request: ExecRequest,
+        limits: Limits,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> None:
+        limit = request.max_output_bytes
+        if limit is None:
+            limit = DEFAULT_OUTPUT_BYTES if limits.output_bytes is None else limits.output_bytes
+        self.run = run
+        self.stdout, self.stderr = Stream(limit), Stream(limit)
+        self._sinks: dict[int, tuple[Stream, Callable[[bytes], None] | None]] = {}
+        self._cut = False
+        self._grown: set[int] = set()
+        self._stdin = memoryview(request.stdin or b"")
+        self.wants: dict[int, int] = {run.done: select.POLLIN}
+        for fd, stream, callback in (
+            (run.stdout, self.stdout, on_stdout),
+            (run.stderr, self.stderr, on_stderr),
+        ):
+            if fd is not None:
+                self._sinks[fd] = (stream, callback)
+                self.wants[fd] = select.POLLIN
+            else:
+                stream.close()
+        if request.stdin is not None and run.stdin is not None:
+            if self._stdin:
+                self.wants[run.stdin] = self.wants.get(run.stdin, 0) | select.POLLOUT
+            else:
+                run.close_stdin()
+        timeout = request.timeout_s or limits.wall_time_s
+        self.deadline = time.monotonic() + timeout + _GRACE_S if timeout else None
+        self.status: ExecStatus | None = None
+
+    def ready(self, fd: int, events: int) -> bool:
+        """Handle one ready descriptor; True when the exec has ended and all is read."""
+        if fd == self.run.done:
+            self.status = self.run.status()
+            self._drain()
+            return True
+        if events & select.POLLOUT:
+            self._write(fd)
+        if events & (select.POLLIN | select.POLLHUP | select.POLLERR) and fd in self._sinks:
+            self._read(fd)
+        return False
+
+    def _read(self, fd: int) -> int:
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""  # a terminal whose other side is closed says EIO
+        stream, callback = self._sinks[fd]
+        if not data:
+            self.wants.pop(fd, None)
+            stream.close()
+            return 0
+        if len(data) >= 1 << 16 and fd not in self._grown:
+            self._grow(fd)
+        stream.feed(data)
+        if callback:
+            callback(data)
+        return len(data)
+
+    def _grow(self, fd: int) -> None:
+        """A busy stream gets a larger pipe: fewer wake-ups."""
+        import fcntl
+
+        self._grown.add(fd)
+        try:
+            fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # a terminal, or this user's share of pipe pages is used up
+
+    def _write(self, fd: int) -> None:
+        try:
+            self._stdin = self._stdin[os.write(fd, self._stdin[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._stdin = self._stdin[:0]  # nobody reads any more
+        if not self._stdin:
+            self.wants.pop(fd, None)
+            if fd in self._sinks:
+                self.wants[fd] = select.POLLIN
+            self.run.close_stdin()
+
+    def _drain(self) -> None:
+        """What was written before the end is in the pipes: read it, and wait for nobody else."""
+        for fd, (stream, _callback) in self._sinks.items():
+            left = _DRAIN_BYTES
+            while fd in self.wants and left > 0 and (count := self._read(fd)):
+                left -= count
+            self._cut = self._cut or left <= 0
+            stream.close()
+
+    def result(self) -> ExecResult:
+        """The result; the descriptors are closed."""
+        assert self.status is not None
+        status = self.status
+        self.run.close()
+        note = getattr(self.run, "note", b"")
+        return ExecResult(
+            stdout=self.stdout.getvalue(),
+            stderr=self.stderr.getvalue() + note,
+            exit_code=status.exit_code,
+            signal=status.signal,
+            timed_out=status.timed_out,
+            oom_killed=status.oom_killed,
+            killed_by=status.killed_by,
+            truncated=self._cut,
+            stdout_dropped_bytes=self.stdout.dropped_bytes,
+            stderr_dropped_bytes=self.stderr.dropped_bytes,
+            duration_s=status.duration_s,
+            resource_usage=status.resource_usage,
+        )
+
+    def fail(self) -> None:
+        """End without a result."""
+        for stream, _callback in self._sinks.values():
+            stream.close()
+        self.run.close()
+
+
+def run_to_end(pump: Pump) -> ExecResult:
+    """Drive `pump` in this thread. Interrupted (Ctrl-C), it kills the whole tree first.
+
+    Raises:
+        SandboxLost: The sandbox went away, or no longer answers.
+    """
+    poll = select.poll()
+    registered: dict[int, int] = {}
+    try:
+        while True:
+            _register(poll, registered, pump.wants)
+            timeout = None
+            if pump.deadline is not None:
+                timeout = max(0.0, pump.deadline - time.monotonic()) * 1000
+            events = poll.poll(timeout)
+            if not events and pump.deadline is not None:
+                raise SandboxLost("the sandbox does not answer", hint="terminate it and create a new one")
+            # The end comes last: output that is ready is read first.
+            for fd, event in sorted(events, key=lambda item: item[0] == pump.run.done):
+                if pump.ready(fd, event):
+                    return pump.result()
+    except BaseException as exc:
+        if not isinstance(exc, SandboxLost):
+            pump.run.kill()
+        pump.fail()
+        raise
+
+
+def _register(poll: select.poll, registered: dict[int, int], wants: dict[int, int]) -> None:
+    if registered == wants:
+        return
+    for fd in registered.keys() - wants.keys():
+        poll.unregister(fd)
+    for fd, events in wants.items():
+        if registered.get(fd) != events:
+            poll.register(fd, events)
+    registered.clear()
+    registered.update(wants)

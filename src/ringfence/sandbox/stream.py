@@ -1,0 +1,91 @@
+"""Output that is kept within a bound: the head and the tail, and a true count of what lies between."""
+
+from __future__ import annotations
+
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEFAULT_OUTPUT_BYTES = 4 << 20
+
+
+class Stream:
+    """Everything one process wrote to one stream, as far as it fits into `limit` bytes.
+
+    A reader never slows the process down: what was overwritten before it was read is skipped and
+    counted in `dropped_bytes`. Thread-safe.
+    """
+
+    def __init__(self, limit: int = DEFAULT_OUTPUT_BYTES) -> None:
+        self._head_limit = limit - limit // 2
+        self._tail_limit = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()  # the last bytes; trimmed when twice too long
+        self._total = 0
+        self._read = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Add what was just read from the pipe."""
+        with self._changed:
+            self._total += len(data)
+            room = self._head_limit - len(self._head)
+            if room > 0:
+                self._head += data[:room]
+                data = data[room:]
+            if data and self._tail_limit:
+                self._tail += data[-self._tail_limit :]
+                if len(self._tail) >= 2 * self._tail_limit:
+                    del self._tail[: -self._tail_limit]
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How many bytes between head and tail were not kept."""
+        return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
+
+    def getvalue(self) -> bytes:
+        """Head and tail, joined."""
+        with self._changed:
+            tail = memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :]
+            return b"".join((self._head, tail))
+
+    def read(self, timeout_s: float | None = None) -> bytes:
+        """What came since the last read; waits for something; empty at the end of the stream.
+
+        Raises:
+            TimeoutError: Nothing came within `timeout_s` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._read < self._total or self._closed, timeout_s):
+                raise TimeoutError(f"no output within {timeout_s} s")
+            head = bytes(self._head[self._read :]) if self._read < len(self._head) else b""
+            kept = min(len(self._tail), self._tail_limit)
+            wanted = self._total - max(self._read, len(self._head))
+            tail = bytes(self._tail[len(self._tail) - min(wanted, kept) :]) if kept and wanted > 0 else b""
+            self._read = self._total
+            return head + tail
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Chunks until the end."""
+        while chunk := self.read():
+            yield chunk
+
+    def lines(self) -> Iterator[str]:
+        """Text lines, without their newline, bad bytes replaced."""
+        rest = b""
+        for chunk in self:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line.decode("utf-8", "replace")
+        if rest:
+            yield rest.decode("utf-8", "replace")

@@ -1,0 +1,243 @@
+"""`Sandbox`: the library in three lines."""
+
+from __future__ import annotations
+
+import threading
+
+from ..backends.registry import backend_named
+from ..model.exec import ExecRequest
+from ..model.mount import Mount
+from .build import make_spec, parse_mount, parse_network
+from .files import Files
+from .pump import Pump, run_to_end
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from ..backends.protocol import Backend, BackendSandbox
+    from ..model.capabilities import Protection
+    from ..model.exec import ExecResult
+    from ..model.limits import Limits
+    from ..model.network import NetworkPolicy
+    from ..model.session import ResolvedMount, Session
+    from ..model.snapshot import Snapshot
+    from ..model.spec import SandboxSpec
+    from ..model.state import State
+    from ..model.stats import SandboxStats
+    from .process import Process
+
+DEFAULT_BACKEND = "native"
+
+
+class Sandbox:
+    """One isolated environment. Use it as a context manager: leaving it terminates it.
+
+    Every method may be called from any thread. A sandbox ends with the process that made it, even
+    when that process is killed.
+    """
+
+    def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
+        self._inner = inner
+        self.spec = spec
+        self.files = Files(inner.files)
+        self._timer: threading.Timer | None = None
+        if spec.ttl_s is not None:
+            self._timer = threading.Timer(spec.ttl_s, self.terminate)
+            self._timer.daemon = True
+            self._timer.start()
+
+    @classmethod
+    def create(
+        cls,
+        spec: SandboxSpec | None = None,
+        *,
+        mounts: Sequence[Mount | str] = (),
+        network: NetworkPolicy | str | Sequence[str] = "none",
+        limits: Limits | Mapping[str, Any] | None = None,
+        backend: Backend | str = DEFAULT_BACKEND,
+        **others: Any,
+    ) -> Sandbox:
+        """Make a sandbox, locked down and ready.
+
+        Args:
+            spec: All of it at once; or give its parts:
+            mounts: `Mount`s or `"SRC:DST[:ro|rw]"`.
+            network: `"none"`, `"unrestricted"`, a list of hosts or a policy.
+            limits: `Limits`, or a mapping of its fields.
+            backend: A backend or its name.
+            others: The other fields of `SandboxSpec`: env, labels, user, workdir, profile, ...
+
+        Raises:
+            InvalidRequest: Something in the request is malformed; nothing was started.
+            IsolationError: A protection could not be put in place; nothing runs.
+        """
+        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        wanted = make_spec(spec, mounts, network, limits, others)
+        return cls(chosen.provision(wanted), wanted)
+
+    @classmethod
+    def restore(
+        cls, snapshot_id: str, spec: SandboxSpec | None = None, *, backend: Backend | str = DEFAULT_BACKEND
+    ) -> Sandbox:
+        """A new sandbox with the files of a snapshot, whether or not its own sandbox still lives.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+            SnapshotCorrupt: Its content is not what was saved.
+        """
+        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        inner = chosen.restore(snapshot_id, spec)
+        return cls(inner, spec or inner.spec)
+
+    # -- running commands -------------------------------------------------------------------
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run one process to its end.
+
+        A non-zero exit, a signal, a timeout or an OOM kill is a result, not an error.
+
+        Args:
+            argv: At least one item; argv[0] is looked up on the sandbox's PATH.
+            cwd: Absolute inside, or relative to the session's root.
+            timeout_s: Wall-clock seconds, > 0; then the whole process tree is killed.
+            max_output_bytes: Kept of each stream, head and tail; the rest is counted.
+            on_stdout, on_stderr: Called with each piece as it comes, in this thread.
+
+        Raises:
+            InvalidRequest: `argv`, `env`, `cwd` or `user` is malformed; nothing was started.
+            SandboxLost: The sandbox went away; nothing is known of the process.
+        """
+        request = make_request(
+            argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s, max_output_bytes=max_output_bytes
+        )
+        run = self._inner.start(request)
+        return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
+
+    def shell(self, script: str, **options: Any) -> ExecResult:
+        """Run a POSIX shell script; options as for `exec`."""
+        return self.exec(["sh", "-c", script], **options)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes | str | None = None,
+        stream_stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> Process:
+        """Start a process in the background.
+
+        Args:
+            stream_stdin: Keep standard input open, as `process.stdin`.
+            pty: `(rows, columns)` of a terminal to run it on.
+            on_stdout, on_stderr: Called from a background thread.
+        """
+        from .process import Process
+
+        request = make_request(
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+            pty=pty,
+            stream_stdin=stream_stdin,
+        )
+        run = self._inner.start(request)
+        pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
+        return Process(pump, stdin_open=stream_stdin or pty is not None)
+
+    # -- describing and changing --------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Time-ordered, and valid as a file name."""
+        return self.session.id
+
+    @property
+    def session(self) -> Session:
+        """Id, backend, state and mounts now."""
+        return self._inner.session
+
+    @property
+    def state(self) -> State:
+        """`provisioned`, `running`, `suspended` or `terminated`."""
+        return self.session.state
+
+    def mount(self, mount: Mount | str) -> ResolvedMount:
+        """Add a mount to the live sandbox."""
+        return self._inner.attach(parse_mount(mount))
+
+    def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
+        """Change what the sandbox may reach, at once."""
+        self._inner.apply_network_policy(parse_network(network))
+
+    def suspend(self) -> None:
+        """Freeze every process; idempotent."""
+        self._inner.suspend()
+
+    def resume(self) -> None:
+        """Let them go on; idempotent."""
+        self._inner.resume()
+
+    def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save the sandbox's files; restorable after the sandbox is gone."""
+        return self._inner.snapshot(metadata or {})
+
+    def stats(self) -> SandboxStats:
+        """What it uses, from the kernel."""
+        return self._inner.stats()
+
+    def protections(self) -> tuple[Protection, ...]:
+        """What protects the host, read back from the kernel."""
+        return self._inner.protections()
+
+    def terminate(self) -> None:
+        """End it: every process is gone when this returns. Legal in every state, idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inner.terminate()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.terminate()
+
+    def __repr__(self) -> str:
+        session = self.session
+        return f"<Sandbox {session.id} {session.state}>"
+
+
+def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
+    """An exec request from the library's keyword arguments."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if isinstance(given.get("stdin"), str):
+        given["stdin"] = given["stdin"].encode()
+    if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
+        given["user"] = str(given["user"])
+    # A string would be taken for a list of letters; let the model refuse it.
+    return ExecRequest(argv if isinstance(argv, str) else tuple(argv), **given)  # type: ignore[arg-type]
