@@ -163,11 +163,10 @@ class _Assembler:
 
     def program(self) -> list[tuple[int, int, int, int]]:
         for node in self._order:
-            if isinstance(node, Return):
-                self._emit(RETURN, node.value)
-                self._places[id(node), _FULL] = len(self._reversed) - 1
-            else:
+            if isinstance(node, Test):
                 self._emit_test(node)
+        if isinstance(self._root, Return):
+            self._emit(RETURN, self._root.value)
         return self._reversed[::-1]
 
     def _emit(self, code: int, value: int, yes: int = 0, no: int = 0) -> None:
@@ -190,15 +189,17 @@ class _Assembler:
             self._places[id(node), _FULL] = len(self._reversed) - 1
 
     def _bring_near(self, child: Node, entry: int) -> None:
-        """A target too far for one byte gets a stepping stone here: its return again, or a jump."""
-        distance = len(self._reversed) - self._places[id(child), entry]
-        if distance + 1 <= FARTHEST_JUMP:  # one more instruction may still come between
+        """Where a target is too far for one byte, put a long jump here, or its return again."""
+        place = self._places.get((id(child), entry))
+        here = len(self._reversed)
+        if place is not None and here - place < FARTHEST_JUMP:  # one more may come between
             return
         if isinstance(child, Return):
             self._emit(RETURN, child.value)
         else:
-            self._emit(JUMP, distance - 1)
-        self._places[id(child), entry] = len(self._reversed) - 1
+            assert place is not None  # children come first
+            self._emit(JUMP, here - place - 1)
+        self._places[id(child), entry] = here
 
     def _wanted_entries(self) -> dict[int, set[int]]:
         wanted: dict[int, set[int]] = {id(self._root): {_FULL}}

@@ -1,0 +1,265 @@
+"""The compiled default policy against a reading of it by hand, for every system call."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.policy import bpf
+from ringfence.policy.seccomp import SWITCHES, FilterOptions, SeccompPolicy, compile_filter
+from tests.unit.policy import reading, simulator
+
+MACHINES = sorted(reading.TABLES)
+KEY = 0x0123456789ABCDEF
+POLICY = SeccompPolicy.default()
+
+# Values that some rule looks at, their neighbours, and bits that C's int does not have.
+SEEDS = [
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 17, 31, 35, 36, 37, 38, 40, 62, 67, 100, 262, 0x40,
+    0x80, 0x241, 0x800, 0x801, 0x80802, 0x400000, 0x410002, 0x8000F, 1024, 1040, 0o644, 0o2755,
+    0o4755, 0o6000, 0o100644, 0o010600, 0o140600, 0o020666, 0o060666, 0o104755, 0x20000, 0x20008,
+    0x40000, 0x50F00, 0x100000, 0x10000000, 0x7E020000, 0x02000000, 0x3D0F00, 0x01200011,
+    0xFFFFFFFF, 0x80000000, *reading.IOCTLS, 0x5412, 0x541C, 0x5423, 0x541D,
+]  # fmt: skip
+GARBAGE = [0, 0, 0, 1, 0xFFFFFFFF, 0x80000000, KEY >> 32, KEY & 0xFFFFFFFF]
+
+
+def word(rng: random.Random) -> int:
+    low = rng.choice(SEEDS) if rng.random() < 0.9 else rng.getrandbits(32)
+    if rng.random() < 0.1:
+        low ^= 1 << rng.randrange(32)
+    high = rng.choice(GARBAGE) if rng.random() < 0.9 else rng.getrandbits(32)
+    return high << 32 | low
+
+
+def programs() -> dict[tuple[str, tuple[str, ...], bool], list[simulator.Instruction]]:
+    """Every machine with every combination of options, with and without a key."""
+    compiled = {}
+    for machine in MACHINES:
+        for bits in range(1 << len(SWITCHES)):
+            on = tuple(name for i, name in enumerate(SWITCHES) if bits >> i & 1)
+            for key in (None, KEY):
+                options = FilterOptions(**dict.fromkeys(on, True), tag_key=key)
+                program = compile_filter(options, policy=POLICY, machine=machine)
+                compiled[machine, on, key is not None] = simulator.decode(program)
+    return compiled
+
+
+PROGRAMS = programs()
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), bits=st.integers(0, 15), keyed=st.booleans())
+def test_every_system_call_with_any_arguments(
+    machine: str, seed: int, bits: int, keyed: bool
+) -> None:
+    on = tuple(name for i, name in enumerate(SWITCHES) if bits >> i & 1)
+    program = PROGRAMS[machine, on, keyed]
+    options: dict[str, Any] = {**dict.fromkeys(on, True), "tag_key": KEY if keyed else None}
+    rng = random.Random(seed)
+
+    for number in [*range(600), rng.getrandbits(32), 0x40000000 | rng.randrange(600), 0xFFFFFFFF]:
+        args = tuple(word(rng) for _ in range(6))
+        expected = reading.judge(machine, reading.ARCH[machine], number, args, **options)
+        found = simulator.run(program, number, args, reading.ARCH[machine]).value
+        assert hex(expected) == hex(found), (reading.NAMES[machine].get(number), number, args)
+
+
+# The calls that have rules of their own get far more arguments than the sweep above gives them.
+JUDGED = sorted(
+    {name for rule in [*POLICY.guards, *POLICY.rules] if rule.args for name in rule.names}
+)
+
+
+@pytest.mark.parametrize("name", JUDGED)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_calls_with_rules_for_their_arguments(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    for machine, on, keyed in PROGRAMS:
+        number = reading.TABLES[machine].get(name)
+        if number is None:
+            continue
+        options: dict[str, Any] = {**dict.fromkeys(on, True), "tag_key": KEY if keyed else None}
+        for _ in range(12):
+            args = tuple(word(rng) for _ in range(6))
+            expected = reading.judge(machine, reading.ARCH[machine], number, args, **options)
+            found = simulator.run(
+                PROGRAMS[machine, on, keyed], number, args, reading.ARCH[machine]
+            )
+            assert hex(expected) == hex(found.value), (machine, on, keyed, args)
+
+
+@given(arch=st.integers(0, 0xFFFFFFFF), number=st.integers(0, 0xFFFFFFFF))
+def test_another_architecture_ends_the_process(arch: int, number: int) -> None:
+    for machine, native in reading.ARCH.items():
+        program = PROGRAMS[machine, (), True]
+        if arch != native:
+            assert reading.KILL == simulator.run(program, number, (), arch).value
+
+
+@pytest.mark.parametrize("arch", [0x40000003, 0x40000028, 0xC000003E, 0xC00000B7])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_compat_architectures_end_the_process(machine: str, arch: int) -> None:
+    """i386 on x86_64, 32-bit ARM on aarch64, and each of ours on the other."""
+    if arch != reading.ARCH[machine]:
+        for number in (0, 1, 3, 4, 11, 221):
+            program = PROGRAMS[machine, (), False]
+            assert reading.KILL == simulator.run(program, number, (), arch).value
+
+
+@given(number=st.integers(0, 0xFFFFFFFF))
+def test_x32_ends_the_process_whatever_the_number(number: int) -> None:
+    found = simulator.run(PROGRAMS["x86_64", (), False], number, (), reading.ARCH["x86_64"]).value
+
+    assert (reading.KILL == found) == bool(number & 0x40000000 and number != 0xFFFFFFFF)
+
+
+def test_a_call_that_a_tracer_cancels_does_not_end_the_process() -> None:
+    """PTRACE_SETREGS with number -1 skips a call; the filter sees that number."""
+    program = PROGRAMS["x86_64", ("debug",), False]
+
+    assert reading.ENOSYS == simulator.run(program, -1, (), reading.ARCH["x86_64"]).value
+
+
+@pytest.mark.parametrize("key", [pytest.param(None, id="no key"), KEY])
+def test_only_the_key_sets_the_tag(key: int | None) -> None:
+    program = PROGRAMS["x86_64", (), key is not None]
+    prlimit64 = reading.TABLES["x86_64"]["prlimit64"]
+    high, low = KEY >> 32, KEY & 0xFFFFFFFF
+
+    def verdict(pid: int, resource: int, new: int = 0x7FFF0000) -> int:
+        return simulator.run(program, prlimit64, (pid, resource, new), 0xC000003E).value
+
+    assert (reading.ALLOW if key else reading.EPERM) == verdict(high << 32, low << 32 | 15)
+    for pid, resource in [
+        (0, 15),
+        (high << 32, 15),
+        (0, low << 32 | 15),
+        (low << 32, high << 32 | 15),
+        (high << 32 | 2, low << 32 | 15),  # not even the key changes the tag of another
+        (high << 32 | 1, low << 32 | 15),
+    ]:
+        assert reading.EPERM == verdict(pid, resource)
+    assert reading.EPERM == verdict(0, 15, new=1 << 32)  # a pointer above 4 GiB is not NULL
+    assert reading.ALLOW == verdict(0, 15, new=0)
+    assert reading.ALLOW == verdict(1, 15, new=0)
+    assert reading.EPERM == verdict(1, 7)
+    assert reading.ALLOW == verdict(0, 7)
+
+
+@pytest.mark.parametrize("name", ["keyctl", "bpf", "perf_event_open", "userfaultfd", "ptrace",
+    "process_vm_readv", "pidfd_getfd", "kcmp", "open_by_handle_at", "name_to_handle_at", "mount",
+    "umount2", "pivot_root", "chroot", "fsopen", "fsmount", "fsconfig", "fspick", "move_mount",
+    "open_tree", "open_tree_attr", "mount_setattr", "setns", "fanotify_init", "fanotify_mark",
+    "quotactl", "quotactl_fd", "acct", "swapon", "reboot", "kexec_load", "kexec_file_load",
+    "init_module", "finit_module", "delete_module", "syslog", "settimeofday", "clock_settime",
+    "sethostname", "setdomainname", "add_key", "request_key", "vhangup", "mbind", "migrate_pages",
+    "move_pages", "remap_file_pages", "process_mrelease", "set_mempolicy_home_node",
+    "file_setattr", "sync"])  # fmt: skip
+@pytest.mark.parametrize("machine", MACHINES)
+def test_denied_by_name(machine: str, name: str) -> None:
+    number = reading.TABLES[machine][name]
+
+    found = simulator.run(PROGRAMS[machine, (), False], number, (0, 0, 0), reading.ARCH[machine])
+
+    assert reading.EPERM == found.value
+
+
+@pytest.mark.parametrize("name", ["modify_ldt", "iopl", "ioperm", "sysfs", "ustat"])
+def test_denied_by_name_on_x86_64(name: str) -> None:
+    number = reading.TABLES["x86_64"][name]
+    program = PROGRAMS["x86_64", (), False]
+
+    assert reading.EPERM == simulator.run(program, number, (), reading.ARCH["x86_64"]).value
+
+
+def test_programs_are_valid_short_and_without_dead_code() -> None:
+    for program in PROGRAMS.values():
+        simulator.check(program)
+        assert set() == simulator.unreachable(program)
+        assert len(program) < 330
+
+
+# -- the way through the program ---------------------------------------------------------------
+
+
+def constant_verdict(program: list[simulator.Instruction], number: int) -> int | None:
+    """What the kernel's cache finds: the verdict if it depends on number and architecture alone.
+
+    As seccomp_is_const_allow() in kernel/seccomp.c.
+    """
+    accumulator, here = 0, 0
+    while True:
+        code, yes, no, k = program[here]
+        here += 1
+        if code == bpf.LOAD_WORD:
+            if k not in (bpf.NUMBER, bpf.ARCH):
+                return None
+            accumulator = number if k == bpf.NUMBER else reading.ARCH["x86_64"]
+        elif code == bpf.AND:
+            accumulator &= k
+        elif code == bpf.RETURN:
+            return k
+        elif code == bpf.JUMP:
+            here += k
+        else:
+            taken = {
+                bpf.JUMP_EQ: accumulator == k,
+                bpf.JUMP_GE: accumulator >= k,
+                bpf.JUMP_SET: bool(accumulator & k),
+            }[code]
+            here += yes if taken else no
+
+
+@pytest.mark.parametrize("name", ["read", "write", "futex", "close", "mmap", "epoll_wait", "execve"])
+def test_the_kernel_answers_the_hot_calls_from_its_cache(name: str) -> None:
+    program = PROGRAMS["x86_64", (), True]
+
+    assert reading.ALLOW == constant_verdict(program, reading.TABLES["x86_64"][name])
+
+
+def test_no_call_takes_a_long_way() -> None:
+    """The longest way through any program, whatever the arguments."""
+    for program in PROGRAMS.values():
+        longest = [0] * len(program)
+        for here in reversed(range(len(program))):
+            code, yes, no, k = program[here]
+            if code == bpf.RETURN:
+                longest[here] = 1
+            elif code == bpf.JUMP:
+                longest[here] = 1 + longest[here + 1 + k]
+            elif code in (bpf.JUMP_EQ, bpf.JUMP_GE, bpf.JUMP_SET):
+                longest[here] = 1 + max(longest[here + 1 + yes], longest[here + 1 + no])
+            else:
+                longest[here] = 1 + longest[here + 1]
+        assert longest[0] < 50
+
+
+# -- the policy's data --------------------------------------------------------------------------
+
+
+def test_guards_only_refuse() -> None:
+    """A guard that allowed something would take that decision from a user's profile."""
+    assert not {"allow", "log"} & {rule.action for rule in POLICY.guards}
+
+
+def test_every_rule_says_why() -> None:
+    assert [] == [rule.names for rule in [*POLICY.guards, *POLICY.rules] if not rule.about]
+
+
+def test_no_rule_is_behind_one_that_always_matches() -> None:
+    decided: set[str] = set()
+    dead = deque[tuple[str, str]]()
+    for rule in POLICY.rules:
+        dead.extend((name, rule.action) for name in rule.names if name in decided)
+        if not (rule.args or rule.needs or rule.unless):
+            decided.update(rule.names)
+
+    assert [] == list(dead)
