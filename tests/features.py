@@ -63,7 +63,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "cgroup v2": _cgroup_v2,
 }
 
-# A machine has one cgroup version, and an ordinary user may have none delegated: absent, not broken.
+# A machine has one cgroup version, and an ordinary user may have none: absent, not broken.
 NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "node"}
 
 

@@ -69,3 +69,13 @@ add_dev_tools() {
   .venv/bin/python -m pip install -q --require-hashes -r requirements-dev.lock >>build/pip.log 2>&1 || return 1
   cp requirements-dev.lock "$stamp"
 }
+
+# Why add_dev_tools failed, in a line.
+why_not() {
+  local reason
+  reason=$(grep -vi '^warning' build/pip.log 2>/dev/null | tail -n 1)
+  case $reason in
+    *"No module named"*pip*) reason="$reason; install python3-venv" ;;
+  esac
+  printf '%s (build/pip.log)\n' "${reason:-no reason given}"
+}

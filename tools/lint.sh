@@ -18,7 +18,7 @@ if add_dev_tools; then
   step "mypy" mypy
   step "lint-imports" env PYTHONPATH=src lint-imports --no-cache
 else
-  echo "FAILED checks: the locked tools could not be installed; no network? (build/pip.log)"
+  echo "FAILED checks: the locked tools could not be installed: $(why_not)"
   failed=4
 fi
 

@@ -58,7 +58,7 @@ run_rootless() {  # pytest arguments
   say "installing the test tools for $python"
   if ! .venv/bin/python -m pip --python "$python" install -q --require-hashes --target "$stage/site" \
       --root-user-action ignore -r requirements-dev.lock >>build/pip.log 2>&1; then
-    cannot_run rootless-tests "the locked test tools could not be installed (build/pip.log)"; return
+    cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return
   fi
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
@@ -83,7 +83,7 @@ if add_dev_tools; then
     run_here rootless "$@"
   fi
 else
-  cannot_run test-suite "the locked test tools could not be installed; no network? (build/pip.log)"
+  cannot_run test-suite "the locked test tools could not be installed: $(why_not)"
 fi
 
 echo "$passed passed, $failed failed, $skipped skipped"

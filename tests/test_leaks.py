@@ -1,0 +1,50 @@
+"""The leak check notices what it is there to notice: every check needs a control."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.features import require
+from tests.leaks import take_census, wait_for_calm
+
+
+def test_a_process_left_running_is_noticed() -> None:
+    before = take_census()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        grown = wait_for_calm(before, patience_s=0.1)
+        process.kill()
+
+    assert [("process", str(process.pid))] == [(kind, text.split()[0]) for kind, text in grown]
+    assert [] == wait_for_calm(before, patience_s=5)
+
+
+def test_a_zombie_is_noticed() -> None:
+    before = take_census()
+    with subprocess.Popen(["true"]):
+        grown = [kind for kind, text in wait_for_calm(before, patience_s=0.3) if "] Z" in text]
+
+    assert ["process"] == grown
+
+
+def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = take_census()
+    (tmp_path / "ringfence-scratch").mkdir()
+
+    assert [("path", str(tmp_path / "ringfence-scratch"))] == wait_for_calm(before, patience_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)]
+)
+def test_a_missing_feature_skips_here_and_fails_in_ci(
+    ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+
+    with pytest.raises(outcome, match="no-such-program"):
+        require("no-such-program")
