@@ -55,9 +55,12 @@ class Exec:
 class Init:
     """The event loop of PID 1."""
 
-    def __init__(self, plan: Plan, control: wire.Socket, signal_fd: int, oom_score_fd: int) -> None:
+    def __init__(
+        self, plan: Plan, control: wire.Socket, signal_fd: int, oom_score_fd: int, io_fd: int
+    ) -> None:
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
-        self.oom_score_fd = oom_score_fd
+        self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
+        self.io_read_here = 0
         self.execs: dict[int, Exec] = {}  # by number
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
@@ -126,10 +129,15 @@ class Init:
         run = Exec(number, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
         stage = wire.STAGE_TERMINAL
         try:
-            actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(fds[1:])]
+            # Two streams: standard input is the sandbox's own /dev/null.
+            first = 3 - len(fds[1:])
+            actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(fds[1:], first)]
+            if first:
+                actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
             if terminal is not None:
                 # Opened by the leader of a new session, it becomes its controlling terminal.
-                name = _open_terminal(reply, *terminal)
+                name, slave = _open_terminal(reply, *terminal)
+                fds.append(slave)
                 actions = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
                 actions += [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
             stage = wire.STAGE_CWD
@@ -193,10 +201,13 @@ class Init:
                 self._finish(run)
 
     def _reap_one(self, pid: int) -> None:
-        read_bytes, write_bytes = _io_bytes(pid)
         run = self.by_pid.pop(pid, None)
         owner = run or self.execs.get(TAG_BASE - _tag_of(pid))
+        # A zombie's own io file is closed to us; reaping it adds its counts to ours.
+        before = self._io_bytes()
         _, status, usage = os.wait4(pid, 0)
+        after = self._io_bytes()
+        read_bytes, write_bytes = after[0] - before[0], after[1] - before[1]
         if owner is None:
             return
         user, system = int(usage.ru_utime * 1e9), int(usage.ru_stime * 1e9)
@@ -218,6 +229,13 @@ class Init:
             io_write_bytes=write_bytes,
             duration_ns=time.monotonic_ns() - run.started_ns,
         )
+
+    def _io_bytes(self) -> tuple[int, int]:
+        """Bytes read and written through any file by PID 1 and all it has reaped: proc(5), io."""
+        text = os.pread(self.io_fd, 4096, 0)
+        counts = dict(line.split(b": ") for line in text.splitlines())
+        self.io_read_here += len(text)  # by the time of the next look, this one counts too
+        return int(counts[b"rchar"]) - self.io_read_here + len(text), int(counts[b"wchar"])
 
     def _finish(self, run: Exec) -> None:
         """Report an exec whose first process has ended; after a kill, only when its tree is gone."""
@@ -381,17 +399,23 @@ def _posix_spawn(path: str, argv: list[str], env: dict[str, str], actions: list[
     return os.posix_spawn("/bin/sh", ["sh", path, *argv[1:]], env, file_actions=actions, **settings)
 
 
-def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> str:
-    """A new pseudo-terminal of the sandbox's own devpts: master to the host, name of the slave here."""
+def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int]:
+    """A new pseudo-terminal of the sandbox's own devpts: its master goes to the host.
+
+    Returns the name of the slave, and a descriptor of it to close once the process has its own:
+    a master without any slave reads as hung up.
+    """
     master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
         number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))[0]
         fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        name = f"/dev/pts/{number}"
+        slave = os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         wire.send_raw(reply, b"T", [master])
     finally:
         os.close(master)
-    return f"/dev/pts/{number}"
+    return name, slave
 
 
 def _remove_tree(path: str) -> None:
@@ -462,12 +486,6 @@ def _cpu_ticks(pid: int) -> int:
 def _resident_bytes(pid: int) -> int:
     fields = _read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0
-
-
-def _io_bytes(pid: int) -> tuple[int, int]:
-    """Bytes read and written by a process and its reaped children, through any file: proc(5), io."""
-    values = dict(line.split(b": ") for line in _read(f"/proc/{pid}/io").splitlines())
-    return int(values.get(b"rchar", 0)), int(values.get(b"wchar", 0))
 
 
 def point_standard_descriptors_at_null() -> None:

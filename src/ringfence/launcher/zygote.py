@@ -256,33 +256,27 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     namespace_fds = [os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")]
     lockdown.apply_rlimits(plan["rlimits"])
     signal_fd = signals.signalfd([signal.SIGCHLD])
+    io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()
     rename_process(b"ringfence-init")
-    control, signal_fd, oom_score_fd = pack_descriptors(control, signal_fd, oom_score_fd, namespace_fds)
+    own = [control.detach(), signal_fd, oom_score_fd, io_fd]
+    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = pack_descriptors([*own, *namespace_fds])
+    control = wire.Socket(fileno=control_fd)
     lockdown.become_user(plan, plan["uid"], plan["gid"])
     lockdown.seal(plan)
     wire.send_raw(control, b"READY", namespace_fds)
     for fd in namespace_fds:
         os.close(fd)
-    init.Init(plan, control, signal_fd, oom_score_fd).run()
+    init.Init(plan, control, signal_fd, oom_score_fd, io_fd).run()
     os._exit(0)
 
 
-def pack_descriptors(
-    control: wire.Socket, signal_fd: int, oom_score_fd: int, namespace_fds: list[int]
-) -> tuple[wire.Socket, int, int]:
-    """Close all that PID 1 does not need: what remains is 0 to 5 (and the three about to be sent)."""
-    keep = [control.detach(), signal_fd, oom_score_fd, *namespace_fds]
+def pack_descriptors(keep: list[int]) -> list[int]:
+    """Renumber the descriptors to keep from 3 on, and close every other one."""
     high = [os.dup2(fd, 100 + i, inheritable=False) for i, fd in enumerate(keep)]
-    for fd in range(3, 100):
-        try:
-            os.close(fd)
-        except OSError:
-            continue
     low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
     files.close_from(3 + len(keep))
-    namespace_fds[:] = low[3:]
-    return wire.Socket(fileno=low[0]), low[1], low[2]
+    return low
 
 
 if __name__ == "__main__":

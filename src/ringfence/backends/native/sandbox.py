@@ -317,13 +317,12 @@ def open_streams(request: ExecRequest) -> tuple[list[int], tuple[int | None, int
         return [], (None, None, None)
     out_read, out_write = os.pipe2(os.O_CLOEXEC)
     err_read, err_write = os.pipe2(os.O_CLOEXEC)
-    if request.has_stdin:
-        in_read, in_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(in_write, False)
-    else:
-        in_read, in_write = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
     for fd in (out_read, err_read):
         os.set_blocking(fd, False)
-    return [in_read, out_write, err_write], (in_write if in_write >= 0 else None, out_read, err_read)
+    if not request.has_stdin:  # PID 1 opens the sandbox's own /dev/null
+        return [out_write, err_write], (None, out_read, err_read)
+    in_read, in_write = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(in_write, False)
+    return [in_read, out_write, err_write], (in_write, out_read, err_read)
 
 
