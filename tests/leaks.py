@@ -82,8 +82,12 @@ def _loop_devices() -> list[str]:
 
 
 def _paths() -> list[str]:
-    places = {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run"}
+    places = {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run", "/run/ringfence"}
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
-        places.add(runtime)
-    return [path for place in places for path in glob.glob(f"{place}/ringfence*")]
+        places |= {runtime, f"{runtime}/ringfence"}
+    found = [path for place in places for path in glob.glob(f"{place}/ringfence*")]
+    found += [path for place in places if "ringfence" in place for path in glob.glob(f"{place}/*")]
+    # The locks of host id blocks stay: a lock file that is removed while in use locks nothing.
+    stays = {"/run/ringfence", "/run/ringfence/ids"}
+    return [path for path in found if path not in stays]
