@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,11 +32,21 @@ def fixture_require() -> Callable[[str], None]:
     return require_feature
 
 
+def _close_shared_backends() -> None:
+    """End what lives as long as its process, on purpose: the shared backends and their zygotes."""
+    registry = sys.modules.get("ringfence.backends.registry")
+    if registry is not None:
+        for backend in registry._shared.values():
+            backend.close()
+        registry._shared.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """What the whole run leaves on the machine: nothing that was not there before."""
     before: Census = take_census()
     yield
+    _close_shared_backends()
     grown = wait_for_calm(before, patience_s=5.0)
     if grown:
         lines = "\n".join(f"  {kind}: {thing}" for kind, thing in grown)
