@@ -122,14 +122,23 @@ def build_root(plan: Plan, trees: list[int]) -> int:
     root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     root = NewRoot(root_fd, plan, trees)
     os.umask(0)
-    for verb, *args in plan["steps"]:
-        _step(f"{verb} {args[0] if args else ''}", _VERBS[verb], root, *args)
+    run_steps(root, plan["steps"])
     os.umask(0o022)
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
     os.close(root_fd)
     return root.oom_score_fd
+
+
+def run_steps(root: NewRoot, steps: list[tuple[Any, ...]]) -> None:
+    """Apply the steps of a plan, in order.
+
+    Raises:
+        BuildError: naming the step that failed.
+    """
+    for verb, *args in steps:
+        _step(f"{verb} {args[0] if args else ''}", _VERBS[verb], root, *args)
 
 
 def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -46,6 +46,12 @@ def open_tasks(directories: list[str], version: int) -> list[int]:
     return [os.open(d + "/tasks", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
 
 
+def open_procs(directories: list[str], version: int) -> list[int]:
+    """Descriptors for a process that joins later, when a pause of some milliseconds does no harm."""
+    name = "/tasks" if version == 1 else "/cgroup.procs"
+    return [os.open(d + name, os.O_WRONLY | os.O_CLOEXEC) for d in directories]
+
+
 def join(descriptors: list[int]) -> None:
     """Move the calling, single-threaded process in."""
     for fd in descriptors:

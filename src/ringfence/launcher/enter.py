@@ -1,10 +1,183 @@
-"""Helpers that go into a running sandbox on behalf of the host: live mounts, trees, other users."""
+"""Helpers that go into a running sandbox for the host: live mounts, trees, other users.
+
+Each is forked from the zygote, does one thing in the sandbox's own namespaces and is gone (an agent
+for another user stays, locked down like PID 1). Nothing here resolves a guest's name outside them.
+"""
 
 from __future__ import annotations
 
-from . import wire
+import _signal as signal
+import errno
+import os
+
+from ..linux import mounts, namespaces, privileges, signals
+from . import build, cgroups, idmap, init, lockdown, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .plan import Plan, Tree
+
+_ALL = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWNET
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+    | namespaces.CLONE_NEWCGROUP
+)
 
 
-def serve(request: dict[str, object], reply: wire.Socket, fds: list[int]) -> None:
-    """Do one request inside the sandbox and answer it."""
-    raise NotImplementedError
+def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Do one request; answers on `reply` with "O" or "E"."""
+    try:
+        _OPERATIONS[request["op"]](request, reply, fds)
+    except build.BuildError as exc:
+        init.refuse(reply, exc.cause, exc.step)
+    except OSError as exc:
+        init.refuse(reply, exc, request["op"])
+    except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
+
+
+# -- live mounts ------------------------------------------------------------------------------
+
+
+def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Add a mount: request has plan, tree, target, steps, link; fds are user and mnt namespace, source."""
+    plan: Plan = request["plan"]
+    tree: Tree | None = request["tree"]
+    trees = []
+    if tree is not None:
+        own = plan["trusted_root"]
+        trees = [_host_tree(tree, fds[2]) if own else _tree_of_own_namespace(tree, plan)]
+    _join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
+    root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = build.NewRoot(root_fd, plan, trees)
+    os.chdir("/")
+    build.run_steps(root, request["steps"])
+    if request["link"]:
+        # Landlock is decided when a sandbox starts: a new writable place must lie in a writable one.
+        parent, _, name = request["link"].rpartition("/")
+        if parent:
+            root.make_dir(parent)
+        directory = root.open(parent or "/", os.O_PATH | os.O_DIRECTORY)
+        os.symlink(request["target"], name, dir_fd=directory)
+    wire.send_raw(reply, b"O")
+
+
+def _host_tree(tree: Tree, source_fd: int) -> int:
+    fd = mounts.open_tree("", dir_fd=source_fd, recursive=not tree["idmap"])
+    idmap_fd = idmap.user_namespace(tree["idmap"], tree["idmap_gid"]) if tree["idmap"] else -1
+    build.restrict_tree(fd, tree, idmap_fd)
+    return fd
+
+
+def _tree_of_own_namespace(tree: Tree, plan: Plan) -> int:
+    """An ordinary user may copy host mounts only in a mount namespace of its own."""
+    ours, theirs = wire.socketpair()
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = namespaces.clone3(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
+    if pid == 0:
+        try:
+            os.read(go_read, 1)
+            mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+            wire.send_raw(theirs, b"O", [build.open_tree(tree, -1)])
+        except OSError as exc:
+            init.refuse(theirs, exc, f"open {tree['source']}")
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.close(pidfd)
+    namespaces.write_id_maps(pid, plan["uid_map"], plan["gid_map"], deny_setgroups=True)
+    os.write(go_write, b"g")
+    data, fds = wire.receive_raw(ours)
+    os.waitpid(pid, 0)
+    if data != b"O":
+        number, _, text = data[1:].partition(b" ")
+        raise OSError(int(number or b"5"), text.decode("utf-8", "replace"))
+    return fds[0]
+
+
+def _join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
+    namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
+    namespaces.setns(mount_fd, namespaces.CLONE_NEWNS)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+# -- trees ------------------------------------------------------------------------------------
+
+
+def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Pack or unpack a tree: fds are user, mnt and pid namespace, and the pipe.
+
+    `as_root`: for snapshots, as the namespace's own root, which reads and owns every file of the
+    writable layer; else locked down as the sandbox's user.
+    """
+    from . import trees  # tarfile takes 10 ms to import, and must be imported on this side
+
+    plan: Plan = request["plan"]
+    user_fd, mount_fd, pid_fd, stream = fds
+    cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
+    namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
+    namespaces.setns(pid_fd, namespaces.CLONE_NEWPID)
+    namespaces.setns(mount_fd, namespaces.CLONE_NEWNS)
+    child = os.fork()  # into the PID namespace: it dies with the sandbox
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        if request["as_root"]:
+            os.setresgid(*[plan["setup_gid"]] * 3)
+            os.setresuid(*[plan["setup_uid"]] * 3)
+        else:
+            lockdown.become_user(plan, plan["uid"], plan["gid"])
+            lockdown.seal(plan, with_parent=False)
+        operation = trees.pack if request["direction"] == "out" else trees.unpack
+        operation(stream, request["path"], one_file_system=request["as_root"])
+        wire.send_raw(reply, b"O")
+    except OSError as exc:
+        init.refuse(reply, exc)
+    except Exception as exc:  # noqa: BLE001
+        init.refuse(reply, OSError(errno.EPROTO, repr(exc)))
+    finally:
+        os._exit(0)
+
+
+# -- other users ------------------------------------------------------------------------------
+
+
+def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Start an agent for another user: like PID 1, but of that user; fds are pidfd and its control."""
+    plan: Plan = request["plan"]
+    pidfd, control_fd = fds
+    cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
+    namespaces.setns(pidfd, _ALL)
+    if os.fork():
+        return
+    control = wire.Socket(fileno=control_fd)
+    try:
+        os.setsid()
+        os.setgroups([])
+        privileges.adopt_orphans()  # a tree's last process must end under our eyes
+        os.chdir("/")
+        lockdown.apply_rlimits(plan["rlimits"])
+        signal_fd = signals.signalfd([signal.SIGCHLD])
+        io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        init.point_standard_descriptors_at_null()
+        control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
+        control = wire.Socket(fileno=control_fd)
+        lockdown.become_user(plan, plan["uid"], plan["gid"])
+        lockdown.seal(plan, with_parent=False)
+        wire.send_raw(control, b"READY")
+        init.Init(plan, control, signal_fd, -1, io_fd).run()
+    except OSError as exc:
+        init.refuse(control, exc, "agent")
+    finally:
+        os._exit(0)
+
+
+_OPERATIONS = {"mount": _mount, "tree": _tree, "agent": _agent}

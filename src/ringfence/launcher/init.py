@@ -16,7 +16,7 @@ import select
 import struct
 import time
 
-from ..linux import libc
+from ..linux import files, libc
 from . import wire
 
 TYPE_CHECKING = False
@@ -441,7 +441,8 @@ def _signal(pid: int, signum: int) -> None:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    ours = ("1", str(os.getpid()))
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name not in ours]
 
 
 def _tag_of(pid: int) -> int:
@@ -495,3 +496,11 @@ def point_standard_descriptors_at_null() -> None:
         os.dup2(null, fd)
     if null > 2:
         os.close(null)
+
+
+def pack_descriptors(keep: list[int]) -> list[int]:
+    """Renumber the descriptors to keep from 3 on, and close every other one."""
+    high = [os.dup2(fd, 100 + i, inheritable=False) for i, fd in enumerate(keep)]
+    low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
+    files.close_from(3 + len(keep))
+    return low

@@ -39,13 +39,17 @@ def become_user(plan: Plan, uid: int, gid: int) -> None:
     privileges.empty_capability_sets()
 
 
-def seal(plan: Plan) -> None:
+def seal(plan: Plan, *, with_parent: bool = True) -> None:
     """no_new_privs, Landlock and, last of all, the system-call filter.
+
+    Args:
+        with_parent: Die with the parent process.
 
     Precondition: the process already has its final ids and root.
     """
-    # After the last change of credentials, which clears it.
-    privileges.die_with_parent(signal.SIGKILL)
+    if with_parent:
+        # After the last change of credentials, which clears it.
+        privileges.die_with_parent(signal.SIGKILL)
     privileges.set_dumpable(False)
     if plan["no_new_privs"]:
         privileges.set_no_new_privs()

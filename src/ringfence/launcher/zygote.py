@@ -14,7 +14,7 @@ import select
 import sys
 
 from ..linux import files, mounts, namespaces, privileges, signals
-from . import build, cgroups, enter, init, lockdown, wire
+from . import build, cgroups, enter, idmap, init, lockdown, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def main() -> None:
     files.close_from(CONTROL_FD + 1)
     os.umask(0o022)
     rename_process(b"ringfence-zygote")
+    privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
     gc.freeze()
@@ -152,7 +153,7 @@ class Zygote:
         idmap_fd = -1
         if tree["idmap"]:
             if maps not in made:
-                made[maps] = user_namespace(*maps)
+                made[maps] = idmap.user_namespace(*maps)
             idmap_fd = made[maps]
         if tree["fd"] < 0:
             return mounted(build.open_tree, f"open {tree['source']}", tree, idmap_fd)
@@ -205,24 +206,6 @@ def mounted(function, name: str, *args):  # type: ignore[no-untyped-def]
         raise build.BuildError(name, exc) from exc
 
 
-def user_namespace(uid_map: str, gid_map: str) -> int:
-    """A descriptor of a new user namespace with these maps, for an idmapped mount."""
-    ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = namespaces.clone3(namespaces.CLONE_NEWUSER)
-    if pid == 0:
-        os.close(ready_write)
-        os.read(ready_read, 1)  # until the parent has opened our namespace
-        os._exit(0)
-    try:
-        namespaces.write_id_maps(pid, uid_map, gid_map, deny_setgroups=False)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready_write)
-        os.close(ready_read)
-        os.close(pidfd)
-        os.waitpid(pid, 0)
-
-
 def become_sandbox(plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]) -> None:
     """In the new process: build, lock down, serve as PID 1. Never returns."""
     control = wire.Socket(fileno=control_fd)
@@ -260,7 +243,7 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     init.point_standard_descriptors_at_null()
     rename_process(b"ringfence-init")
     own = [control.detach(), signal_fd, oom_score_fd, io_fd]
-    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = pack_descriptors([*own, *namespace_fds])
+    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors([*own, *namespace_fds])
     control = wire.Socket(fileno=control_fd)
     lockdown.become_user(plan, plan["uid"], plan["gid"])
     lockdown.seal(plan)
@@ -269,14 +252,6 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
         os.close(fd)
     init.Init(plan, control, signal_fd, oom_score_fd, io_fd).run()
     os._exit(0)
-
-
-def pack_descriptors(keep: list[int]) -> list[int]:
-    """Renumber the descriptors to keep from 3 on, and close every other one."""
-    high = [os.dup2(fd, 100 + i, inheritable=False) for i, fd in enumerate(keep)]
-    low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
-    files.close_from(3 + len(keep))
-    return low
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -67,6 +68,11 @@ def empty_capability_sets() -> None:
 def set_no_new_privs() -> None:
     """From now on execve(2) grants nothing: no setuid, no file capabilities."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, as PID 1 does: a subreaper."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:

@@ -126,7 +126,9 @@ class NativeBackend:
             ours.close()
             raise
         ours.settimeout(None)
-        return NativeSandbox(self, draft, profile, size, group, ours, pid, pidfd, namespace_fds)
+        return NativeSandbox(
+            self, draft, profile, size, group, ours, plan, pid, pidfd, namespace_fds, zygote
+        )
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""

@@ -17,7 +17,7 @@ _FIRST_HOST_ID = 0x70000000
 _IDS_EACH = 2048
 _SLOTS_A_BLOCK = 128
 _BLOCKS = 1000
-_LOW_IDS = 2000  # inside ids 0 to 1999 map one to one into a slot
+LOW_IDS = 2000  # inside ids 0 to 1999 map one to one into a slot
 
 
 def uid_of(user: str | None, *, field: str = "user") -> int:
@@ -43,18 +43,18 @@ def name_of(uid: int) -> str:
 
 def slot_map(first_host_id: int, uid: int) -> str:
     """The id map of a sandbox that owns a slot: never host 0."""
-    extents = [f"0 {first_host_id} {_LOW_IDS}"]
-    if uid >= _LOW_IDS and uid != NOBODY:
-        extents.append(f"{uid} {first_host_id + _LOW_IDS} 1")
-    extents.append(f"{NOBODY} {first_host_id + _LOW_IDS + 1} 1")
+    extents = [f"0 {first_host_id} {LOW_IDS}"]
+    if uid >= LOW_IDS and uid != NOBODY:
+        extents.append(f"{uid} {first_host_id + LOW_IDS} 1")
+    extents.append(f"{NOBODY} {first_host_id + LOW_IDS + 1} 1")
     return "\n".join(extents)
 
 
 def host_id(first_host_id: int, inside: int) -> int:
     """Where `slot_map` puts an inside id."""
-    if inside < _LOW_IDS:
+    if inside < LOW_IDS:
         return first_host_id + inside
-    return first_host_id + _LOW_IDS + (1 if inside == NOBODY else 0)
+    return first_host_id + LOW_IDS + (1 if inside == NOBODY else 0)
 
 
 class HostIds:

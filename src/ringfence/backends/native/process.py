@@ -31,6 +31,7 @@ class NativeExec:
         self,
         sandbox: NativeSandbox,
         number: int,
+        control: wire.Socket,
         reply: wire.Socket,
         streams: tuple[int | None, int | None, int | None],
         oom_kills: int | None,
@@ -40,7 +41,7 @@ class NativeExec:
         self.id = f"exec-{number}"
         self.number = number
         self.stdin, self.stdout, self.stderr = streams
-        self._sandbox, self._reply = sandbox, reply
+        self._sandbox, self._control, self._reply = sandbox, control, reply
         self._oom_kills_before = oom_kills
         self._command, self._cwd = command, cwd
         self._status: ExecStatus | None = None
@@ -142,14 +143,14 @@ class NativeExec:
         if not 1 <= signum <= signal.NSIG:
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         try:
-            self._sandbox.ask("signal", self.number, int(signum))
+            self._sandbox.ask("signal", self.number, int(signum), control=self._control)
         except ProcessLookupError:
             pass
 
     def kill(self) -> None:
         """Kill the whole tree."""
         try:
-            self._sandbox.ask("kill", self.number)
+            self._sandbox.ask("kill", self.number, control=self._control)
         except SandboxLost:
             pass  # its processes are gone with it
 

@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...launcher.plan import Plan
     from ...model.capabilities import Protection
     from ...model.mount import Mount
     from ...model.network import NetworkPolicy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .cgroups import Group
     from .planner import Draft, Sizes
     from .profiles import Profile
+    from .zygote import Zygote
 
 _ASK_S = 30.0
 
@@ -54,9 +56,11 @@ class NativeSandbox:
         sizes: Sizes,
         group: Group,
         control: wire.Socket,
+        plan: Plan,
         pid: int,
         pidfd: int,
         namespace_fds: list[int],
+        zygote: Zygote,
     ) -> None:
         self.backend, self.spec, self.profile, self.sizes, self.group = backend, draft.spec, profile, sizes, group
         self.id, self.uid, self.first_host_id = draft.id, draft.uid, draft.first_host_id
@@ -64,11 +68,15 @@ class NativeSandbox:
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
         self.root = planner.session_root(draft.spec)
-        self.pid, self.pidfd = pid, pidfd
+        self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
         self.namespace_fds = namespace_fds  # user, mnt, pid
         self.files = NativeFiles(self)
-        self._protected = draft.protected
-        self._control = control
+        self.protected = draft.protected
+        self.control = control
+        self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
+        self.unix_sockets = profile.unix_sockets is not False and not draft.host_directory
+        self.lockdown = plan.copy()
+        self.lockdown["trees"], self.lockdown["steps"] = [], []
         self._lock = threading.RLock()
         self._send_lock = threading.Lock()
         self._state = State.PROVISIONED
@@ -122,13 +130,15 @@ class NativeSandbox:
             self._require(State.RUNNING, "exec")
             self._numbers += 1
             number = self._numbers
+        control = self.control
         if request.user is not None and identity.uid_of(request.user) != self.uid:
-            from .users import start_as
+            from .users import control_of
 
-            return start_as(self, request, number)
-        return self._start(request, number)
+            with self._lock:
+                control = control_of(self, request.user)
+        return self._start(request, number, control)
 
-    def _start(self, request: ExecRequest, number: int) -> NativeExec:
+    def _start(self, request: ExecRequest, number: int, control: wire.Socket) -> NativeExec:
         ours, theirs = wire.socketpair()
         inner, outer = open_streams(request)
         environment = {**self._environment, **request.env}
@@ -137,10 +147,10 @@ class NativeSandbox:
         cwd = self.working_directory(request.cwd)
         timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
         message = ("exec", number, list(request.argv), environment, cwd, timeout, request.pty)
-        run = NativeExec(self, number, ours, outer, self.oom_kills(), request.argv[0], cwd)
+        run = NativeExec(self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd)
         self._live[number] = run
         try:
-            self._send(message, [theirs.fileno(), *inner])
+            self._send(message, [theirs.fileno(), *inner], control)
         except BaseException:
             run.close()
             raise
@@ -161,17 +171,19 @@ class NativeSandbox:
 
     # -- asking PID 1 -----------------------------------------------------------------------
 
-    def _send(self, message: object, fds: list[int]) -> None:
+    def _send(self, message: object, fds: list[int], control: wire.Socket) -> None:
         try:
             with self._send_lock:
-                wire.send(self._control, message, fds)
+                wire.send(control, message, fds)
         except (BrokenPipeError, ConnectionResetError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
                 raise ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`") from exc
             raise self.lost_error() from exc
 
-    def ask(self, verb: str, *args: object, timeout_s: float = _ASK_S) -> tuple[bytes, list[int]]:
-        """One request to PID 1.
+    def ask(
+        self, verb: str, *args: object, timeout_s: float = _ASK_S, control: wire.Socket | None = None
+    ) -> tuple[bytes, list[int]]:
+        """One request to PID 1, or to another agent's `control`.
 
         Raises:
             OSError: As the kernel told PID 1.
@@ -180,7 +192,7 @@ class NativeSandbox:
         ours, theirs = wire.socketpair()
         try:
             try:
-                self._send((verb, *args), [theirs.fileno()])
+                self._send((verb, *args), [theirs.fileno()], control or self.control)
             finally:
                 theirs.close()
             return answer(ours, timeout_s)
@@ -278,10 +290,11 @@ class NativeSandbox:
             )
 
     def _release(self) -> None:
-        self._control.close()
+        for control in (self.control, *self.agents.values()):
+            control.close()
         for fd in (self.pidfd, *self.namespace_fds):
             os.close(fd)
-        for protected in self._protected:
+        for protected in self.protected:
             protected.remove_placeholders()
         self.backend.released(self)
 

@@ -61,7 +61,21 @@ class Zygote:
         self._send_lock = threading.Lock()
         self.owner = os.getpid()
 
-    def ask(self, verb: str, argument: Any, fds: list[int] | None = None) -> tuple[bytes, list[int]]:
+    def tell(self, verb: str, argument: Any, fds: list[int]) -> None:
+        """One request whose answer comes another way."""
+        ours, theirs = wire.socketpair()
+        ours.close()
+        try:
+            with self._send_lock:
+                wire.send(self._socket, (verb, argument), [theirs.fileno(), *fds])
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
+        finally:
+            theirs.close()
+
+    def ask(
+        self, verb: str, argument: Any, fds: list[int] | None = None, *, timeout_s: float | None = _ANSWER_S
+    ) -> tuple[bytes, list[int]]:
         """One request, one answer.
 
         Raises:
@@ -75,7 +89,7 @@ class Zygote:
                     wire.send(self._socket, (verb, argument), [theirs.fileno(), *(fds or [])])
             finally:
                 theirs.close()
-            return answer(ours, _ANSWER_S)
+            return answer(ours, timeout_s)
         except (BrokenPipeError, ConnectionResetError) as exc:
             raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
         finally:

@@ -1,0 +1,128 @@
+"""Adding a mount to a live sandbox."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ...errors import FileExists, InvalidRequest, IsolationError
+from ...model.mount import READ_ONLY
+from ...model.session import ResolvedMount
+from . import planner
+from .host import host
+from .inner import replay, send
+from .protect import Protected, protect_mount
+from .zygote import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...model.mount import Mount
+    from .sandbox import NativeSandbox
+
+_SCANNED_ENTRIES = 50_000
+_ATTACHED = "/mnt/attached"
+
+
+def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
+    """Do it, in the sandbox's own namespaces, by a helper that resolves no symlink of the guest's.
+
+    Raises:
+        InvalidRequest: The source does not exist, or the target is taken.
+        IsolationError: It would open a way out.
+    """
+    if not mount.is_host_path:
+        return _attach_session_dir(sandbox, mount)
+    here = host()
+    draft = planner.Draft(sandbox.spec, sandbox.id, sandbox.uid, sandbox.first_host_id)
+    try:
+        tree = planner.host_tree(draft, mount, here)
+        if sandbox.unix_sockets and not sandbox.host_directory:
+            refuse_sockets(tree["source"])
+        target = mount.target
+        link = ""
+        if mount.is_writable and not _is_writable(sandbox, target):
+            target, link = f"{_ATTACHED}/{len(sandbox.mounts)}", target
+        protected = protect_mount(_at(mount, target), sandbox.spec, tree) if mount.is_writable else Protected()
+        steps: list[tuple[Any, ...]] = [("bind", target, 0), *protected.steps]
+        try:
+            _send(sandbox, tree, target, link, steps, draft.fds)
+        except BaseException:
+            protected.remove_placeholders()
+            raise
+        sandbox.protected.append(protected)
+    finally:
+        draft.close()
+    sandbox.host_directory = True
+    return ResolvedMount(mount.target, mount.access, tree["source"])
+
+
+def _attach_session_dir(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
+    target, link = mount.target, ""
+    steps: list[tuple[Any, ...]]
+    if mount.is_writable and not _is_writable(sandbox, target):
+        target, link = f"{_ATTACHED}/{len(sandbox.mounts)}", target
+    if mount.source:
+        source = f"{sandbox.root}/{mount.source}"
+        steps = [("session_dir", source), ("bind_inside", source, target, 0)]
+    else:
+        steps = [("session_dir", target)]
+    if mount.access == READ_ONLY:
+        steps.append(("protect", target))
+    _send(sandbox, None, target, link, steps, [])
+    return ResolvedMount(mount.target, mount.access)
+
+
+def _send(
+    sandbox: NativeSandbox, tree: Any, target: str, link: str, steps: list[tuple[Any, ...]], fds: list[int]
+) -> None:
+    request = {
+        "op": "mount",
+        "plan": replay(sandbox),
+        "tree": tree,
+        "target": target,
+        "link": link,
+        "steps": steps,
+    }
+    try:
+        send(sandbox, request, [*sandbox.namespace_fds[:2], *fds], 30.0)
+    except Refused as exc:
+        if exc.errno == 17:
+            raise FileExists(f"{link}: something is there already", path=link) from exc
+        raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount") from exc
+
+
+def _is_writable(sandbox: NativeSandbox, target: str) -> bool:
+    """Whether Landlock, decided when the sandbox started, lets anything be written there."""
+    if not sandbox.profile.landlock or not host().landlock_abi:
+        return True
+    return any((target + "/").startswith(top + "/") for top in sandbox.landlock_writable)
+
+
+def _at(mount: Mount, target: str) -> Mount:
+    from dataclasses import replace
+
+    return mount if mount.target == target else replace(mount, target=target)
+
+
+def refuse_sockets(source: str) -> None:
+    """A directory with unix sockets is not shown to a sandbox that may connect to them.
+
+    Raises:
+        IsolationError: It has one, or is too large to tell.
+    """
+    seen = 0
+    for directory, names, files in os.walk(source):
+        for name in files:
+            if stat.S_ISSOCK(os.lstat(os.path.join(directory, name)).st_mode):
+                raise IsolationError(
+                    f"{os.path.join(directory, name)} is a unix socket, and this sandbox may connect to it",
+                    hint="give the mount when the sandbox is created: it then has no unix sockets",
+                )
+        seen += len(names) + len(files)
+        if seen > _SCANNED_ENTRIES:
+            raise IsolationError(
+                f"{source} has too many files to look for unix sockets in it",
+                hint="give the mount when the sandbox is created",
+            )

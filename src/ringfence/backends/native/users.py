@@ -1,0 +1,43 @@
+"""Execs as another user of the sandbox than its own."""
+
+from __future__ import annotations
+
+from ...errors import Unsupported
+from . import identity
+from .inner import is_trusted_root, start_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher import wire
+    from .sandbox import NativeSandbox
+
+
+def control_of(sandbox: NativeSandbox, user: str) -> wire.Socket:
+    """The control socket of PID 1, or of an agent of `user`, started on first use.
+
+    Raises:
+        InvalidRequest: No such user.
+        Unsupported: Without root there is only one user inside.
+    """
+    uid = identity.uid_of(user)
+    if uid == sandbox.uid:
+        return sandbox.control
+    if not is_trusted_root():
+        raise Unsupported(
+            f"a sandbox made by an ordinary user has one user inside, uid {sandbox.uid}",
+            backend="native",
+            operation="exec as another user",
+            field="user",
+            hint="create the sandbox with this user, or run Ringfence as root",
+        )
+    if uid >= identity.LOW_IDS and uid != identity.NOBODY:
+        raise Unsupported(
+            f"uid {uid} is not mapped in this sandbox",
+            backend="native",
+            operation="exec as another user",
+            field="user",
+            hint=f"uids below {identity.LOW_IDS} and {identity.NOBODY} are; or create it with this user",
+        )
+    if uid not in sandbox.agents:
+        sandbox.agents[uid] = start_agent(sandbox, uid)
+    return sandbox.agents[uid]

@@ -1,0 +1,139 @@
+"""Directory trees as tar streams, made and unpacked inside a sandbox."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+
+_BUFFER = 1 << 20
+_NOT_SAVED = ("/proc", "/dev", "/sys")
+
+
+def pack(stream: int, path: str, *, one_file_system: bool) -> None:
+    """Write the tree at `path` to descriptor `stream`.
+
+    Args:
+        one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
+    """
+    device = os.lstat(path).st_dev
+    with open(stream, "wb", buffering=_BUFFER) as raw:
+        tar = tarfile.open(fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT)
+        tar.copybufsize = _BUFFER
+        with tar:
+            _add(tar, path, ".", device if one_file_system else -1)
+
+
+def _add(tar: tarfile.TarFile, path: str, name: str, device: int) -> None:
+    try:
+        info = os.lstat(path)
+        if device >= 0 and (info.st_dev != device or path in _NOT_SAVED):
+            return
+        member = tar.gettarinfo(path, name)
+        if member is None:
+            return  # a socket: it means nothing without its process
+        member.uname = member.gname = ""
+        if member.isreg():
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb", buffering=0) as file:
+                tar.addfile(member, _Exactly(file, member.size))  # type: ignore[arg-type]
+        else:
+            tar.addfile(member)
+        entries = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []
+    except FileNotFoundError:
+        return  # it went away while we looked: a running sandbox may do that
+    for entry in entries:
+        _add(tar, os.path.join(path, entry), f"{name}/{entry}", device)
+
+
+class _Exactly(io.RawIOBase):
+    """A file that always has `size` bytes, whatever its writer does meanwhile: cut or zero-filled."""
+
+    def __init__(self, file: io.FileIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._file.read(wanted) or b"\0" * min(wanted, _BUFFER)
+        while len(data) < wanted:  # tarfile takes a short read for the end of the file
+            more = self._file.read(wanted - len(data)) or b"\0" * (wanted - len(data))
+            data += more
+        self._left -= len(data)
+        return data
+
+
+def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
+    """Unpack a tar stream below `path`, creating it; existing files are replaced.
+
+    Args:
+        one_file_system: Restoring a snapshot: owners are restored too.
+    """
+    os.umask(0)
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    with open(stream, "rb", buffering=_BUFFER) as raw:
+        tar = tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER)
+        tar.copybufsize = _BUFFER
+        directories = []
+        for member in tar:
+            member.mode &= 0o1777  # no setuid: the filter would refuse it too
+            target = os.path.normpath(os.path.join(path, member.name))
+            _extract(tar, member, path, target, one_file_system)
+            if member.isdir():
+                directories.append((target, member))
+        for target, member in reversed(directories):
+            _finish_directory(target, member)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str, owners: bool) -> None:
+    if member.isdir():
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    elif member.isreg():
+        _clear(target)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb", buffering=0) as file:
+            source = tar.extractfile(member)
+            while source is not None and (data := source.read(_BUFFER)):
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            os.fchmod(fd, member.mode)
+    elif member.issym():
+        _clear(target)
+        os.symlink(member.linkname, target)
+    elif member.islnk():
+        _clear(target)
+        os.link(os.path.normpath(os.path.join(path, member.linkname)), target, follow_symlinks=False)
+        return
+    elif member.isfifo():
+        _clear(target)
+        os.mkfifo(target, member.mode)
+    else:
+        return
+    if owners:
+        _own(target, member)
+    if not member.isdir():
+        os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
+
+
+def _clear(target: str) -> None:
+    try:
+        os.unlink(target)
+    except FileNotFoundError:
+        pass
+
+
+def _own(target: str, member: tarfile.TarInfo) -> None:
+    found = os.lstat(target)
+    if (found.st_uid, found.st_gid) != (member.uid, member.gid):
+        os.chown(target, member.uid, member.gid, follow_symlinks=False)
+
+
+def _finish_directory(target: str, member: tarfile.TarInfo) -> None:
+    """Last, so that a read-only directory does not refuse its own content."""
+    try:
+        if stat.S_IMODE(os.lstat(target).st_mode) != member.mode:
+            os.chmod(target, member.mode)
+        os.utime(target, (member.mtime, member.mtime))
+    except PermissionError:
+        return  # /tmp and the like: not the sandbox user's, and already as they should be
