@@ -124,8 +124,14 @@ class FakeExec:
         with machine.changed:
             machine.changed.wait_for(lambda: process.has_ended)
             self._status = self._judge()
+            self._tell_done()
             machine.changed.notify_all()
-        os.write(self._done_write, b"!")
+
+    def _tell_done(self) -> None:
+        try:
+            os.write(self._done_write, b"!")
+        except BrokenPipeError:
+            pass  # the owner has closed its fds: nobody wants to know
         os.close(self._done_write)
 
     def _judge(self) -> ExecStatus:

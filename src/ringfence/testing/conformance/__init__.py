@@ -1,0 +1,52 @@
+"""The conformance suite: a backend is done when it passes.
+
+    from ringfence.testing.conformance import BackendConformance
+
+    class TestMine(BackendConformance):
+        def make_backend(self):
+            return MyBackend()
+
+Every rule of the backend protocol has a test here. What a backend reports it cannot do is
+tested too: it must be refused with `Unsupported`, and each refusal is counted and listed at
+the end of the run. Tests use only the protocol, so a backend needs nothing else to pass;
+sandboxes need a POSIX `sh` and the `PROGRAMS`. Waits are bounded by `patience_s`, and nothing
+is judged by its speed. A backend that needs a special spec overrides `make_spec`; one whose
+sandboxes hold a program that connects overrides `connect_argv`.
+"""
+
+from __future__ import annotations
+
+from .base import PROGRAMS, ConformanceBase, needs
+from .endings import Endings
+from .environment import Environment
+from .execs import Execs
+from .files import Files
+from .lifecycle import Lifecycle
+from .limits import LimitsThatBite
+from .mounts import Mounts
+from .network import Network
+from .reports import Reports
+from .requests import Requests
+from .snapshots import Snapshots
+from .suspension import Suspension
+from .trees import Trees
+
+__all__ = ["PROGRAMS", "BackendConformance", "ConformanceBase", "needs"]
+
+
+class BackendConformance(
+    Lifecycle,
+    Execs,
+    Endings,
+    Environment,
+    Requests,
+    Files,
+    Trees,
+    Mounts,
+    Network,
+    Snapshots,
+    Suspension,
+    LimitsThatBite,
+    Reports,
+):
+    """The whole suite; subclass it as `Test...` and override `make_backend`."""

@@ -1,0 +1,162 @@
+"""Fixtures of the suite, and the rule for what a backend cannot do."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from ...errors import Unsupported
+from ...model.spec import SandboxSpec
+from ..lab import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...backends.protocol import Backend
+
+    MakeSandbox = Callable[..., Lab]
+    Test = Callable[..., None]
+
+PROGRAMS = ("cat", "env", "id", "ln", "printf", "pwd", "setsid", "sh", "sleep", "true")
+"""Programs the suite runs; besides them only what a POSIX `sh` builds in."""
+
+
+def needs(*capabilities: str) -> Callable[[Test], Test]:
+    """The test is of these capabilities: where one is missing, it must be refused clearly.
+
+    Refused clearly means: the report says why, and the call raises `Unsupported` naming the
+    backend and the operation. Each refusal is counted.
+    """
+
+    def decorate(test: Test) -> Test:
+        signature = inspect.signature(test)
+        wants_backend = "backend" in signature.parameters
+
+        @wraps(test)
+        def run(self: ConformanceBase, backend: Backend, **fixtures: Any) -> None:
+            if wants_backend:
+                fixtures["backend"] = backend
+            lacking = _lacking(backend, capabilities)
+            if not lacking:
+                test(self, **fixtures)
+                return
+            with pytest.raises(Unsupported) as refusal:
+                test(self, **fixtures)
+            assert refusal.value.operation
+            assert backend.name == refusal.value.backend
+            self.refusals.update(lacking)
+
+        if not wants_backend:
+            # pytest gives a test the fixtures its signature names: ask for one more.
+            own = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY)
+            parameters = [*signature.parameters.values(), own]
+            run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _lacking(backend: Backend, capabilities: tuple[str, ...]) -> list[str]:
+    """Those that the backend does not have here; each must come with a reason."""
+    report = backend.report()
+    reasons = {each.name: each.reason for each in report.capabilities}
+    lacking = [name for name in capabilities if not report.can(name)]
+    for name in lacking:
+        assert reasons.get(name), f"the report must say why there is no {name}"
+    return lacking
+
+
+class ConformanceBase:
+    """What the parts of the suite share.
+
+    Attributes:
+        patience_s: How long anything may take; raise it for a slow backend.
+        big_bytes: Size of what has to be streamed rather than held.
+        refusals: How often each missing capability was refused clearly.
+    """
+
+    patience_s: ClassVar[float] = 60.0
+    big_bytes: ClassVar[int] = 4_000_003
+    refusals: ClassVar[Counter[str]]
+    _shared: ClassVar[Backend | None] = None
+    _is_telling: ClassVar[bool] = False
+
+    def make_backend(self) -> Backend:
+        """A backend of its own, closed by the caller: to be overridden."""
+        raise NotImplementedError(f"{type(self).__name__} must override make_backend()")
+
+    def make_spec(self, **changes: Any) -> SandboxSpec:
+        """The spec of every sandbox; override to add what the backend cannot do without."""
+        return SandboxSpec(**changes)
+
+    def connect_argv(self, host: str, port: int) -> tuple[str, ...] | None:
+        """A command that exits 0 when it could connect; None: the sandbox has no such program."""
+        del host, port
+        return None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.refusals = Counter()
+        cls._shared, cls._is_telling = None, False
+
+    @pytest.fixture
+    def backend(self, request: pytest.FixtureRequest) -> Backend:
+        """The backend under test, one for the whole class."""
+        cls = type(self)
+        if cls._shared is None:
+            cls._shared = self.make_backend()
+            _class_node(request).addfinalizer(cls._close_shared)
+        return cls._shared
+
+    @pytest.fixture
+    def make_sandbox(self, backend: Backend) -> Iterator[MakeSandbox]:
+        """`make_sandbox(**spec)`: sandboxes that are gone when the test is over."""
+        made: list[Lab] = []
+
+        def make(**changes: Any) -> Lab:
+            made.append(Lab(backend.provision(self.make_spec(**changes)), self.patience_s))
+            return made[-1]
+
+        yield make
+        for lab in reversed(made):
+            lab.close()
+
+    @pytest.fixture
+    def sandbox(self, make_sandbox: MakeSandbox) -> Lab:
+        """A sandbox with no wishes."""
+        return make_sandbox()
+
+    @pytest.fixture(autouse=True)
+    def _tell_refusals(self, request: pytest.FixtureRequest) -> None:
+        """List at the end of the class what was refused, once."""
+        cls = type(self)
+        if not cls._is_telling:
+            cls._is_telling = True
+            terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+            _class_node(request).addfinalizer(lambda: cls._tell(terminal))
+
+    @classmethod
+    def _tell(cls, terminal: Any) -> None:
+        if cls.refusals and terminal is not None:
+            said = ", ".join(f"{name} ({times})" for name, times in sorted(cls.refusals.items()))
+            terminal.write_line(f"\n{cls.__name__}: refused clearly: {said}")
+
+    @classmethod
+    def _close_shared(cls) -> None:
+        shared, cls._shared = cls._shared, None
+        if shared is not None:
+            shared.close()
+
+
+def _class_node(request: pytest.FixtureRequest) -> pytest.Class:
+    """The class in pytest's tree; what it finalizes outlives the single test.
+
+    A class-scoped fixture would do, if pytest still let one be an ordinary method.
+    """
+    node = request.node.getparent(pytest.Class)
+    assert isinstance(node, pytest.Class)
+    return node

@@ -1,0 +1,135 @@
+"""Timeouts, kills and signals: what ends a process, and that nothing of it is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ...model.limits import Limits
+from ..running import is_readable, read_to_end, read_until, wait_done
+from .base import ConformanceBase
+
+if TYPE_CHECKING:
+    from ..lab import Lab
+    from .base import MakeSandbox
+
+TREE = "setsid sleep 600 & (sleep 600 &) ; (setsid sleep 600 &) ; echo ready; "
+"""A shell with a new session, an orphan and an orphaned new session below it."""
+
+
+class Endings(ConformanceBase):
+    def test_a_timeout_takes_the_whole_tree(self, sandbox: Lab) -> None:
+        """And keeps the output so far."""
+        process = sandbox.start("sh", "-c", TREE + "sleep 600", timeout_s=0.5)
+
+        wait_done(process, self.patience_s)
+
+        status = process.status()
+        assert b"ready\n" == read_to_end(process.stdout, self.patience_s)
+        assert (True, "timeout") == (status.timed_out, status.killed_by)
+        assert (None, 9) == (status.exit_code, status.signal)
+        assert not status.ok
+
+    def test_a_timeout_cannot_be_ignored(self, sandbox: Lab) -> None:
+        script = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
+
+        result = sandbox.sh(script, timeout_s=0.3)
+
+        assert result.timed_out
+        assert b"ready\n" == result.stdout
+
+    def test_the_wall_time_is_the_default_timeout(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(wall_time_s=0.3))
+
+        assert lab.run("sleep", "600").timed_out
+
+    def test_a_timeout_of_its_own_comes_first(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(wall_time_s=0.2))
+
+        result = lab.run("sleep", "0.5", timeout_s=self.patience_s)
+
+        assert result.ok
+
+    def test_ending_in_time_is_no_timeout(self, sandbox: Lab) -> None:
+        result = sandbox.run("true", timeout_s=self.patience_s)
+
+        assert result.ok
+        assert not result.timed_out
+
+    def test_one_timeout_leaves_the_others_alone(self, sandbox: Lab) -> None:
+        other = sandbox.start("cat", stream_stdin=True)
+
+        assert sandbox.run("sleep", "600", timeout_s=0.2).timed_out
+
+        assert b"hello" == sandbox.finish(other, stdin=b"hello").stdout
+
+    def test_kill_takes_the_whole_tree(self, sandbox: Lab) -> None:
+        process = sandbox.start("sh", "-c", TREE + "sleep 600")
+        read_until(process.stdout, b"ready", self.patience_s)
+
+        process.kill()
+
+        wait_done(process, self.patience_s)
+        read_to_end(process.stdout, self.patience_s)
+        assert (9, "caller") == (process.status().signal, process.status().killed_by)
+        assert not process.status().timed_out
+
+    def test_kill_again_and_after_the_end(self, sandbox: Lab) -> None:
+        process = sandbox.start("sh", "-c", "exit 4")
+        wait_done(process, self.patience_s)
+
+        process.kill()
+        process.kill()
+
+        assert (4, None) == (process.status().exit_code, process.status().killed_by)
+
+    def test_kill_leaves_the_others_alone(self, sandbox: Lab) -> None:
+        other = sandbox.start("cat", stream_stdin=True)
+        process = sandbox.start("sh", "-c", TREE)
+
+        process.kill()
+
+        assert b"hello" == sandbox.finish(other, stdin=b"hello").stdout
+
+    def test_children_outlive_the_command_until_killed(self, sandbox: Lab) -> None:
+        """A server left in the background is no reason to wait; kill still finds it."""
+        process = sandbox.start("sh", "-c", TREE + "exit 0")
+
+        wait_done(process, self.patience_s)
+        assert 0 == process.status().exit_code
+        read_until(process.stdout, b"ready\n", self.patience_s)
+        assert not is_readable(process.stdout or 0)
+        process.kill()
+
+        assert b"" == read_to_end(process.stdout, self.patience_s)
+
+    @pytest.mark.parametrize("signum", [2, 15])
+    def test_a_signal_reaches_the_process(self, sandbox: Lab, signum: int) -> None:
+        script = f"trap 'echo caught; exit 7' {signum}; echo ready; while :; do sleep 0.05; done"
+        process = sandbox.start("sh", "-c", script)
+        read_until(process.stdout, b"ready", self.patience_s)
+
+        process.signal(signum)
+
+        result = sandbox.finish(process)
+        assert 7 == result.exit_code
+        assert result.stdout.endswith(b"caught\n")
+        assert result.killed_by is None
+
+    def test_a_signal_that_ends_it_is_its_own(self, sandbox: Lab) -> None:
+        process = sandbox.start("sleep", "600")
+
+        process.signal(15)
+
+        result = sandbox.finish(process)
+        assert (None, 15) == (result.exit_code, result.signal)
+        assert result.killed_by is None
+
+    def test_a_signal_after_the_end_does_nothing(self, sandbox: Lab) -> None:
+        process = sandbox.start("true")
+        wait_done(process, self.patience_s)
+
+        process.signal(15)
+
+        assert 0 == process.status().exit_code

@@ -1,0 +1,113 @@
+"""Limits that bite: the sandbox stops, the host and the sandbox's owner do not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ...errors import ResourceExhausted
+from ...model import capabilities as can
+from ...model.limits import MIB, Limits
+from .base import ConformanceBase, needs
+
+if TYPE_CHECKING:
+    from ..lab import Lab
+    from .base import MakeSandbox
+
+FORKS = 'i=; while [ "$i" != %s ]; do sleep 600 & i=${i}x; done; echo all' % ("x" * 80)
+DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 24 ]; do x=$x$x; i=$((i+1)); done; echo all"
+
+
+class LimitsThatBite(ConformanceBase):
+    @needs(can.PIDS_LIMIT)
+    def test_processes(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(pids=32))
+        process = lab.start("sh", "-c", FORKS, timeout_s=self.patience_s)
+
+        result = lab.finish(process)
+        counted = lab.sandbox.stats().pids
+
+        assert b"all" not in result.stdout or not result.ok or result.stderr
+        assert counted is None or counted <= 32
+        process.kill()
+        assert lab.run("true").ok
+
+    @needs(can.PIDS_LIMIT)
+    def test_processes_below_the_limit(self, make_sandbox: MakeSandbox) -> None:
+        """The control: the same script is fine where there is room."""
+        lab = make_sandbox(limits=Limits(pids=256))
+
+        assert "all\n" == lab.sh(FORKS).text
+
+    @needs(can.DISK_QUOTA)
+    def test_bytes_on_disk(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(disk_bytes=8 * MIB))
+        with pytest.raises(ResourceExhausted):
+            lab.put("filler", bytes(16 * MIB))
+        lab.files.remove("filler")
+
+        lab.put("half", bytes(4 * MIB))
+        result = lab.sh("cat half half half > more")
+
+        assert not result.ok
+        lab.files.remove("more")
+        lab.put("after", b"there is room again")
+
+    @needs(can.INODE_QUOTA)
+    def test_inodes(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(inodes=512))
+        lab.files.make_dir("many")
+
+        with pytest.raises(ResourceExhausted):
+            _put_many(lab, 600)
+        lab.files.remove("many", recursive=True)
+
+        lab.put("after", b"there is room again")
+
+    @needs(can.MEMORY_LIMIT)
+    def test_memory(self, make_sandbox: MakeSandbox) -> None:
+        """Doubling 16 bytes 24 times makes 256 MiB."""
+        lab = make_sandbox(limits=Limits(memory_bytes=64 * MIB))
+
+        result = lab.sh(DOUBLING, timeout_s=self.patience_s)
+
+        assert not result.ok
+        assert b"all" not in result.stdout
+        assert not result.timed_out
+        assert result.oom_killed == (result.killed_by == "oom")
+        assert lab.run("true").ok
+
+    @needs(can.MEMORY_LIMIT)
+    def test_memory_below_the_limit(self, make_sandbox: MakeSandbox) -> None:
+        """The control: the same script is fine where there is room."""
+        lab = make_sandbox(limits=Limits(memory_bytes=2048 * MIB))
+
+        result = lab.sh(DOUBLING, timeout_s=self.patience_s)
+
+        assert "all\n" == result.text
+
+    @needs(can.OPEN_FILES_LIMIT)
+    def test_open_files(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(limits=Limits(open_files=99))
+
+        assert "99\n" == lab.sh("ulimit -n").text
+
+    @needs(can.CPU_LIMIT)
+    def test_cpu_time(self, make_sandbox: MakeSandbox) -> None:
+        """A loop on a tenth of a core uses a small part of the time that passes."""
+        lab = make_sandbox(limits=Limits(cpus=0.1))
+        before_s = time.monotonic()
+
+        result = lab.sh("while :; do :; done", timeout_s=2)
+
+        passed_ns = (time.monotonic() - before_s) * 1e9
+        used_ns = result.resource_usage.cpu_ns
+        assert result.timed_out
+        assert used_ns is None or used_ns < passed_ns / 2
+
+
+def _put_many(lab: Lab, count: int) -> None:
+    for i in range(count):
+        lab.put(f"many/{i}", b"")

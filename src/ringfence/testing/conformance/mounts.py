@@ -1,0 +1,277 @@
+"""Host and session directories inside a sandbox."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ...errors import InvalidRequest, PermissionDenied, RingfenceError
+from ...model import capabilities as can
+from ...model.mount import READ_ONLY, READ_WRITE, Mount
+from ..running import read_until
+from .base import ConformanceBase, needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..lab import Lab
+    from .base import MakeSandbox
+
+
+class Mounts(ConformanceBase):
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        """A host directory with a file in it."""
+        path = tmp_path / "source"
+        path.mkdir()
+        (path / "file").write_text("from the host\n")
+        return path
+
+    @needs(can.MOUNT)
+    def test_read_only(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source)),))
+
+        assert "from the host\n" == lab.run("cat", "/data/file").text
+        assert b"from the host\n" == lab.get("/data/file")
+
+    @needs(can.MOUNT)
+    def test_read_only_holds(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source)),))
+
+        assert not lab.sh("echo x > /data/new").ok
+        assert not lab.sh("echo x >> /data/file").ok
+        attempts: list[Callable[[], None]] = [
+            lambda: lab.put("/data/new", b"x"),
+            lambda: lab.put("/data/file", b"x"),
+            lambda: lab.files.remove("/data/file"),
+            lambda: lab.files.make_dir("/data/directory"),
+            lambda: lab.files.move("/data/file", "/data/other"),
+        ]
+        for attempt in attempts:
+            with pytest.raises(PermissionDenied):
+                attempt()
+
+        assert ["file"] == os.listdir(source)
+        assert "from the host\n" == (source / "file").read_text()
+
+    @needs(can.MOUNT)
+    def test_read_write(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        """What is made inside is there outside, and belongs to the source's owner."""
+        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),))
+
+        assert lab.sh("echo made > /data/made; echo more >> /data/file").ok
+        lab.put("/data/put", b"put")
+        lab.files.make_dir("/data/directory")
+
+        assert "made\n" == (source / "made").read_text()
+        assert "from the host\nmore\n" == (source / "file").read_text()
+        assert b"put" == (source / "put").read_bytes()
+        owner = source.stat().st_uid
+        assert {owner} == {(source / name).stat().st_uid for name in os.listdir(source)}
+
+    @needs(can.MOUNT)
+    def test_removing_inside_removes_outside(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),))
+
+        lab.files.remove("/data/file")
+
+        assert [] == os.listdir(source)
+
+    @needs(can.MOUNT)
+    def test_the_host_is_not_seen_elsewhere(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        secret = source.parent / "secret"
+        secret.write_text("host only")
+        (source / "link").symlink_to(secret)
+        (source / "up").symlink_to("../secret")
+        lab = make_sandbox(mounts=(Mount("/data", str(source)),))
+
+        for path in (str(secret), "/data/link", "/data/up", "/data/../secret"):
+            assert not lab.run("cat", path).ok
+
+    @needs(can.MOUNT)
+    def test_a_missing_host_path_is_refused_not_made(
+        self, make_sandbox: MakeSandbox, tmp_path: Path
+    ) -> None:
+        with pytest.raises(InvalidRequest) as refusal:
+            make_sandbox(mounts=(Mount("/data", str(tmp_path / "missing")),))
+
+        assert refusal.value.field.endswith("source")
+        assert not (tmp_path / "missing").exists()
+
+    @needs(can.MOUNT)
+    def test_a_source_link_is_resolved_once(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        other = source.parent / "other"
+        other.mkdir()
+        (other / "file").write_text("other")
+        link = source.parent / "link"
+        link.symlink_to(source)
+        lab = make_sandbox(mounts=(Mount("/data", str(link)),))
+
+        link.unlink()
+        link.symlink_to(other)
+
+        assert "from the host\n" == lab.run("cat", "/data/file").text
+
+    @needs(can.MOUNT)
+    def test_a_directory_of_the_session(self, make_sandbox: MakeSandbox) -> None:
+        """Without a source it is made, and belongs to the session."""
+        mounts = (Mount("/work", access=READ_WRITE), Mount("/work2", "sub/dir", READ_WRITE))
+        lab = make_sandbox(mounts=mounts)
+
+        assert lab.sh("echo one > /work/file; echo two > /work2/file").ok
+
+        assert b"one\n" == lab.get("/work/file")
+        assert b"two\n" == lab.get("sub/dir/file")
+
+    @needs(can.MOUNT)
+    def test_a_read_only_directory_of_the_session(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(mounts=(Mount("/work"),))
+
+        assert not lab.sh("echo x > /work/file").ok
+        assert [] == lab.files.list("/work")
+
+    @needs(can.MOUNT)
+    def test_the_session_lists_its_mounts(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        """Host paths are for the admin alone."""
+        lab = make_sandbox(mounts=(Mount("/one/", str(source)), Mount("/two", "", READ_WRITE)))
+
+        session = lab.sandbox.session
+
+        ours = [mount for mount in session.mounts if mount.target in ("/one", "/two")]
+        assert [("/one", READ_ONLY), ("/two", READ_WRITE)] == [(m.target, m.access) for m in ours]
+        assert os.path.realpath(source) == ours[0].host_path
+        assert str(source) not in str(session.to_json())
+        assert str(source) in str(session.to_json(admin=True))
+
+    @needs(can.MOUNT)
+    def test_the_newest_mount_wins(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        other = source.parent / "other"
+        other.mkdir()
+        (other / "file").write_text("newer\n")
+        lab = make_sandbox(mounts=(Mount("/data", str(source)), Mount("/data", str(other))))
+
+        assert "newer\n" == lab.run("cat", "file", cwd="/data").text
+
+    @needs(can.MOUNT)
+    def test_a_mount_in_a_mount(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        inner = source.parent / "inner"
+        inner.mkdir()
+        (source / "inner").mkdir()
+        mounts = (Mount("/data", str(source)), Mount("/data/inner", str(inner), READ_WRITE))
+        lab = make_sandbox(mounts=mounts)
+
+        assert lab.sh("echo x > /data/inner/new").ok
+        assert not lab.sh("echo x > /data/new").ok
+
+        assert ["new"] == os.listdir(inner)
+        assert [] == os.listdir(source / "inner")
+
+    @needs(can.MOUNT)
+    def test_cwd_may_name_a_mount(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source)),))
+
+        assert "/data\n" == lab.run("pwd", cwd="/data").text
+        assert "from the host\n" == lab.run("cat", "file", cwd="/data/").text
+
+    @needs(can.MOUNT)
+    def test_workdir_may_name_a_mount(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),), workdir="/data")
+
+        assert lab.sh("echo x > made").ok
+
+        assert "x\n" == (source / "made").read_text()
+        assert b"x\n" == lab.get("made")
+
+    @needs(can.MOUNT, can.ATTACH)
+    def test_attach_to_a_live_sandbox(self, sandbox: Lab, source: Path) -> None:
+        """A process that runs already sees it too."""
+        script = "echo waiting; while [ ! -e /late/file ]; do sleep 0.05; done; cat /late/file"
+        process = sandbox.start("sh", "-c", script)
+        read_until(process.stdout, b"waiting", self.patience_s)
+
+        resolved = sandbox.sandbox.attach(Mount("/late", str(source)))
+
+        assert ("/late", READ_ONLY) == (resolved.target, resolved.access)
+        assert resolved in sandbox.sandbox.session.mounts
+        assert sandbox.finish(process).stdout.endswith(b"from the host\n")
+        assert not sandbox.sh("echo x > /late/new").ok
+
+    @needs(can.MOUNT, can.ATTACH)
+    def test_attach_read_write(self, sandbox: Lab, source: Path) -> None:
+        sandbox.sandbox.attach(Mount("/late", str(source), READ_WRITE))
+
+        assert sandbox.sh("echo made > /late/made").ok
+
+        assert "made\n" == (source / "made").read_text()
+        assert source.stat().st_uid == (source / "made").stat().st_uid
+
+    @needs(can.MOUNT, can.ATTACH)
+    def test_attach_a_missing_host_path(self, sandbox: Lab, tmp_path: Path) -> None:
+        before = sandbox.sandbox.session.mounts
+
+        with pytest.raises(InvalidRequest) as refusal:
+            sandbox.sandbox.attach(Mount("/late", str(tmp_path / "missing")))
+
+        assert "source" == refusal.value.field
+        assert before == sandbox.sandbox.session.mounts
+
+    def test_memory_outlives_the_session(self, make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+        memory = tmp_path / "memory"
+        memory.mkdir()
+        first = make_sandbox(memory_dir=str(memory))
+        assert first.sh('echo remember > "$RINGFENCE_MEMORY_DIR/note"').ok
+        first.sandbox.terminate()
+
+        second = make_sandbox(memory_dir=str(memory))
+
+        assert "remember\n" == second.run("cat", "/mnt/memory/note").text
+
+    def test_memory_is_private_by_default(self, make_sandbox: MakeSandbox) -> None:
+        make_sandbox().put("/mnt/memory/note", b"x")
+
+        assert [] == make_sandbox().files.list("/mnt/memory")
+
+    def test_a_missing_memory_dir_is_refused(
+        self, make_sandbox: MakeSandbox, tmp_path: Path
+    ) -> None:
+        with pytest.raises(InvalidRequest) as refusal:
+            make_sandbox(memory_dir=str(tmp_path / "missing"))
+
+        assert "memory_dir" == refusal.value.field
+
+    @needs(can.MOUNT, can.PROTECTED_PATHS)
+    def test_protected_paths_stay(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        """Those that exist, and those that do not exist yet; the rest is writable."""
+        (source / "hooks").mkdir()
+        (source / "hooks" / "old").write_text("old")
+        mount = Mount("/data", str(source), READ_WRITE, protect=("hooks", "agent/settings"))
+        lab = make_sandbox(mounts=(mount,))
+
+        assert not lab.sh("echo evil > /data/hooks/new").ok
+        assert not lab.sh("echo evil > /data/hooks/old").ok
+        lab.sh("echo evil > /data/agent/settings")
+        assert lab.sh("echo fine > /data/other").ok
+
+        assert "old" == (source / "hooks" / "old").read_text()
+        assert ["old"] == os.listdir(source / "hooks")
+        planted = source / "agent" / "settings"
+        assert not planted.is_file() or "evil" not in planted.read_text()
+        assert "fine\n" == (source / "other").read_text()
+
+    @needs(can.MOUNT, can.PROTECTED_PATHS)
+    def test_protected_paths_cannot_be_moved_away(
+        self, make_sandbox: MakeSandbox, source: Path
+    ) -> None:
+        (source / "a" / "hooks").mkdir(parents=True)
+        (source / "a" / "hooks" / "old").write_text("old")
+        mounts = (Mount("/data", str(source), READ_WRITE),)
+        lab = make_sandbox(mounts=mounts, protect=("a/hooks",))
+
+        for path in ("/data/a/hooks", "/data/a"):
+            with pytest.raises(RingfenceError):
+                lab.files.move(path, "/data/elsewhere")
+
+        assert "old" == (source / "a" / "hooks" / "old").read_text()

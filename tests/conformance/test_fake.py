@@ -1,0 +1,33 @@
+"""The in-memory backend passes the suite first: whole, and with capabilities switched off."""
+
+from __future__ import annotations
+
+from ringfence.backends.fake import FakeBackend
+from ringfence.model import capabilities as can
+from ringfence.testing.conformance import BackendConformance
+
+
+class TestFake(BackendConformance):
+    def make_backend(self) -> FakeBackend:
+        return FakeBackend()
+
+
+class TestFakeThatCanDoLittle(BackendConformance):
+    """Every refusal path of the suite is walked."""
+
+    def make_backend(self) -> FakeBackend:
+        return FakeBackend(
+            without=(
+                can.MOUNT,
+                can.ATTACH,
+                can.PROTECTED_PATHS,
+                can.SNAPSHOT,
+                can.RESTORE,
+                can.SUSPEND,
+                can.RESUME,
+                can.NETWORK_CHANGE,
+                can.PIDS_LIMIT,
+                can.DISK_QUOTA,
+                can.INODE_QUOTA,
+            )
+        )
