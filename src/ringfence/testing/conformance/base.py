@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -136,14 +137,17 @@ class ConformanceBase:
         cls = type(self)
         if not cls._is_telling:
             cls._is_telling = True
-            terminal = request.config.pluginmanager.get_plugin("terminalreporter")
-            _class_node(request).addfinalizer(lambda: cls._tell(terminal))
+            _class_node(request).addfinalizer(lambda: cls._tell(request.config))
 
     @classmethod
-    def _tell(cls, terminal: Any) -> None:
+    def _tell(cls, config: pytest.Config) -> None:
+        terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+        capture: Any = config.pluginmanager.get_plugin("capturemanager")
         if cls.refusals and terminal is not None:
             said = ", ".join(f"{name} ({times})" for name, times in sorted(cls.refusals.items()))
-            terminal.write_line(f"\n{cls.__name__}: refused clearly: {said}")
+            # During a test's teardown the terminal's own output is captured like any other.
+            with capture.global_and_fixture_disabled() if capture else nullcontext():
+                terminal.write_line(f"\n{cls.__name__}: refused clearly: {said}")
 
     @classmethod
     def _close_shared(cls) -> None:
