@@ -42,6 +42,17 @@ copy_tree() {  # TO: what git knows or would know; without git, everything but w
   fi | tar -C "$1" -xf -
 }
 
+install_site() {  # PYTHON: the test tools for it, in build/site
+  local stamp
+  stamp=$("$1" -VV; cat requirements-dev.lock)
+  [ "$stamp" = "$(cat build/site.stamp 2>/dev/null)" ] && return 0
+  say "installing the test tools for $1"
+  rm -rf build/site build/site.stamp
+  .venv/bin/python -m pip --python "$1" install -q --require-hashes --target build/site \
+    --root-user-action ignore -r requirements-dev.lock >>build/pip.log 2>&1 || return 1
+  printf '%s\n' "$stamp" > build/site.stamp
+}
+
 # A user of no account and no groups, who can read only a copy of the tree and of the test tools.
 run_rootless() {  # pytest arguments
   local uid=23456 python stage
@@ -55,11 +66,10 @@ run_rootless() {  # pytest arguments
   trap "rm -rf '$stage'" EXIT
   mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin"
   copy_tree "$stage/tree"
-  say "installing the test tools for $python"
-  if ! .venv/bin/python -m pip --python "$python" install -q --require-hashes --target "$stage/site" \
-      --root-user-action ignore -r requirements-dev.lock >>build/pip.log 2>&1; then
+  install_site "$python" || {
     cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return
-  fi
+  }
+  cp -R build/site/. "$stage/site"
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
   chown -R "$uid:$uid" "$stage"
