@@ -90,7 +90,7 @@ class Condition:
         given = _object(data, field, {"arg", "bits", "mask", "in", "not_in"}, {"arg", "bits"})
         arg = _integer(given["arg"], f"{field}.arg", 5)
         bits = given["bits"]
-        if isinstance(bits, bool) or bits not in (32, 64):
+        if type(bits) is not int or bits not in (32, 64):
             raise InvalidRequest(
                 "must be 32 or 64",
                 field=f"{field}.bits",
@@ -105,6 +105,11 @@ class Condition:
             _integer(value, f"{field}.{key}[{i}]", largest)
             for i, value in enumerate(_list(given[key], f"{field}.{key}"))
         )
+        for i, value in enumerate(values):
+            if value & ~mask:
+                raise InvalidRequest(
+                    f"{value:#x} has bits outside the mask {mask:#x}", field=f"{field}.{key}[{i}]"
+                )
         return cls(arg, bits, mask, values, negated=key == "not_in")
 
     def to_json(self) -> dict[str, Any]:

@@ -20,6 +20,10 @@ ALLOW = 0x7FFF0000
 KILL = 0x80000000
 
 
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def fail(number: int) -> int:
     return 0x00050000 | number
 
@@ -33,23 +37,23 @@ ALWAYS_ALLOWED = frozenset(
     if rule["action"] == "allow" and not rule.keys() & {"args", "if", "unless"}
     for name in rule["names"]
 )
-MISSING = frozenset(
+MISSING = words(
     "clone3 io_uring_setup io_uring_enter io_uring_register openat2 process_madvise vmsplice"
     " memfd_secret cachestat statmount listmount listns lsm_get_self_attr lsm_set_self_attr"
     " lsm_list_modules rseq_slice_yield uselib _sysctl create_module get_kernel_syms query_module"
     " nfsservctl getpmsg putpmsg afs_syscall tuxcall security set_thread_area get_thread_area"
-    " epoll_ctl_old epoll_wait_old vserver lookup_dcookie".split()
+    " epoll_ctl_old epoll_wait_old vserver lookup_dcookie"
 )
-AIO = frozenset("io_setup io_submit io_getevents io_pgetevents io_destroy io_cancel".split())
-TRACING = frozenset("ptrace process_vm_readv process_vm_writev".split())
+AIO = words("io_setup io_submit io_getevents io_pgetevents io_destroy io_cancel")
+TRACING = words("ptrace process_vm_readv process_vm_writev")
 IOCTLS = frozenset(
     int(word, 16)
-    for word in (
+    for word in words(
         "5401 5402 5403 5404 540b 540e 540f 5410 5413 5414 5420 5421 5422 5429 541b 5450 5451 5452"
         " 802c542a 402c542b 402c542c 402c542d 80045430 40045431 5441 80086601 40049409 4020940d"
         " c020660b 8910 8912 8913 8915 8919 891b 891d 8921 8927 8933"
         " 5409 540a 5411 5425 8905 8917"  # TCSBRK TCXONC TIOCOUTQ TCSBRKP SIOCATMARK SIOCGIFDSTADDR
-    ).split()
+    )
 )
 MODE_AT = {
     "chmod": 1, "fchmod": 1, "mkdir": 1, "mknod": 1, "creat": 1,
@@ -61,7 +65,7 @@ ON_PID_1 = {
 }  # fmt: skip
 
 
-def judge(  # noqa: C901, PLR0911, PLR0912 - one long list of cases, as in the prose
+def judge(  # noqa: C901 - one long list of cases, as in the prose
     machine: str,
     arch: int,
     number: int,
@@ -109,7 +113,7 @@ def judge(  # noqa: C901, PLR0911, PLR0912 - one long list of cases, as in the p
         case "renameat2":
             return EPERM if low[4] & 4 else ALLOW
         case "socket":
-            return _socket(*low[:3], allow_af_unix)
+            return _socket(low[0], low[1], low[2], allow_af_unix)
         case "socketpair":
             if low[0] != 1:
                 return fail(errno.EAFNOSUPPORT)

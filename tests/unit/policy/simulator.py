@@ -1,4 +1,4 @@
-"""A classic BPF machine for seccomp programs, written from the kernel's rules, not from our compiler."""
+"""A classic BPF machine for seccomp programs, written from the kernel's rules."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def unreachable(instructions: list[Instruction]) -> set[int]:
     return set(range(len(instructions))) - reached
 
 
-def run(
-    instructions: list[Instruction], number: int, args: tuple[int, ...], arch: int
-) -> Outcome:
+def run(instructions: list[Instruction], number: int, args: tuple[int, ...], arch: int) -> Outcome:
     """Judge one system call. `args` are 64-bit words; missing ones are 0."""
     words = [*args, *[0] * (6 - len(args))]
     data = struct.pack("<IIQ6Q", number & MASK, arch, 0x7F0000001234, *words)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.policy import simulator
 
 from ringfence.policy import bpf
-from tests.unit.policy import simulator
 
 WORDS = st.one_of(
     st.integers(0, 20), st.integers(0, bpf.WORD), st.sampled_from([bpf.WORD, 1 << 31])
@@ -48,7 +48,7 @@ def decide(node: bpf.Node, words: dict[int, int]) -> int:
     return node.value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(graphs(), st.lists(st.tuples(*[WORDS] * 14), min_size=1, max_size=20))
 def test_the_program_decides_as_the_graph(root: bpf.Node, inputs: list[tuple[int, ...]]) -> None:
     program = simulator.decode(bpf.assemble(root))
