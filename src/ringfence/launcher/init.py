@@ -476,7 +476,9 @@ def _state(pid: int) -> str:
 
 
 def _is_zombie(pid: int) -> bool:
-    return _state(pid) in "ZX"
+    """Whether nothing of `pid` runs any more: the first thread may end and leave others behind it."""
+    fields = _stat_fields(pid)
+    return not fields or fields[0] in b"ZX" and int(fields[17]) <= 1
 
 
 def _cpu_ticks(pid: int) -> int:

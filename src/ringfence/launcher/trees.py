@@ -7,25 +7,29 @@ import os
 import stat
 import tarfile
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _BUFFER = 1 << 20
 _NOT_SAVED = ("/proc", "/dev", "/sys")
 
 
-def pack(stream: int, path: str, *, one_file_system: bool) -> None:
-    """Write the tree at `path` to descriptor `stream`.
+def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None) -> None:
+    """Write the tree at `path` to descriptor `stream`, which stays open.
 
     Args:
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
     """
     device = os.lstat(path).st_dev
-    with open(stream, "wb", buffering=_BUFFER) as raw:
+    with open(stream, "wb", buffering=0, closefd=False) as raw:
         tar = tarfile.open(fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT)
         tar.copybufsize = _BUFFER
         with tar:
-            _add(tar, path, ".", device if one_file_system else -1)
+            _add(tar, path, ".", device if one_file_system else -1, progress)
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str, device: int) -> None:
+def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any) -> None:
     try:
         info = os.lstat(path)
         if device >= 0 and (info.st_dev != device or path in _NOT_SAVED):
@@ -38,13 +42,15 @@ def _add(tar: tarfile.TarFile, path: str, name: str, device: int) -> None:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(fd, "rb", buffering=0) as file:
                 tar.addfile(member, _Exactly(file, member.size))  # type: ignore[arg-type]
+            if progress:
+                progress(tar.offset, path)
         else:
             tar.addfile(member)
         entries = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []
     except FileNotFoundError:
         return  # it went away while we looked: a running sandbox may do that
     for entry in entries:
-        _add(tar, os.path.join(path, entry), f"{name}/{entry}", device)
+        _add(tar, os.path.join(path, entry), f"{name}/{entry}", device, progress)
 
 
 class _Exactly(io.RawIOBase):

@@ -227,6 +227,9 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     cgroups.join(joined)
     namespaces.unshare(namespaces.CLONE_NEWCGROUP)
     os.setsid()
+    # Python's own handler would let anybody inside interrupt PID 1; without a handler the kernel
+    # drops every signal that PID 1 gets from its own namespace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not plan["deny_setgroups"]:
         os.setgroups([])
     # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..backends.protocol import BackendFiles, Progress
     from ..model.files import FileInfo
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22
 
 
 class Files:
@@ -96,10 +96,24 @@ class Files:
 
 
 def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:
+    """In the kernel where both ends are files, through a buffer where one is not."""
+    import errno
+    import os
+
     copied = 0
-    buffer = memoryview(bytearray(_CHUNK))
-    while count := source.readinto(buffer):  # type: ignore[attr-defined]
-        target.write(buffer[:count])
-        copied += count
+    target.flush()
+    try:
+        while count := os.sendfile(target.fileno(), source.fileno(), None, _CHUNK):
+            copied += count
+            if progress:
+                progress(copied, name)
+        return
+    except OSError as exc:
+        # UnsupportedOperation is an OSError without errno: an in-memory file.
+        if copied or exc.errno not in (None, errno.EINVAL, errno.ENOSYS):
+            raise
+    while data := source.read(_CHUNK):
+        target.write(data)
+        copied += len(data)
         if progress:
             progress(copied, name)

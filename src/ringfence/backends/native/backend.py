@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import replace
 
-from ...errors import InvalidRequest, IsolationError, Unsupported
+from ...errors import InvalidRequest, IsolationError
 from ...launcher import wire
 from ...model.ids import new_id
 from . import cgroups, identity, planner
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from ...snapshots.catalogue import Catalogue
 
 NAME = "native"
 _READY_S = 60.0
@@ -166,16 +168,36 @@ class NativeBackend:
         return backend_report(self)
 
     def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> NativeSandbox:
-        raise Unsupported(backend=NAME, operation="restore")
+        from . import snapshots
+
+        _saved, taken_under, content = self.catalogue().open(snapshot_id)
+        try:
+            sandbox = self.provision(spec or replace(taken_under, id=None))
+            try:
+                snapshots.load(sandbox, content)
+            except BaseException:
+                sandbox.terminate()
+                raise
+        finally:
+            os.close(content)
+        return sandbox
 
     def snapshot(self, sandbox: NativeSandbox, metadata: Mapping[str, str]) -> Snapshot:
-        raise Unsupported(backend=NAME, operation="snapshot")
+        from . import snapshots
+
+        return snapshots.save(sandbox, self.catalogue(), metadata)
 
     def snapshots(self) -> list[Snapshot]:
-        return []
+        return self.catalogue().list()
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        raise Unsupported(backend=NAME, operation="delete_snapshot")
+        self.catalogue().delete(snapshot_id)
+
+    def catalogue(self) -> Catalogue:
+        """Where snapshots are kept; made with the first one."""
+        from ...snapshots.catalogue import Catalogue, default_directory
+
+        return Catalogue(self._state_dir or default_directory(), NAME)
 
     def close(self) -> None:
         for sandbox in list(self._live.values()):

@@ -256,6 +256,12 @@ class NativeSandbox:
                 self.ask("continue")
             self._state = State.RUNNING
 
+    def restore_state(self, state: State) -> None:
+        """After a pause of our own, which the state must not tell about."""
+        with self._lock:
+            if self._state is State.RUNNING:
+                self._state = state
+
     def terminate(self) -> None:
         with self._lock:
             if self._state is State.TERMINATED:

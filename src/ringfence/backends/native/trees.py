@@ -1,0 +1,100 @@
+"""Trees in and out of a native sandbox: tar streams between this process and a helper inside."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ...errors import FileError, IoError, file_error
+from . import unpack
+from .inner import replay, send
+from .zygote import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .sandbox import NativeSandbox
+
+    Progress = Callable[[int, str], None]
+
+
+def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress | None) -> None:
+    """Copy a host directory to `remote`. Files keep mode and time; owners become the sandbox's user."""
+    from ...launcher.trees import pack
+
+    if not os.path.isdir(local):
+        raise FileError(f"{local}: is not a directory on this host", path=local)
+    helper = Helper(sandbox, "in", remote)
+    problem: BaseException | None = None
+    try:
+        pack(helper.stream, local, one_file_system=False, progress=progress)
+    except BrokenPipeError:
+        pass  # the helper's own error says why it stopped reading
+    except BaseException as exc:  # noqa: BLE001
+        problem = exc
+    helper.finish(remote)
+    if problem is not None:
+        raise IoError(f"{local}: {problem}") from problem if isinstance(problem, OSError) else problem
+
+
+def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress | None) -> None:
+    """Copy a directory of the sandbox to the host, without trusting a name in it."""
+    helper = Helper(sandbox, "out", remote)
+    try:
+        unpack.unpack(helper.stream, local, progress)
+    except BaseException:
+        helper.abandon()
+        raise
+    helper.finish(remote)
+
+
+class Helper:
+    """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
+
+    def __init__(self, sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool = False) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        theirs, self.stream = (write, read) if direction == "out" else (read, write)
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(sandbox, direction, path, as_root, theirs))
+        self._thread.start()
+
+    def _run(self, sandbox: NativeSandbox, direction: str, path: str, as_root: bool, theirs: int) -> None:
+        request = {
+            "op": "tree",
+            "plan": replay(sandbox),
+            "direction": direction,
+            "path": path,
+            "as_root": as_root,
+            # What is written counts as the sandbox's memory; a reader must not be frozen with it.
+            "cgroup_dirs": sandbox.group.directories if direction == "in" else [],
+        }
+        try:
+            try:
+                send(sandbox, request, [*sandbox.namespace_fds, theirs], None)
+            finally:
+                os.close(theirs)
+        except BaseException as exc:  # noqa: BLE001
+            self._problem = exc
+
+    def finish(self, path: str) -> None:
+        """Wait for the helper's word that all went well.
+
+        Raises:
+            FileError: As the kernel told the helper.
+        """
+        self._close()
+        if isinstance(self._problem, Refused):
+            raise file_error(self._problem.errno or 5, path, self._problem.strerror or "") from self._problem
+        if self._problem is not None:
+            raise self._problem
+
+    def abandon(self) -> None:
+        """Stop; another error is on its way."""
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self.stream)
+        self._thread.join()
+
+

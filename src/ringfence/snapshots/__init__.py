@@ -1,0 +1,1 @@
+"""Saved file systems: a catalogue on disk, whole or not there at all."""

@@ -1,0 +1,168 @@
+"""The catalogue of snapshots: one directory each, `content.tar` and `snapshot.json`.
+
+A snapshot appears by one rename, after its content is on disk; whatever a crash leaves half written
+has another name and is never read. The content's SHA-256 is checked before anything is restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+
+from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound
+from ..model.ids import check_id
+from ..model.snapshot import Snapshot
+from ..model.spec import SandboxSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CHUNK = 1 << 20
+_FORMAT = 1
+_PARTIAL = ".partial-"
+
+
+def default_directory() -> str:
+    """Where this user's snapshots are kept."""
+    if os.geteuid() == 0:
+        return "/var/lib/ringfence/snapshots"
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(home, "ringfence", "snapshots")
+
+
+class Catalogue:
+    """Snapshots of one backend in `directory`, which is created (mode 0700) on first use."""
+
+    def __init__(self, directory: str, backend: str) -> None:
+        self.directory, self.backend = directory, backend
+
+    def save(self, stream: int, snapshot_id: str, spec: SandboxSpec, most_bytes: int, **facts: Any) -> Snapshot:
+        """Keep what comes out of `stream` until its end.
+
+        Args:
+            most_bytes: More than that is refused: a sparse file may claim any size.
+
+        Raises:
+            ResourceExhausted: Too large, or the disk is full; nothing is kept.
+        """
+        partial = os.path.join(self.directory, _PARTIAL + snapshot_id)
+        try:
+            os.makedirs(partial, mode=0o700)
+            size, digest = self._write(os.path.join(partial, "content.tar"), stream, most_bytes)
+            snapshot = Snapshot(id=snapshot_id, backend=self.backend, size_bytes=size, **facts)
+            form = {"format": _FORMAT, "sha256": digest, "spec": spec.to_json(), "snapshot": snapshot.to_json()}
+            self._write_description(partial, form)
+            os.rename(partial, os.path.join(self.directory, snapshot_id))
+            _sync(self.directory)
+        except OSError as exc:
+            shutil.rmtree(partial, ignore_errors=True)
+            if exc.errno in (28, 122):
+                raise ResourceExhausted("no room for the snapshot", hint=f"free space in {self.directory}") from exc
+            raise IoError(f"the snapshot was not saved: {exc}") from exc
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return snapshot
+
+    def _write(self, path: str, stream: int, most_bytes: int) -> tuple[int, str]:
+        digest, size = hashlib.sha256(), 0
+        with open(path, "xb") as file:
+            while data := os.read(stream, _CHUNK):
+                size += len(data)
+                if size > most_bytes:
+                    raise ResourceExhausted(
+                        f"the snapshot would be larger than {most_bytes} bytes",
+                        hint="a sparse file inside? Remove it, or raise limits.disk_bytes",
+                        retryable=False,
+                    )
+                digest.update(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return size, digest.hexdigest()
+
+    def _write_description(self, directory: str, form: dict[str, Any]) -> None:
+        with open(os.path.join(directory, "snapshot.json"), "x", encoding="utf-8") as file:
+            json.dump(form, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(directory)
+
+    def open(self, snapshot_id: str) -> tuple[Snapshot, SandboxSpec, int]:
+        """A snapshot, the spec it was taken under, and a descriptor of its verified content.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+            SnapshotCorrupt: The description or the content is not what was saved.
+        """
+        form = self._describe(snapshot_id)
+        try:
+            snapshot = Snapshot.from_json(form["snapshot"])
+            spec = SandboxSpec.from_json(form["spec"])
+            fd = os.open(os.path.join(self._path(snapshot_id), "content.tar"), os.O_RDONLY | os.O_CLOEXEC)
+        except Exception as exc:
+            raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
+        digest = hashlib.sha256()
+        while data := os.read(fd, _CHUNK):
+            digest.update(data)
+        if digest.hexdigest() != form["sha256"]:
+            os.close(fd)
+            raise SnapshotCorrupt(f"{snapshot_id}: its content is not what was saved", hint="delete it")
+        os.lseek(fd, 0, os.SEEK_SET)
+        return snapshot, spec, fd
+
+    def list(self) -> list[Snapshot]:
+        """Every whole snapshot, oldest first."""
+        try:
+            names = sorted(os.listdir(self.directory))
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            if name.startswith("."):
+                continue
+            # A damaged one is reported by `open`, and must not hide the others.
+            with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound, KeyError):
+                found.append(Snapshot.from_json(self._describe(name)["snapshot"]))
+        return found
+
+    def delete(self, snapshot_id: str) -> None:
+        """Remove one, damaged or not.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+        """
+        path = self._path(snapshot_id)
+        doomed = os.path.join(self.directory, f"{_PARTIAL}gone-{snapshot_id}")
+        try:
+            os.rename(path, doomed)
+        except FileNotFoundError:
+            raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _path(self, snapshot_id: str) -> str:
+        return os.path.join(self.directory, check_id(snapshot_id, "snapshot_id"))
+
+    def _describe(self, snapshot_id: str) -> dict[str, Any]:
+        try:
+            with open(os.path.join(self._path(snapshot_id), "snapshot.json"), encoding="utf-8") as file:
+                form = json.load(file)
+        except FileNotFoundError:
+            raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
+        except ValueError as exc:
+            raise SnapshotCorrupt(f"{snapshot_id}: its description is damaged", hint="delete it") from exc
+        if not isinstance(form, dict) or form.get("format") != _FORMAT:
+            raise SnapshotCorrupt(f"{snapshot_id}: unknown format", hint="a newer Ringfence may read it")
+        return form
+
+
+def _sync(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
