@@ -93,6 +93,11 @@ class BackendSandbox(Protocol):
         ...
 
     @property
+    def spec(self) -> SandboxSpec:
+        """What it was made from; its `id` may be None where one was generated."""
+        ...
+
+    @property
     def files(self) -> BackendFiles:
         """The files inside."""
         ...
@@ -168,11 +173,16 @@ class BackendExec(Protocol):
             in the pipes, and a surviving child may still hold them.
     """
 
-    id: str
-    stdin: int | None
-    stdout: int | None
-    stderr: int | None
-    done: int
+    @property
+    def id(self) -> str: ...
+    @property
+    def stdin(self) -> int | None: ...
+    @property
+    def stdout(self) -> int | None: ...
+    @property
+    def stderr(self) -> int | None: ...
+    @property
+    def done(self) -> int: ...
 
     def status(self) -> ExecStatus:
         """How it ended. May be asked again, also after `close`.
@@ -267,7 +277,12 @@ class BackendFiles(Protocol):
         """Copy host file or directory `local` to `remote`, made if need be.
 
         Contents, permission bits and symlinks (as they are, never followed) are kept; the
-        sandbox's user owns the copies. Devices, sockets and pipes are refused.
+        sandbox's user owns the copies. A file or symlink in the way is replaced, never
+        written through. Devices, sockets and pipes are refused.
+
+        Raises:
+            InvalidRequest: `field` is `local` when there is nothing.
+            FileError: A special file, named in `path`.
         """
         ...
 

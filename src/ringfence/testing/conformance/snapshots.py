@@ -127,6 +127,8 @@ class Snapshots(ConformanceBase):
         assert "red" == other.sh('printf %s "$COLOUR"').text
         assert "first-of-two" != same.sandbox.session.id
         assert "second-of-two" == other.sandbox.session.id
+        assert {"COLOUR": "green"} == same.sandbox.spec.env
+        assert "second-of-two" == other.sandbox.spec.id
 
     @needs(can.SNAPSHOT, can.RESTORE, can.MOUNT)
     def test_host_directories_are_not_copied(
