@@ -70,15 +70,18 @@ class Limits(Noun):
         return {key: value for key, value in jsonform.dump(self).items() if value is not None}
 
 
-_SIZE_UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_SIZE_UNITS = {"": 1, "b": 1}
+_SIZE_UNITS |= {
+    letter + ending: factor
+    for letter, factor in (("k", KIB), ("m", MIB), ("g", GIB), ("t", TIB))
+    for ending in ("", "b", "ib")
+}
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_size(text: str, field: str = "size") -> int:
     """Bytes in `256m`, `1g`, `1.5GiB` or `4096`; units are powers of 1024."""
     digits, unit = _split_unit(text, field)
-    if unit not in _SIZE_UNITS:
-        unit = unit.removesuffix("ib") if unit.endswith("ib") else unit.removesuffix("b")
     if unit not in _SIZE_UNITS:
         checks.refuse(field, f"{text!r} is not a size", "as 4096, 64k, 256m or 1g")
     # Whole numbers stay exact; a float would round sizes above 2**53.

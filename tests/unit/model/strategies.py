@@ -1,0 +1,185 @@
+"""Hypothesis strategies for the nouns: only valid ones, over as much of each range as can be."""
+
+from __future__ import annotations
+
+import string
+
+from hypothesis import strategies as st
+
+from ringfence.model import (
+    BackendReport,
+    Capability,
+    ExecRequest,
+    ExecResult,
+    ExecStatus,
+    FileInfo,
+    Limits,
+    Mount,
+    NetworkPolicy,
+    Protection,
+    ResolvedMount,
+    ResourceUsage,
+    SandboxSpec,
+    SandboxStats,
+    Session,
+    Snapshot,
+    State,
+)
+from ringfence.model.frozen import FrozenMap
+from ringfence.model.limits import _COUNTS, _SECONDS
+from ringfence.model.spec import TIERS
+
+# What the kernel can be given: no NUL, no surrogate but those of undecodable bytes.
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+undecodable = st.text(st.sampled_from([chr(0xDC80 + i) for i in range(128)]), max_size=3)
+any_text = st.builds(lambda a, b: a + b, texts, undecodable)
+full_text = any_text.filter(bool)
+names = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=20)
+ids = names.map(lambda name: f"{name}-{name}"[:63])
+variables = st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,20}\Z")
+envs = st.dictionaries(variables, any_text, max_size=4)
+labels = st.dictionaries(full_text, any_text, max_size=4)
+parts = full_text.filter(lambda t: "/" not in t and t not in (".", ".."))
+relative_paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
+absolute_paths = relative_paths.map(lambda path: "/" + path)
+targets = relative_paths.map(lambda path: f"/work/{path}")
+
+labels_of_hosts = st.from_regex(r"\A[a-z]([a-z0-9-]{0,8}[a-z0-9])?\Z")
+domains = st.builds(
+    lambda a, b: f"{a}.{b}", labels_of_hosts, st.sampled_from(["com", "org", "co.uk"])
+)
+ports = st.integers(1, 65535)
+hosts = st.one_of(
+    domains,
+    domains.map(lambda name: f"*.{name}"),
+    st.builds(lambda name, port: f"{name}:{port}", domains, ports),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str),
+    st.builds(lambda address, port: f"[{address}]:{port}", st.ip_addresses(v=6), ports),
+)
+policies = st.one_of(
+    st.just(NetworkPolicy.unrestricted()),
+    st.lists(hosts, max_size=4).map(lambda some: NetworkPolicy(allowed_hosts=tuple(some))),
+)
+mounts = st.builds(
+    Mount,
+    targets,
+    st.one_of(st.just(""), relative_paths, absolute_paths),
+    st.sampled_from(["read_only", "read_write"]),
+    st.none() | st.lists(relative_paths, max_size=3).map(tuple),
+)
+limits = st.builds(
+    Limits,
+    **{name: st.none() | st.floats(low, high) for name, (low, high) in _SECONDS.items()},
+    **{name: st.none() | st.integers(low, high) for name, (low, high) in _COUNTS.items()},
+)
+users = st.one_of(st.none(), names.map(lambda name: "u" + name), st.integers(0, 2**32 - 2).map(str))
+specs = st.builds(
+    SandboxSpec,
+    id=st.none() | ids,
+    labels=labels,
+    network=policies,
+    mounts=st.lists(mounts, max_size=3).map(tuple),
+    limits=limits,
+    template=names,
+    env=envs,
+    secrets=envs,
+    tier=st.sampled_from(TIERS),
+    profile=names,
+    user=users,
+    workdir=st.none() | absolute_paths,
+    ttl_s=st.none() | st.floats(0.001, 1e6),
+    python_env=st.booleans(),
+    memory_dir=st.none() | absolute_paths,
+    protect=st.none() | st.lists(relative_paths | absolute_paths, max_size=3).map(tuple),
+    unprotect=st.lists(relative_paths, max_size=3).map(tuple),
+    allow_degraded=st.lists(names, max_size=3).map(tuple),
+)
+stdins = st.one_of(
+    st.fixed_dictionaries({"stdin": st.none() | st.binary(max_size=50)}),
+    st.just({"stream_stdin": True}),
+)
+requests = st.builds(
+    lambda stdin, **others: ExecRequest(**others, **stdin),
+    stdin=stdins,
+    argv=st.builds(
+        lambda first, rest: (first, *rest),
+        full_text.filter(lambda t: bool(t.strip())),
+        st.lists(any_text, max_size=4),
+    ),
+    cwd=st.none() | relative_paths | absolute_paths,
+    env=envs,
+    user=users,
+    timeout_s=st.none() | st.floats(0.001, 1e6),
+    max_output_bytes=st.none() | st.integers(0, 2**50),
+    pty=st.none() | st.tuples(ports, ports),
+)
+counts = st.none() | st.integers(0, 2**63 - 1)
+seconds = st.floats(0, 1e9)
+usages = st.builds(ResourceUsage, *[counts] * 6)
+endings = st.one_of(
+    st.fixed_dictionaries({"exit_code": st.integers(0, 255)}),
+    st.fixed_dictionaries({"signal": st.integers(1, 64)}),
+)
+_ended = {
+    "ending": endings,
+    "timed_out": st.booleans(),
+    "oom_killed": st.booleans(),
+    "killed_by": st.none() | names,
+    "duration_s": seconds,
+    "resource_usage": usages,
+}
+statuses = st.builds(lambda ending, **others: ExecStatus(**others, **ending), **_ended)
+results = st.builds(
+    lambda ending, **others: ExecResult(**others, **ending),
+    **_ended,
+    stdout=st.binary(max_size=50),
+    stderr=texts.map(str.encode),
+    stdout_dropped_bytes=st.integers(0, 2**60),
+    stderr_dropped_bytes=st.integers(0, 2**60),
+)
+resolved = st.builds(
+    ResolvedMount, targets, st.sampled_from(["read_only", "read_write"]), st.none() | absolute_paths
+)
+sessions = st.builds(
+    Session,
+    id=ids,
+    backend=names,
+    state=st.sampled_from(State),
+    mounts=st.lists(resolved, max_size=3).map(tuple),
+    metadata=labels.map(FrozenMap),
+)
+snapshots = st.builds(
+    Snapshot, ids, ids, names, seconds, st.integers(0, 2**60), labels.map(FrozenMap)
+)
+capabilities = st.builds(Capability, names, st.booleans(), texts)
+protections = st.builds(
+    Protection, names, st.sampled_from(["enforced", "degraded", "missing"]), texts, texts
+)
+reports = st.builds(
+    BackendReport,
+    names,
+    st.booleans(),
+    texts,
+    st.lists(st.sampled_from(TIERS)).map(tuple),
+    st.lists(capabilities, max_size=3).map(tuple),
+    st.lists(protections, max_size=3).map(tuple),
+)
+stats = st.builds(
+    SandboxStats,
+    st.sampled_from(State),
+    *[counts] * 8,
+    uptime_s=st.none() | seconds,
+    execs=st.integers(0, 10**9),
+    degraded=st.lists(names, max_size=3).map(tuple),
+)
+infos = st.builds(
+    FileInfo,
+    path=absolute_paths,
+    name=parts,
+    kind=st.sampled_from(["file", "directory", "symlink", "other"]),
+    size_bytes=st.integers(0, 2**60),
+    mode=st.integers(0, 0o7777),
+    mtime_s=seconds,
+    link_target=st.none() | relative_paths,
+)
