@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 RLIMIT_RTTIME = 15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
 TAG_BASE = 1 << 40
-_PASSES = 100  # of killing a tree before everything in the sandbox is killed instead
+_PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
+_CROWD = 64  # so many processes are stopped by one call, together with everything else
 _WATCHDOG_S = 0.05
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 _SIGRTMAX = 64
@@ -269,23 +270,28 @@ class Init:
     def _kill_tree(self, tag: int) -> int:
         """Kill every process with `tag`; returns how many are left to die.
 
-        Stopping first makes it converge: a stopped process cannot fork (a pending signal aborts
-        fork(2)), and the processes limit bounds how many there can be.
+        Stopping comes first: a stopped process cannot fork (a pending signal aborts fork(2)), and
+        it leaves the processor to us, who may share it with a thousand spinning ones.
         """
-        stopped: set[int] = set()
+        alone = len(self.execs) < 2
+        if alone:
+            _signal(-1, signal.SIGSTOP)  # one call, atomic in the kernel
+        mine: set[int] = set()
         for _ in range(_PASSES):
-            fresh = [pid for pid in _pids() if pid not in stopped and _tag_of(pid) == tag and not _is_zombie(pid)]
+            fresh = [pid for pid in _pids() if pid not in mine and _tag_of(pid) == tag and not _is_zombie(pid)]
             if not fresh:
                 break
+            if len(fresh) > _CROWD:
+                _signal(-1, signal.SIGSTOP)
+                alone = True
             for pid in fresh:
                 _signal(pid, signal.SIGSTOP)
-            stopped.update(fresh)
-        else:
-            _signal(-1, signal.SIGKILL)  # atomic in the kernel: nothing can fork past it
-        for pid in stopped:
-            if _tag_of(pid) == tag:
-                _signal(pid, signal.SIGKILL)
-        return len(stopped)
+            mine.update(fresh)
+        for pid in mine:
+            _signal(pid, signal.SIGKILL)
+        if alone:
+            self._do_continue(mine)
+        return len(mine)
 
     def _watch_memory(self) -> None:
         """Stand-in for the memory cgroup where none is delegated: sampled, so reported as degraded."""
@@ -318,9 +324,9 @@ class Init:
         self.stopped_before = {pid for pid in _pids() if _state(pid) == "T"}
         _signal(-1, signal.SIGSTOP)
 
-    def _do_continue(self) -> None:
+    def _do_continue(self, but: set[int] | frozenset[int] = frozenset()) -> None:
         for pid in _pids():
-            if pid not in self.stopped_before:
+            if pid not in self.stopped_before and pid not in but:
                 _signal(pid, signal.SIGCONT)
 
     def _do_usage(self) -> bytes:

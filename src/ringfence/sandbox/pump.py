@@ -65,7 +65,8 @@ class Pump:
             else:
                 run.close_stdin()
         timeout = request.timeout_s or limits.wall_time_s
-        self.deadline = time.monotonic() + timeout + _GRACE_S if timeout else None
+        self.deadline = time.monotonic() + timeout if timeout else None
+        self._overdue = False
         self.status: ExecStatus | None = None
 
     def ready(self, fd: int, events: int) -> bool:
@@ -79,6 +80,20 @@ class Pump:
         if events & (select.POLLIN | select.POLLHUP | select.POLLERR) and fd in self._sinks:
             self._read(fd)
         return False
+
+    def passed_deadline(self) -> None:
+        """The timeout has passed and the sandbox is killing; or it has not managed to.
+
+        Raises:
+            SandboxLost: It does not answer at all.
+        """
+        if self._overdue:
+            raise SandboxLost("the sandbox does not answer", hint="terminate it and create a new one")
+        self._overdue = True
+        self.deadline = time.monotonic() + _GRACE_S
+        overdue = getattr(self.run, "overdue", None)
+        if overdue is not None:
+            overdue()
 
     def _read(self, fd: int) -> int:
         try:
@@ -174,8 +189,8 @@ def run_to_end(pump: Pump) -> ExecResult:
             if pump.deadline is not None:
                 timeout = max(0.0, pump.deadline - time.monotonic()) * 1000
             events = poll.poll(timeout)
-            if not events and pump.deadline is not None:
-                raise SandboxLost("the sandbox does not answer", hint="terminate it and create a new one")
+            if pump.deadline is not None and time.monotonic() >= pump.deadline:
+                pump.passed_deadline()
             # The end comes last: output that is ready is read first.
             for fd, event in sorted(events, key=lambda item: item[0] == pump.run.done):
                 if pump.ready(fd, event):

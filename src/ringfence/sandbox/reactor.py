@@ -117,7 +117,10 @@ class Reactor:
     def _expire(self) -> None:
         now = time.monotonic()
         for pump in [p for p in self._futures if p.deadline is not None and p.deadline <= now]:
-            self._fail(pump, SandboxLost("the sandbox does not answer", hint="terminate it"))
+            try:
+                pump.passed_deadline()
+            except SandboxLost as exc:
+                self._fail(pump, exc)
 
 
 _lock = threading.Lock()

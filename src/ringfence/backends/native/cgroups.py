@@ -95,9 +95,11 @@ class Group:
         self.version = layout.version
         self.paths = {c: os.path.realpath(b) + "/" + name for c, b in layout.bases.items()} if self.version else {}
         self.directories = layout.directories(name)
+        self._quota = 0
 
     def values(self, limits: Limits, memory_bytes: int, pids: int) -> list[tuple[str, str]]:
         """What to write, in order."""
+        self._quota = max(1000, int(limits.cpus * _PERIOD_US)) if limits.cpus else 0
         if self.version == 2:
             base = self.paths[""]
             values = [
@@ -107,8 +109,8 @@ class Group:
                 (base + "/pids.max", str(pids + OWN_PROCESSES)),
             ]
             values = [v for v in values if os.path.exists(os.path.dirname(os.path.dirname(v[0])))]
-            if limits.cpus:
-                values.append((base + "/cpu.max", f"{max(1000, int(limits.cpus * _PERIOD_US))} {_PERIOD_US}"))
+            if self._quota:
+                values.append((base + "/cpu.max", f"{self._quota} {_PERIOD_US}"))
             return values
         if self.version != 1:
             return []
@@ -119,10 +121,9 @@ class Group:
         ]
         if os.path.exists(os.path.dirname(memory) + "/memory.memsw.limit_in_bytes"):
             values.insert(1, (memory + "/memory.memsw.limit_in_bytes", str(memory_bytes)))
-        if limits.cpus and "cpu" in self.paths:
-            quota = max(1000, int(limits.cpus * _PERIOD_US))
+        if self._quota and "cpu" in self.paths:
             values.append((self.paths["cpu"] + "/cpu.cfs_period_us", str(_PERIOD_US)))
-            values.append((self.paths["cpu"] + "/cpu.cfs_quota_us", str(quota)))
+            values.append((self.paths["cpu"] + "/cpu.cfs_quota_us", str(self._quota)))
         return values
 
     # -- reading ----------------------------------------------------------------------------
@@ -164,6 +165,17 @@ class Group:
         return None if count is None else count - OWN_PROCESSES
 
     # -- acting -----------------------------------------------------------------------------
+
+    def hurry(self, on: bool) -> None:
+        """Lift the processor limit while processes are being killed: dying takes time too."""
+        if not self._quota:
+            return
+        if self.version == 2:
+            value = "max" if on else str(self._quota)
+            launcher_cgroups.write(self.paths[""] + "/cpu.max", f"{value} {_PERIOD_US}")
+        elif "cpu" in self.paths:
+            path = self.paths["cpu"] + "/cpu.cfs_quota_us"
+            launcher_cgroups.write(path, "-1" if on else str(self._quota))
 
     @property
     def can_freeze(self) -> bool:

@@ -46,6 +46,7 @@ class NativeExec:
         self._command, self._cwd = command, cwd
         self._status: ExecStatus | None = None
         self._problem: Exception | None = None
+        self._hurried = False
         self._lock = threading.Lock()
 
     @property
@@ -86,6 +87,8 @@ class NativeExec:
             self._problem = self._sandbox.lost_error()
             return
         self._sandbox.forget(self)
+        if self._hurried:
+            self._sandbox.hurry(False)
         if report.spawn_errno:
             self._settle_unstarted(report)
             return
@@ -149,10 +152,16 @@ class NativeExec:
 
     def kill(self) -> None:
         """Kill the whole tree."""
+        self.overdue()
         try:
             self._sandbox.ask("kill", self.number, control=self._control)
         except SandboxLost:
             pass  # its processes are gone with it
+
+    def overdue(self) -> None:
+        """The driver's word that the timeout has passed: nothing may slow the killing down."""
+        self._hurried = True
+        self._sandbox.hurry(True)
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell the terminal its new size; the foreground processes get SIGWINCH."""

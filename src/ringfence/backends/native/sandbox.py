@@ -120,6 +120,13 @@ class NativeSandbox:
 
         return sandbox_protections(self)
 
+    def hurry(self, on: bool) -> None:
+        """Whether something is being killed, which the processor limit must not slow down."""
+        try:
+            self.group.hurry(on)
+        except OSError:
+            pass  # the cgroup is gone: everything in it is dead
+
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
 
@@ -270,6 +277,7 @@ class NativeSandbox:
             if not was_suspended and not self._is_gone():
                 self._remember_stats()
             self._state = State.TERMINATED
+            self.hurry(True)
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             except ProcessLookupError:
