@@ -1,0 +1,1 @@
+"""The measures, each one function from settings to rows."""

@@ -1,0 +1,62 @@
+"""exec: `true` in a sandbox that lives already."""
+
+from __future__ import annotations
+
+import subprocess
+
+from ...sandbox import Sandbox
+from ..peers import gather
+from ..rows import Row, Target
+from ..turns import OURS, take_turns
+from .create import rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..rows import Missing
+    from ..settings import Settings
+
+WHAT = "exec of /bin/true in a live sandbox"
+BARE = "subprocess.run"
+_FASTER = Target(must=1.0, aim=0.1)
+_TARGETS = {BARE: Target(must=2.0, aim=1.3)} | dict.fromkeys(gather.LIVE, _FASTER)
+# Each is measured apart from the others: what a heavy peer leaves to the kernel is its own.
+_GROUPS = (("sandlock",), ("runc",), ("runsc",), ("docker",))
+
+
+def measure(settings: Settings) -> Iterator[Row | Missing]:
+    """Beside a bare subprocess, and with `peers` beside each way into something that lives."""
+    with Sandbox.create() as sandbox:
+        ours = true_in(sandbox)
+        samples = take_turns({OURS: ours, BARE: bare_true}, settings.rounds * 2, warm_up=5)
+        yield from rows(WHAT, "exec", samples, [BARE], _TARGETS)
+        if settings.peers:
+            for group in _GROUPS:
+                yield from _beside(group, ours, settings)
+
+
+def _beside(
+    names: tuple[str, ...], ours: Callable[[], None], settings: Settings
+) -> Iterator[Row | Missing]:
+    with gather.Gathered({name: gather.LIVE[name] for name in names}) as gathered:
+        yield from gathered.missing
+        if gathered.peers:
+            contenders = {name: peer.run_true for name, peer in gathered.peers.items()}
+            samples = take_turns({OURS: ours, **contenders}, settings.slow_rounds * 2)
+            yield from rows(WHAT, "exec", samples, list(contenders), _TARGETS)
+
+
+def true_in(sandbox: Sandbox) -> Callable[[], None]:
+    """One exec, its result checked."""
+
+    def run() -> None:
+        result = sandbox.exec(["/bin/true"])
+        if not result.ok:
+            raise AssertionError(f"`true` failed in the sandbox: {result}")
+
+    return run
+
+
+def bare_true() -> None:
+    subprocess.run(["/bin/true"], check=True)

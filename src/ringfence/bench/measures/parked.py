@@ -1,0 +1,99 @@
+"""parked: what a sandbox that waits for work occupies, and how many of them this machine holds."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+from ...errors import RingfenceError
+from ...sandbox import Sandbox
+from .. import processes
+from ..rows import HIGHER, VALUE, Row, Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..settings import Settings
+
+WHAT_PARKED = "parked sandbox, PSS of its processes"
+WHAT_LIVE = "live sandboxes at once"
+_MIB = 1 << 20
+
+
+def measure_memory(settings: Settings) -> Iterator[Row]:
+    """PSS from outside, as more and more of them share what they can share."""
+    sandboxes: list[Sandbox] = []
+    try:
+        for count in settings.parked:
+            while len(sandboxes) < count:
+                sandboxes.append(Sandbox.create())
+            yield _memory_row(count)
+    finally:
+        for sandbox in sandboxes:
+            sandbox.terminate()
+
+
+def _memory_row(count: int) -> Row:
+    what, target = f"{WHAT_PARKED}, {count} live", Target(VALUE, must=1.5, aim=0.8)
+    launched = processes.Launched()
+    try:
+        each = sum(processes.pss_bytes(pid) for pid in launched.sandboxed) / count
+        shared = sum(processes.pss_bytes(pid) for pid in launched.serving)
+    except PermissionError:
+        note = "needs root: the processes of a sandbox hide from their own user too"
+        return Row("parked", what, "MiB", None, target=target, note=note)
+    note = f"and {shared / _MIB:.1f} MiB once, for the process that makes them"
+    return Row("parked", what, "MiB", each / _MIB, target=target, samples=count, note=note)
+
+
+def measure_count(settings: Settings) -> Iterator[Row]:
+    """As many as asked for, or as this machine gives; each of a sample still answers."""
+    target = Target(VALUE, HIGHER, must=1000, aim=5000)
+    _allow_open_files()
+    sandboxes: list[Sandbox] = []
+    before = processes.available_bytes()
+    started = time.perf_counter()
+    stopped = ""
+    try:
+        try:
+            while len(sandboxes) < settings.live:
+                sandboxes.append(Sandbox.create())
+        except (RingfenceError, OSError) as exc:
+            stopped = f"stopped there: {exc}"
+        elapsed = time.perf_counter() - started
+        used = before - processes.available_bytes()
+        answering = all(s.exec(["true"]).ok for s in _sample(sandboxes))
+    finally:
+        for sandbox in sandboxes:
+            sandbox.terminate()
+    count = len(sandboxes)
+    each = used / max(count, 1) / _MIB
+    note = f"{elapsed:.1f} s, {each:.2f} MiB each of kernel and user memory together"
+    if stopped or not answering:
+        note = f"{note}; {stopped or 'not all of them answer'}"
+    elif count < settings.live or settings.live < 1000:
+        target = Target(VALUE, HIGHER)  # fewer were asked for than the target: no verdict
+    elif not settings.full:
+        target = Target(VALUE, HIGHER, must=1000)
+        note += "; asked for no more, --full does"
+    ours = float(count) if answering else 0.0
+    yield Row("live", WHAT_LIVE, "sandboxes", ours, target=target, note=note)
+
+
+def _sample(sandboxes: list[Sandbox]) -> list[Sandbox]:
+    step = max(1, len(sandboxes) // 10)
+    return sandboxes[::step]
+
+
+def _allow_open_files() -> None:
+    """As many open files as this process may have; root may raise even that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in ((1 << 17, 1 << 17), (hard, hard)):
+        if soft >= wanted[0]:
+            return
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
+        except (ValueError, OSError):
+            continue
+        return

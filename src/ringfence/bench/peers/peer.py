@@ -1,0 +1,87 @@
+"""What every peer can be asked, and why one cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Protocol
+
+_PATIENCE_S = 60.0
+
+
+class PeerMissingError(Exception):
+    """This peer cannot be measured here; the text says why."""
+
+
+class Peer(Protocol):
+    """Something beside which we are measured."""
+
+    name: str
+
+    def run_true(self) -> float | None:
+        """Run `true` once: seconds by its own watch, or None."""
+        ...
+
+    def close(self) -> None:
+        """Remove everything that it made."""
+        ...
+
+
+def program(name: str) -> str:
+    """The full path of a program.
+
+    Raises:
+        PeerMissingError: It is not installed.
+    """
+    # The places of system programs too, which an ordinary user's PATH often lacks.
+    path = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise PeerMissingError("not installed")
+    return found
+
+
+def call(*argv: str, stdin: bytes | None = None) -> bytes:
+    """Run a peer's command to its end; its standard output.
+
+    Raises:
+        PeerMissingError: It failed, with the last line that it said about it.
+    """
+    try:
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise PeerMissingError(str(exc)) from exc
+    if done.returncode:
+        raise PeerMissingError(_reason(done))
+    return done.stdout
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else f"exit status {done.returncode}"
+
+
+class CommandPeer:
+    """A peer that runs a command as one process; it counts as usable once it succeeded."""
+
+    def __init__(self, name: str, *argv: str) -> None:
+        self.name, self.argv = name, argv
+        call(*argv)
+
+    def run_true(self) -> float | None:
+        # No pipes: what the peer prints goes nowhere, and only its process is timed.
+        subprocess.run(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=_PATIENCE_S,
+        )
+        return None
+
+    def close(self) -> None:
+        """Nothing is left to remove."""

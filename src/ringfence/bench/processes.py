@@ -1,0 +1,73 @@
+"""Live processes seen from outside: who descends from whom, and what they occupy."""
+
+from __future__ import annotations
+
+import os
+
+
+class Launched:
+    """What this process started: sandboxes' processes, and the ones that serve them all."""
+
+    def __init__(self) -> None:
+        parents = _parents()
+        ours = [pid for pid in parents if _descends(pid, os.getpid(), parents)]
+        self.sandboxed = [pid for pid in ours if _is_nested(pid)]
+        self.serving = [pid for pid in ours if pid not in set(self.sandboxed)]
+
+
+def pss_bytes(pid: int) -> int:
+    """Resident memory, pages shared by n processes counted as 1/n.
+
+    Raises:
+        PermissionError: It is somebody else's, or not dumpable, and we are not root.
+
+    Source: proc(5), smaps_rollup.
+    """
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def available_bytes() -> int:
+    """What the kernel could still give out: proc(5), meminfo, MemAvailable."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+            if fields and fields[0] not in (b"Z", b"X"):  # dead, and about to be reaped
+                found[int(name)] = int(fields[1])
+    return found
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _is_nested(pid: int) -> bool:
+    """Whether it lives in a PID namespace below ours: it has more than one number in NSpid."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return len(line.split()) > 2
+    return False
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # it has just ended
+        return b""

@@ -1,0 +1,84 @@
+"""Running contenders in turns, so that whatever else this machine does hits all of them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Contender = Callable[[], float | None]
+    """One run. Returns the seconds that it took by its own watch, or None: then ours counts."""
+
+OURS = "ringfence"
+
+
+class Samples:
+    """What `take_turns` saw.
+
+    Attributes:
+        seconds: By contender, in the order of the rounds, warm-ups left out.
+        failed: Contenders that broke down on the way, and what they said.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.failed: dict[str, str] = {}
+
+    def median_ms(self, name: str) -> float | None:
+        """The median of one contender; None when it failed."""
+        taken = self.seconds[name]
+        return statistics.median(taken) * 1000 if taken and name not in self.failed else None
+
+
+def take_turns(
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    *,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Samples:
+    """One run of each in every round; every other round backwards: nobody always follows the same.
+
+    A peer that raises is out and named in `failed`; when we do, the error is the caller's.
+    """
+    samples = Samples(list(contenders))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(-warm_up, rounds):
+            for name in _order(list(contenders), number):
+                if name not in samples.failed:
+                    _one_run(name, contenders[name], samples, clock, counts=number >= 0)
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def _order(names: list[str], number: int) -> list[str]:
+    return names if number % 2 == 0 else names[::-1]
+
+
+def _one_run(
+    name: str,
+    contender: Contender,
+    samples: Samples,
+    clock: Callable[[], float],
+    *,
+    counts: bool,
+) -> None:
+    started = clock()
+    try:
+        own = contender()
+    except Exception as exc:
+        if name == OURS:
+            raise
+        samples.failed[name] = str(exc) or type(exc).__name__
+        return
+    elapsed = clock() - started if own is None else own
+    if counts:
+        samples.seconds[name].append(elapsed)

@@ -1,0 +1,162 @@
+"""The command: which measures run, what it prints, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ringfence.bench import main as bench
+from ringfence.bench import processes
+from ringfence.bench.measures import create, parked
+from ringfence.bench.peers import gather
+from ringfence.bench.rows import Missing, Row, Target
+from ringfence.bench.settings import Settings
+from ringfence.errors import ResourceExhausted
+from tests.features import require
+
+
+@pytest.fixture(name="measures")
+def fixture_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(settings: Settings) -> Iterator[Row | Missing]:
+        yield Missing("nsjail", "not installed")
+        yield Row("create", "a life", "ms", 4.0, "bwrap", 8.0, Target(must=0.8))
+        yield Missing("nsjail", "not installed")
+
+    def unwanted(settings: Settings) -> Iterator[Row | Missing]:
+        yield from ()
+        raise AssertionError("not asked for")
+
+    monkeypatch.setattr(bench, "MEASURES", {"create": made_up, "exec": unwanted})
+
+
+@pytest.mark.usefixtures("measures")
+def test_json_is_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == bench.main(["--json", "--quick", "create"])
+
+    said = json.loads(capsys.readouterr().out)
+
+    assert ["create"] == [row["measure"] for row in said["rows"]]
+    assert [{"peer": "nsjail", "why": "not installed"}] == said["missing"]
+    assert said["quick"] is True
+
+
+@pytest.mark.usefixtures("measures")
+def test_table_is_plain_when_piped_and_names_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == bench.main(["create"])
+
+    said = capsys.readouterr().out
+
+    assert "\x1b" not in said
+    assert "\r" not in said
+    assert "0.50x" in said
+    assert 1 == said.count("not measured: nsjail: not installed")
+
+
+def test_unknown_measure_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["crate"])
+
+    assert "no measure 'crate'" in capsys.readouterr().err
+
+
+def test_every_measure_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--help"])
+
+    said = capsys.readouterr().out
+
+    assert all(f"\n  {name} " in said for name in bench.MEASURES)
+
+
+def test_a_run_without_peers_names_only_what_targets_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": lambda _: Quick()})
+
+    [row] = create.measure(Settings(quick=True))
+
+    assert isinstance(row, Row)
+    assert "bwrap" == row.peer
+    assert 10 == row.samples
+    assert 0.8 == row.target.must
+
+
+class Quick:
+    name = "bwrap"
+
+    def run_true(self) -> float:
+        return 0.008
+
+    def close(self) -> None:
+        pass
+
+
+def test_live_stops_at_the_first_refusal_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Fake] = []
+
+    class Fake:
+        def __init__(self) -> None:
+            self.ended = False
+            made.append(self)
+
+        @classmethod
+        def create(cls) -> Fake:
+            if len(made) == 3:
+                raise ResourceExhausted("no ids left", hint="end some")
+            return cls()
+
+        def exec(self, _argv: list[str]) -> Fake:
+            return self
+
+        ok = True
+
+        def terminate(self) -> None:
+            self.ended = True
+
+    monkeypatch.setattr(parked, "Sandbox", Fake)
+
+    [row] = parked.measure_count(Settings())
+
+    assert 3 == row.ours
+    assert "miss" == row.verdict
+    assert "stopped there: no ids left (end some)" in row.note
+    assert all(fake.ended for fake in made)
+
+
+def test_a_real_run_measures_and_leaves_nothing() -> None:
+    require("user namespaces")
+    fds = len(os.listdir("/proc/self/fd"))
+    settings = Settings(quick=True)
+    create.one_life()  # the zygote stays, with its descriptors
+
+    rows, _missing = bench.measure(["create", "exec", "throughput"], settings)
+
+    assert all(row.ours and row.ours > 0 for row in rows)
+    assert {"create", "exec", "throughput"} == {row.measure for row in rows}
+    assert [] == processes.Launched().sandboxed
+    assert len(os.listdir("/proc/self/fd")) <= fds + 8
+
+
+@pytest.mark.root
+def test_memory_is_seen_from_outside() -> None:
+    require("user namespaces")
+
+    rows = list(parked.measure_memory(Settings(quick=True)))
+
+    assert [1, 10] == [row.samples for row in rows]
+    assert all(row.ours and 0.1 < row.ours < 50 for row in rows)
+    assert [] == processes.Launched().sandboxed
+
+
+@pytest.mark.rootless
+def test_memory_nobody_may_see_is_not_invented() -> None:
+    require("user namespaces")
+
+    for row in parked.measure_memory(Settings(quick=True)):
+        assert row.ours is None
+        assert "" == row.verdict
+        assert "needs root" in row.note
