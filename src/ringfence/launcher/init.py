@@ -46,6 +46,7 @@ class Exec:
         self.started_ns = time.monotonic_ns()
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
+        self.dying: set[int] = set()  # killed, not yet reaped
         self.orphans = [0, 0, 0, 0, 0]  # user ns, system ns, peak bytes, read, written of reaped orphans
 
     @property
@@ -205,6 +206,8 @@ class Init:
         run = self.by_pid.pop(pid, None)
         owner = run or self.execs.get(TAG_BASE - _tag_of(pid))
         # A zombie's own io file is closed to us; reaping it adds its counts to ours.
+        if owner is not None:
+            owner.dying.discard(pid)
         before = self._io_bytes()
         _, status, usage = os.wait4(pid, 0)
         after = self._io_bytes()
@@ -242,8 +245,10 @@ class Init:
         """Report an exec whose first process has ended; after a kill, only when its tree is gone."""
         report = run.report
         assert report is not None
-        if run.killed_by and self._kill_tree(run.tag):
-            return  # still dying: its last orphan brings us back here
+        if run.killed_by and not run.dying:
+            run.dying = self._kill_tree(run.tag)  # once more, to see that nothing is left
+        if run.dying:
+            return  # its last orphan brings us back here
         report.killed_by = run.killed_by
         report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
         report.user_ns += run.orphans[0]
@@ -264,11 +269,11 @@ class Init:
 
     def _kill(self, run: Exec, reason: int) -> None:
         run.killed_by = run.killed_by or reason
-        self._kill_tree(run.tag)
+        run.dying = self._kill_tree(run.tag)
         self._reap()
 
-    def _kill_tree(self, tag: int) -> int:
-        """Kill every process with `tag`; returns how many are left to die.
+    def _kill_tree(self, tag: int) -> set[int]:
+        """Kill every process with `tag`; returns those that are left to die.
 
         Stopping comes first: a stopped process cannot fork (a pending signal aborts fork(2)), and
         it leaves the processor to us, who may share it with a thousand spinning ones.
@@ -291,7 +296,7 @@ class Init:
             _signal(pid, signal.SIGKILL)
         if alone:
             self._do_continue(mine)
-        return len(mine)
+        return mine
 
     def _watch_memory(self) -> None:
         """Stand-in for the memory cgroup where none is delegated: sampled, so reported as degraded."""

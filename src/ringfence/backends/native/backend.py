@@ -90,7 +90,7 @@ class NativeBackend:
 
     def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: planner.Sizes) -> cgroups.Group:
         layout = self.layout()
-        group = cgroups.Group(layout, cgroups.group_name(plan["id"]))
+        group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
         plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
         if not layout.version:

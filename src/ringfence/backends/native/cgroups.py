@@ -53,7 +53,7 @@ class Layout:
             except OSError as exc:
                 self.why = f"{base}: {exc.strerror}"
                 continue
-            self.version, self.bases, self.why = 2, {"": base}, ""
+            self.version, self.bases, self.why = 2, {"": os.path.realpath(base)}, ""
             return True
         return False
 
@@ -68,7 +68,7 @@ class Layout:
             except OSError as exc:
                 self.why = self.why or f"{base}: {exc.strerror}"
             else:
-                self.bases[controller] = base
+                self.bases[controller] = os.path.realpath(base)
         if "memory" in self.bases and "pids" in self.bases:
             self.version = 1
         elif not self.why:
@@ -80,21 +80,19 @@ class Layout:
             return controller in _read(self.bases[""] + "/cgroup.subtree_control").split()
         return self.version == 1 and controller in self.bases
 
-    def directories(self, name: str) -> list[str]:
-        """The directories of a sandbox, each once although v1 controllers may share a hierarchy."""
-        found: dict[str, None] = {}
-        for base in self.bases.values() if self.version else ():
-            found[os.path.realpath(base) + "/" + name] = None
-        return list(found)
-
 
 class Group:
     """The cgroups of one sandbox."""
 
-    def __init__(self, layout: Layout, name: str) -> None:
+    def __init__(self, layout: Layout, name: str, *, cpus: bool) -> None:
         self.version = layout.version
-        self.paths = {c: os.path.realpath(b) + "/" + name for c, b in layout.bases.items()} if self.version else {}
-        self.directories = layout.directories(name)
+        # Without a limit the v1 cpu hierarchy is not joined: autogroup then keeps PID 1 responsive.
+        self.paths = {
+            controller: f"{base}/{name}"
+            for controller, base in layout.bases.items()
+            if self.version and (cpus or controller != "cpu")
+        }
+        self.directories = list(dict.fromkeys(self.paths.values()))
         self._quota = 0
 
     def values(self, limits: Limits, memory_bytes: int, pids: int) -> list[tuple[str, str]]:
@@ -226,7 +224,7 @@ def sweep(layout: Layout) -> list[str]:
     A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here.
     """
     removed = []
-    for base in dict.fromkeys(os.path.realpath(b) for b in layout.bases.values()):
+    for base in dict.fromkeys(layout.bases.values()):
         for name in os.listdir(base):
             words = name.split(".")
             if words[0] != "ringfence" or len(words) != 4 or not (words[1] + words[2]).isdigit():
