@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..model.stats import SandboxStats
 
     Progress = Callable[[int, str], None]
-    """Called with the bytes copied so far and the path just finished."""
+    """Called with the bytes moved so far, framing included, and the path just finished."""
 
 
 class Backend(Protocol):
@@ -154,8 +154,9 @@ class BackendSandbox(Protocol):
     def terminate(self) -> None:
         """End every process and free everything; legal in every state, idempotent.
 
-        When it returns no process of the sandbox is left. Running execs end with signal 9
-        and `killed_by` `terminate`.
+        When it returns no process of the sandbox is left, and every exec's `done` is readable:
+        its status is signal 9 with `killed_by` `terminate`, or SandboxLost where the backend
+        cannot know that the process had not ended by itself just before.
         """
         ...
 
@@ -207,7 +208,11 @@ class BackendExec(Protocol):
         ...
 
     def resize(self, rows: int, cols: int) -> None:
-        """Set the terminal's size; LifecycleError without a PTY."""
+        """Set the terminal's size.
+
+        Raises:
+            InvalidRequest: The exec has no PTY.
+        """
         ...
 
     def close_stdin(self) -> None:
@@ -221,6 +226,9 @@ class BackendExec(Protocol):
 
 class BackendFiles(Protocol):
     """Files of one sandbox, seen as its default user sees them.
+
+    An open file is an ordinary file object: what goes wrong while it is read or written
+    (a full disk, say) is an `OSError`, or better the typed error of `errors.file_error`.
 
     Paths are absolute inside, or relative to the session's root. They are resolved inside
     the sandbox: no symlink leads out of it. Errors are the subclasses of `FileError`.
@@ -281,8 +289,8 @@ class BackendFiles(Protocol):
         written through. Devices, sockets and pipes are refused.
 
         Raises:
-            InvalidRequest: `field` is `local` when there is nothing.
-            FileError: A special file, named in `path`.
+            FileNotFound: Nothing is at `local`.
+            FileError: A special file; `path` names it.
         """
         ...
 
@@ -290,6 +298,11 @@ class BackendFiles(Protocol):
         """Copy file or directory `remote` to the host at `local`, made if need be.
 
         Nothing is written outside `local`, whatever the tree holds: symlinks are copied as
-        they are and never followed; setuid and setgid bits are dropped.
+        they are and never followed, those already there are replaced or refused; setuid and
+        setgid bits are dropped.
+
+        Raises:
+            FileNotFound: Nothing is at `remote`; then nothing is made on the host.
+            FileError: Something in the way cannot be replaced safely.
         """
         ...

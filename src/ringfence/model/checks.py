@@ -41,6 +41,13 @@ def text(value: object, field: str, *, empty: bool = True) -> str:
     return value
 
 
+def binary(value: object, field: str) -> bytes:
+    """Bytes, copied when they could change."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        refuse(field, f"must be bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
 def name(value: object, field: str) -> str:
     """A short lower-case name, such as a template's or a profile's; never a path."""
     value = text(value, field, empty=False)

@@ -71,11 +71,9 @@ class ExecRequest(Noun):
         checks.flag(self.stream_stdin, "stream_stdin")
         if self.stdin is None:
             return
-        if not isinstance(self.stdin, (bytes, bytearray, memoryview)):
-            checks.refuse("stdin", f"must be bytes, not {type(self.stdin).__name__}")
+        object.__setattr__(self, "stdin", checks.binary(self.stdin, "stdin"))
         if self.stream_stdin:
             checks.refuse("stdin", "cannot be given together with stream_stdin")
-        object.__setattr__(self, "stdin", bytes(self.stdin))
 
     @property
     def has_stdin(self) -> bool:

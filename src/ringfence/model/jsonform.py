@@ -152,6 +152,7 @@ _BY_KIND: dict[str, Callable[[Any, str], Any]] = {
     "bool": checks.flag,
     "int": lambda value, key: checks.integer(value, key, -_LARGEST, _LARGEST),
     "float": lambda value, key: checks.number(value, key, -1e18, 1e18),
+    "bytes": checks.binary,
     "tuple[str, ...]": checks.texts,
     "Mapping[str, str]": checks.string_map,
 }

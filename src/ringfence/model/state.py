@@ -21,12 +21,12 @@ class State(StrEnum):
 
 
 NEXT: dict[State, frozenset[State]] = {
-    State.PROVISIONED: frozenset({State.RUNNING, State.SUSPENDED, State.TERMINATED}),
+    State.PROVISIONED: frozenset(State),
     State.RUNNING: frozenset({State.RUNNING, State.SUSPENDED, State.TERMINATED}),
     State.SUSPENDED: frozenset({State.SUSPENDED, State.RUNNING, State.TERMINATED}),
     State.TERMINATED: frozenset({State.TERMINATED}),
 }
-"""Staying put is listed where the verb is idempotent; terminating is legal everywhere."""
+"""Staying put is legal, because the verbs are idempotent; terminating is legal everywhere."""
 
 
 def check_transition(now: State, then: State) -> State:

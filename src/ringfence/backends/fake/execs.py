@@ -97,7 +97,7 @@ class FakeExec:
             self._machine.changed.wait_for(lambda: self._status is not None)
 
     def resize(self, rows: int, cols: int) -> None:  # noqa: ARG002
-        raise LifecycleError(f"exec {self.id} has no terminal")
+        raise InvalidRequest(f"exec {self.id} has no terminal", field="pty")
 
     def close_stdin(self) -> None:
         with self._closing:

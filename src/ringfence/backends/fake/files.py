@@ -9,7 +9,7 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import FileError, InvalidRequest, file_error
+from ...errors import FileError, FileNotFound, InvalidRequest, file_error
 from ...model.files import FileInfo
 from .nodes import Directory, Symlink
 
@@ -101,7 +101,7 @@ class FakeFiles:
     def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
         self._check()
         if not os.path.lexists(local):
-            raise InvalidRequest(f"{local} does not exist", field="local")
+            raise FileNotFound(f"{local} does not exist on the host", path=local)
         _Upload(self, progress).run(os.fspath(local), remote)
 
     def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:

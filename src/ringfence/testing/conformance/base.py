@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from ...errors import Unsupported
+from ...errors import NetworkPolicyError, Unsupported
 from ...model.spec import SandboxSpec
 from ..lab import Lab
 
@@ -30,7 +30,7 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
     """The test is of these capabilities: where one is missing, it must be refused clearly.
 
     Refused clearly means: the report says why, and the call raises `Unsupported` naming the
-    backend and the operation. Each refusal is counted.
+    backend and the operation (or `NetworkPolicyError`). Each refusal is counted.
     """
 
     def decorate(test: Test) -> Test:
@@ -45,10 +45,11 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
             if not lacking:
                 test(self, **fixtures)
                 return
-            with pytest.raises(Unsupported) as refusal:
+            with pytest.raises((Unsupported, NetworkPolicyError)) as refusal:
                 test(self, **fixtures)
-            assert refusal.value.operation
-            assert backend.name == refusal.value.backend
+            if isinstance(refusal.value, Unsupported):
+                assert refusal.value.operation
+                assert backend.name == refusal.value.backend
             self.refusals.update(lacking)
 
         if not wants_backend:

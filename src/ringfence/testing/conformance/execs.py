@@ -189,7 +189,7 @@ class Execs(ConformanceBase):
     def test_resize_needs_a_terminal(self, sandbox: Lab) -> None:
         process = sandbox.start("sleep", "600")
 
-        with pytest.raises(LifecycleError):
+        with pytest.raises(InvalidRequest):
             process.resize(24, 80)
 
     @needs(can.PTY)

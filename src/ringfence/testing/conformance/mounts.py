@@ -60,7 +60,7 @@ class Mounts(ConformanceBase):
     @needs(can.MOUNT)
     def test_read_write(self, make_sandbox: MakeSandbox, source: Path) -> None:
         """What is made inside is there outside, and belongs to the source's owner."""
-        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),))
+        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE, protect=()),))
 
         assert lab.sh("echo made > /data/made; echo more >> /data/file").ok
         lab.put("/data/put", b"put")
@@ -73,8 +73,18 @@ class Mounts(ConformanceBase):
         assert {owner} == {(source / name).stat().st_uid for name in os.listdir(source)}
 
     @needs(can.MOUNT)
-    def test_removing_inside_removes_outside(self, make_sandbox: MakeSandbox, source: Path) -> None:
+    def test_nothing_is_left_behind(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        """Whatever holds protected paths in place is gone when the sandbox is."""
         lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),))
+        assert lab.sh("echo made > /data/made").ok
+
+        lab.sandbox.terminate()
+
+        assert ["file", "made"] == sorted(os.listdir(source))
+
+    @needs(can.MOUNT)
+    def test_removing_inside_removes_outside(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE, protect=()),))
 
         lab.files.remove("/data/file")
 
@@ -160,7 +170,10 @@ class Mounts(ConformanceBase):
         inner = source.parent / "inner"
         inner.mkdir()
         (source / "inner").mkdir()
-        mounts = (Mount("/data", str(source)), Mount("/data/inner", str(inner), READ_WRITE))
+        mounts = (
+            Mount("/data", str(source)),
+            Mount("/data/inner", str(inner), READ_WRITE, protect=()),
+        )
         lab = make_sandbox(mounts=mounts)
 
         assert lab.sh("echo x > /data/inner/new").ok
@@ -178,7 +191,9 @@ class Mounts(ConformanceBase):
 
     @needs(can.MOUNT)
     def test_workdir_may_name_a_mount(self, make_sandbox: MakeSandbox, source: Path) -> None:
-        lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE),), workdir="/data")
+        lab = make_sandbox(
+            mounts=(Mount("/data", str(source), READ_WRITE, protect=()),), workdir="/data"
+        )
 
         assert lab.sh("echo x > made").ok
 
@@ -201,7 +216,7 @@ class Mounts(ConformanceBase):
 
     @needs(can.MOUNT, can.ATTACH)
     def test_attach_read_write(self, sandbox: Lab, source: Path) -> None:
-        sandbox.sandbox.attach(Mount("/late", str(source), READ_WRITE))
+        sandbox.sandbox.attach(Mount("/late", str(source), READ_WRITE, protect=()))
 
         assert sandbox.sh("echo made > /late/made").ok
 
