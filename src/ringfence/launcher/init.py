@@ -17,7 +17,7 @@ import struct
 import time
 
 from ..linux import files, libc
-from . import wire
+from . import forked, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Exec:
     def __init__(self, number: int, reply: wire.Socket, deadline: float) -> None:
         self.number, self.reply, self.deadline = number, reply, deadline
         self.pid = 0
+        self.failure_fd = -1  # of `forked.start`
         self.started_ns = time.monotonic_ns()
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
@@ -146,7 +147,7 @@ class Init:
             os.chdir(cwd)
             stage = wire.STAGE_COMMAND
             self._set_tag(run.tag)
-            run.pid = self._spawn(argv, env, actions)
+            self._spawn(run, argv, env, actions)
         except OSError as exc:
             report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
             _answer(reply, report.pack())
@@ -158,20 +159,16 @@ class Init:
                 os.close(fd)
         self.execs[number] = self.by_pid[run.pid] = run
 
-    def _spawn(self, argv: list[str], env: dict[str, str], actions: list[Any]) -> int:
-        failure: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
+    def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
+        paths = _candidates(argv[0], env.get("PATH", os.defpath))
         self._oom_score(_PREFER_FOR_OOM)
         try:
-            for path in _candidates(argv[0], env.get("PATH", os.defpath)):
-                try:
-                    return _posix_spawn(path, argv, env, actions)
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                except PermissionError as exc:
-                    failure = exc
+            if _has_children():
+                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, _ALL_SIGNALS)
+            else:
+                run.pid = _spawn_first(paths, argv, env, actions)
         finally:
             self._oom_score(_OWN_OOM_SCORE)
-        raise failure
 
     def _oom_score(self, score: bytes) -> None:
         if self.oom_score_fd >= 0:
@@ -256,6 +253,10 @@ class Init:
         report.peak_memory_bytes = max(report.peak_memory_bytes, run.orphans[2])
         report.io_read_bytes += run.orphans[3]
         report.io_write_bytes += run.orphans[4]
+        if run.failure_fd >= 0:
+            never_began = forked.failure(run.failure_fd)
+            if never_began:
+                report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
         del self.execs[run.number]
         _answer(run.reply, report.pack())
         run.reply.close()
@@ -395,6 +396,28 @@ def _candidates(name: str, path: str) -> list[str]:
     if "/" in name:
         return [name]
     return [os.path.join(directory or ".", name) for directory in path.split(":")]
+
+
+def _has_children() -> bool:
+    """Whether anything may run in the sandbox under our uid: all that does descends from PID 1."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _spawn_first(paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]) -> int:
+    """Start the first of `paths` that can be."""
+    failure: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
+    for path in paths:
+        try:
+            return _posix_spawn(path, argv, env, actions)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as exc:
+            failure = exc
+    raise failure
 
 
 def _posix_spawn(path: str, argv: list[str], env: dict[str, str], actions: list[Any]) -> int:

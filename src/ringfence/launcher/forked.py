@@ -1,0 +1,95 @@
+"""Starting a program where something else runs in the sandbox already.
+
+The parent of a vfork(2) sleeps until its child has begun the new program, and anything with the
+same uid can stop that child first, for good. PID 1 must not sleep on a guest's word: here it forks,
+goes on, and learns from a pipe, once the child has ended, whether it ever began.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FAILURE = struct.Struct("=i")
+_SHELL = "/bin/sh"
+
+
+def start(
+    paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any], signals: list[int]
+) -> tuple[int, int]:
+    """Fork, and in the child begin the first of `paths` that can be; actions as for posix_spawn.
+
+    Returns:
+        The pid, and a descriptor for `failure`.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
+    if pid == 0:
+        number = errno.EIO
+        try:
+            _prepare(actions, signals)
+            number = _begin(paths, argv, env)
+        except OSError as exc:
+            number = exc.errno or errno.EIO
+        finally:
+            os.write(write, _FAILURE.pack(number))
+            os._exit(127)
+    os.close(write)
+    return pid, read
+
+
+def failure(fd: int) -> int:
+    """Of an ended child: the errno because of which it never began its program, else 0. Closes `fd`."""
+    try:
+        data = os.read(fd, _FAILURE.size)
+    except BlockingIOError:
+        data = b""
+    finally:
+        os.close(fd)
+    return int(_FAILURE.unpack(data)[0]) if len(data) == _FAILURE.size else 0
+
+
+def _prepare(actions: list[Any], signals: list[int]) -> None:
+    os.setsid()
+    for verb, fd, *rest in actions:
+        if verb == os.POSIX_SPAWN_DUP2:
+            os.dup2(fd, rest[0])
+        else:
+            path, flags, mode = rest
+            opened = os.open(path, flags, mode)  # without O_NOCTTY: a terminal becomes ours
+            os.dup2(opened, fd)
+            if opened != fd:
+                os.close(opened)
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _begin(paths: list[str], argv: list[str], env: dict[str, str]) -> int:
+    """Returns only when nothing could be begun, with the errno that a shell would report."""
+    found = errno.ENOENT
+    for path in paths:
+        try:
+            if os.path.isdir(path):
+                raise PermissionError(errno.EACCES, "is a directory", path)
+            os.execve(path, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            found = errno.EACCES
+        except OSError as exc:
+            if exc.errno == errno.ENOEXEC:  # a script without #!, which a shell would run itself
+                os.execve(_SHELL, ["sh", path, *argv[1:]], env)
+            raise
+    return found
