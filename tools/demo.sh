@@ -13,4 +13,4 @@ else
 fi
 
 say "ringfence run -- python3 examples/hello.py"
-exec "${ringfence[@]}" run --mount examples:/examples:ro -- python3 /examples/hello.py "$@"
+exec "${ringfence[@]}" run -- python3 examples/hello.py

@@ -6,7 +6,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from ringfence import errors
+from ringfence.cli.commands import COMMANDS
+from ringfence.cli.options import Command
 from ringfence.model.limits import Limits
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import NEXT
@@ -52,3 +56,19 @@ def test_the_states_are_the_table() -> None:
     for state, following in NEXT.items():
         said = set(listed[state].split(", ")) - {"nothing"}
         assert {str(then) for then in following if then != state} == said
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_option_is_listed(command: Command) -> None:
+    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    section = page.split(f"## `ringfence {command.name}`")[1].split("\n## ")[0]
+    listed = set(re.findall(r"`(--[a-z-]+)", section))
+
+    assert listed >= {option.flag for option in command.options}
+
+
+def test_no_option_is_invented() -> None:
+    known = {option.flag for command in COMMANDS for option in command.options}
+    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+
+    assert set() == set(re.findall(r"^\| [^|]*?`(--[a-z-]+)", page, re.MULTILINE)) - known
