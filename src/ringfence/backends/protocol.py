@@ -195,8 +195,10 @@ class BackendExec(Protocol):
         """
         ...
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to the process itself; no effect once it has ended.
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to the process itself, or as a terminal does to its whole process group.
+
+        No effect once it has ended.
 
         Raises:
             InvalidRequest: `field` is `signum` for a number that is no signal.

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-import threading
+from _thread import allocate_lock
 
 from ..errors import InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .native.zygote import Zygote
     from .protocol import Backend
 
 NAMES = ("native", "fake")
-_lock = threading.Lock()
+_lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
+_warm: Zygote | None = None
+
+
+def warm_up(name: str) -> None:
+    """Start what the backend will need, before its own modules are even read."""
+    global _warm
+    if name == "native":
+        from .native.zygote import Zygote
+
+        _warm = Zygote()
 
 
 def backend_named(name: str) -> Backend:
@@ -39,4 +50,4 @@ def _make(name: str) -> Backend:
         return FakeBackend()
     from .native.backend import NativeBackend
 
-    return NativeBackend()
+    return NativeBackend(zygote=_warm)

@@ -314,11 +314,11 @@ class Init:
 
     # -- requests ---------------------------------------------------------------------------
 
-    def _do_signal(self, number: int, signum: int) -> None:
+    def _do_signal(self, number: int, signum: int, group: bool = False) -> None:
         run = self.execs.get(number)
         if run is None or run.report is not None:
             raise ProcessLookupError(3, "the process has ended")
-        os.kill(run.pid, signum)
+        os.kill(-run.pid if group else run.pid, signum)  # it leads a session, so also a group
 
     def _do_kill(self, number: int) -> None:
         run = self.execs.get(number)

@@ -50,4 +50,5 @@ class Plan(TypedDict):
     cgroup_values: list[tuple[str, str]]  # file, value
     cgroup_version: int  # 0: none
     memory_watchdog_bytes: int  # 0: off
+    placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
     trusted_root: bool  # the zygote may open trees and map ids as host root

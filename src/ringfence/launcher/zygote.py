@@ -14,10 +14,13 @@ import select
 import sys
 
 from ..linux import files, mounts, namespaces, privileges, signals
-from . import build, cgroups, enter, idmap, init, lockdown, wire
+from . import build, cgroups, enter, idmap, init, lockdown, placeholders, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .placeholders import Placeholder
     from .plan import Plan, Tree
 
 CONTROL_FD = 3
@@ -53,6 +56,7 @@ class Zygote:
     def __init__(self, host: wire.Socket) -> None:
         self.host = host
         self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
+        self.placeholders: dict[int, list[Placeholder]] = {}  # pid of PID 1 -> what to remove
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
     def run(self) -> None:
@@ -79,6 +83,8 @@ class Zygote:
                 pid, pidfd = self.create(argument, fds[1:])
                 wire.send_raw(reply, b"O%d" % pid, [pidfd])
                 os.close(pidfd)
+            elif verb == "hold":
+                os.dup(fds[1])  # a lock of the host's, ours too until we end
             elif verb == "enter":
                 self.enter(argument, reply, fds[1:])
             elif verb == "remove_cgroups":
@@ -131,6 +137,8 @@ class Zygote:
                 if fd >= 0:
                     os.close(fd)
         self.sandboxes[pid] = plan["cgroup_dirs"]
+        if plan["placeholders"]:
+            self.placeholders[pid] = plan["placeholders"]
         return pid, pidfd
 
     def open_trees(self, plan: Plan, pinned: list[int]) -> list[int]:
@@ -162,8 +170,10 @@ class Zygote:
         mounted(build.restrict_tree, f"restrict {tree['source']}", fd, tree, idmap_fd)
         return fd
 
-    def enter(self, request: dict[str, object], reply: wire.Socket, fds: list[int]) -> None:
+    def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into a running sandbox; it answers on `reply` itself."""
+        if request.get("placeholders"):
+            self.placeholders.setdefault(request["sandbox_pid"], []).extend(request["placeholders"])
         if os.fork() == 0:
             status = 1
             try:
@@ -189,6 +199,7 @@ class Zygote:
         directories = self.sandboxes.pop(pid, None)
         if directories:
             cgroups.remove(directories)
+        placeholders.remove(self.placeholders.pop(pid, []))
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""

@@ -76,7 +76,7 @@ class FakeExec:
             raise LifecycleError(f"exec {self.id} has not ended yet")
         return self._status
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum: int, *, group: bool = False) -> None:  # noqa: ARG002  it is one process
         if signum not in signal.valid_signals():
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         self._process.deliver(signum)

@@ -8,7 +8,7 @@ import stat
 from ...errors import FileExists, InvalidRequest, IsolationError
 from ...model.mount import READ_ONLY
 from ...model.session import ResolvedMount
-from . import planner
+from . import journal, planner
 from .host import host
 from .inner import replay, send
 from .protect import Protected, protect_mount
@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ...launcher.placeholders import Placeholder
     from ...model.mount import Mount
     from .sandbox import NativeSandbox
 
@@ -47,11 +48,14 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         protected = protect_mount(_at(mount, target), sandbox.spec, tree) if mount.is_writable else Protected()
         steps: list[tuple[Any, ...]] = [("bind", target, 0), *protected.steps]
         try:
-            _send(sandbox, tree, target, link, steps, draft.fds)
+            _send(sandbox, tree, target, link, steps, draft.fds, protected.placeholders)
         except BaseException:
             protected.remove_placeholders()
             raise
         sandbox.protected.append(protected)
+        made = [made for part in sandbox.protected for made in part.placeholders]
+        journal.erase(sandbox.note)
+        sandbox.note = journal.note(sandbox.id, made)
     finally:
         draft.close()
     sandbox.host_directory = True
@@ -70,12 +74,18 @@ def _attach_session_dir(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         steps = [("session_dir", target)]
     if mount.access == READ_ONLY:
         steps.append(("protect", target))
-    _send(sandbox, None, target, link, steps, [])
+    _send(sandbox, None, target, link, steps, [], [])
     return ResolvedMount(mount.target, mount.access)
 
 
 def _send(
-    sandbox: NativeSandbox, tree: Any, target: str, link: str, steps: list[tuple[Any, ...]], fds: list[int]
+    sandbox: NativeSandbox,
+    tree: Any,
+    target: str,
+    link: str,
+    steps: list[tuple[Any, ...]],
+    fds: list[int],
+    placeholders: list[Placeholder],
 ) -> None:
     request = {
         "op": "mount",
@@ -84,6 +94,8 @@ def _send(
         "target": target,
         "link": link,
         "steps": steps,
+        "placeholders": placeholders,
+        "sandbox_pid": sandbox.pid,
     }
     try:
         send(sandbox, request, [*sandbox.namespace_fds[:2], *fds], 30.0)

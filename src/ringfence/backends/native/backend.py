@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from dataclasses import replace
 
 from ...errors import InvalidRequest, IsolationError
+from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
-from . import cgroups, identity, planner
+from . import cgroups, identity, journal, planner
 from .host import Host, host
 from .profiles import Profile, profile_named
 from .sandbox import NativeSandbox
@@ -36,18 +36,25 @@ class NativeBackend:
     Args:
         profiles: Profiles of the caller's own, by name.
         state_dir: Where snapshots are kept; None is this user's data directory.
+        zygote: One that was started early, and is this backend's from now on.
     """
 
     name = NAME
 
-    def __init__(self, *, profiles: Mapping[str, Profile] | None = None, state_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        profiles: Mapping[str, Profile] | None = None,
+        state_dir: str | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
         self._profiles = dict(profiles or {})
         self._state_dir = state_dir
         self._lock = threading.Lock()
+        self._early = zygote
         self._zygote: Zygote | None = None
         self._layout: cgroups.Layout | None = None
         self._host_ids: identity.HostIds | None = None
-        self._sandboxes: weakref.WeakValueDictionary[str, NativeSandbox] = weakref.WeakValueDictionary()
         self._live: dict[str, NativeSandbox] = {}
 
     # -- provisioning -----------------------------------------------------------------------
@@ -67,12 +74,15 @@ class NativeBackend:
         draft = planner.Draft(spec, sandbox_id, uid, first)
         try:
             plan = planner.make_plan(draft, here, profile)
+            plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
+            draft.note = journal.note(sandbox_id, plan["placeholders"])
             size = planner.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
             sandbox = self._launch(zygote, draft, plan, profile, size, group)
         except BaseException:
             for protected in draft.protected:
                 protected.remove_placeholders()
+            journal.erase(draft.note)
             if first:
                 self.host_ids().give_back(first)
             raise
@@ -134,6 +144,7 @@ class NativeBackend:
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
+        launcher_cgroups.remove(sandbox.group.directories)
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
@@ -144,21 +155,33 @@ class NativeBackend:
         """The zygote of this process; a new one when the last is gone or belongs to our parent."""
         with self._lock:
             if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
-                self._zygote = Zygote()
+                self._zygote, self._early = self._early or Zygote(), None
+                # Its death ends every sandbox; somebody must thaw the frozen and clear up.
+                threading.Thread(target=self._watch, args=(self._zygote,), daemon=True).start()
             return self._zygote
+
+    def _watch(self, zygote: Zygote) -> None:
+        zygote.wait()
+        for sandbox in [s for s in self._live.values() if s.zygote is zygote]:
+            sandbox.terminate()
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
         if self._layout is None:
             layout = cgroups.Layout()
             cgroups.sweep(layout)
+            journal.sweep()
             self._layout = layout
         return self._layout
 
     def host_ids(self) -> identity.HostIds:
         if self._host_ids is None:
-            self._host_ids = identity.HostIds("/run/ringfence/ids")
+            self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
         return self._host_ids
+
+    def _hold(self, lock_fd: int) -> None:
+        """The zygote shares the lock: ids stay ours until its last sandbox is gone."""
+        self.zygote().tell("hold", None, [lock_fd])
 
     # -- the rest of the contract -------------------------------------------------------------
 
@@ -206,6 +229,8 @@ class NativeBackend:
             if self._zygote is not None:
                 self._zygote.close()
                 self._zygote = None
+        if self._host_ids is not None:
+            self._host_ids.close()
 
 
 def isolation_error(exc: Refused) -> IsolationError:

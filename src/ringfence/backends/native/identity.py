@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
 
 from ...errors import InvalidRequest, ResourceExhausted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SANDBOX_UID = 1000
 NOBODY = 65534
@@ -64,11 +69,12 @@ class HostIds:
     they end: no two live sandboxes ever have the same host id.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, share: Callable[[int], None]) -> None:
         self._directory = directory
+        self._share = share
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self.block_fds: list[int] = []
+        self._blocks: dict[str, int] = {}  # path of the lock file to its descriptor
 
     def take(self) -> int:
         """The first host id of a slot that is now ours.
@@ -86,18 +92,44 @@ class HostIds:
         with self._lock:
             self._free.append(first_host_id)
 
+    def close(self) -> None:
+        """Give every block back. Precondition: no sandbox of ours is left."""
+        with self._lock:
+            for path, fd in self._blocks.items():
+                os.unlink(path)
+                os.close(fd)
+            self._blocks.clear()
+            self._free.clear()
+            for directory in (self._directory, os.path.dirname(self._directory)):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)  # unless others use it
+
     def _take_block(self) -> list[int]:
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)
         start = int.from_bytes(os.urandom(2), "big")
         for i in range(_BLOCKS):
             block = (start + i) % _BLOCKS
-            fd = os.open(f"{self._directory}/{block}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
+            path = f"{self._directory}/{block}"
+            fd = self._try_lock(path)
+            if fd < 0:
                 continue
-            self.block_fds.append(fd)
+            self._blocks[path] = fd
+            self._share(fd)
             first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * _IDS_EACH
             return [first + slot * _IDS_EACH for slot in range(_SLOTS_A_BLOCK)]
-        raise ResourceExhausted("every block of host user ids is in use", hint="end other Ringfence processes")
+        raise ResourceExhausted(
+            "every block of host user ids is in use", hint="end other Ringfence processes"
+        )
+
+    def _try_lock(self, path: str) -> int:
+        """A descriptor that holds the lock; -1 when somebody else does."""
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file after we opened it: then it locks nothing.
+            if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(fd)
+        return -1

@@ -48,6 +48,7 @@ class Draft:
     writable: list[str] = field(default_factory=list)
     protected: list[Protected] = field(default_factory=list)
     host_directory: bool = False
+    note: str | None = None  # of the journal
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -266,6 +267,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "cgroup_values": [],
         "cgroup_version": 0,
         "memory_watchdog_bytes": 0,
+        "placeholders": [],
         "trusted_root": host.trusted_root,
     }
 

@@ -141,12 +141,12 @@ class NativeExec:
         now = self._sandbox.oom_kills()
         return now is not None and self._oom_kills_before is not None and now > self._oom_kills_before
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to the first process; nothing happens when it has ended."""
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to the first process, or its group; nothing happens when it has ended."""
         if not 1 <= signum <= signal.NSIG:
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         try:
-            self._sandbox.ask("signal", self.number, int(signum), control=self._control)
+            self._sandbox.ask("signal", self.number, int(signum), group, control=self._control)
         except ProcessLookupError:
             pass
 

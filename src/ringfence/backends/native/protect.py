@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass, field
 
 from ...errors import InvalidRequest
+from ...launcher import placeholders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,19 +68,7 @@ class Protected:
 
     def remove_placeholders(self) -> None:
         """Remove those that are still what we made and still empty; anything else stays."""
-        for directory, name, device, inode in reversed(self.placeholders):
-            try:
-                parent = os.open(directory, _OPEN_DIR)
-            except OSError:
-                continue
-            try:
-                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if (found.st_dev, found.st_ino) == (device, inode):
-                    os.rmdir(name, dir_fd=parent)
-            except OSError:
-                pass  # gone already, or the sandbox put something next to what is protected
-            finally:
-                os.close(parent)
+        placeholders.remove(self.placeholders)
         self.placeholders.clear()
 
 

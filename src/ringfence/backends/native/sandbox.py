@@ -21,7 +21,7 @@ from ...model.exec import ExecRequest
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
-from . import identity, planner
+from . import identity, journal, planner
 from .files import NativeFiles
 from .process import NativeExec
 from .zygote import answer
@@ -71,7 +71,7 @@ class NativeSandbox:
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
         self.namespace_fds = namespace_fds  # user, mnt, pid
         self.files = NativeFiles(self)
-        self.protected = draft.protected
+        self.protected, self.note = draft.protected, draft.note
         self.control = control
         self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
         self.unix_sockets = profile.unix_sockets is not False and not draft.host_directory
@@ -310,6 +310,7 @@ class NativeSandbox:
             os.close(fd)
         for protected in self.protected:
             protected.remove_placeholders()
+        journal.erase(self.note)
         self.backend.released(self)
 
     # -- the rest of the contract -------------------------------------------------------------

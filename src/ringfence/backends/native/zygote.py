@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 
@@ -58,6 +59,7 @@ class Zygote:
             theirs.close()
             os.close(null)
         self._socket = ours
+        self._pidfd = os.pidfd_open(self.pid)
         self._send_lock = threading.Lock()
         self.owner = os.getpid()
 
@@ -95,13 +97,19 @@ class Zygote:
         finally:
             ours.close()
 
+    def wait(self) -> None:
+        """Return when it has ended, whoever reaps it."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        while not poll.poll():
+            continue
+
     @property
     def alive(self) -> bool:
-        """Whether it still runs, as this process's child."""
-        try:
-            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
-        except ChildProcessError:
-            return False
+        """Whether it still runs."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     def close(self) -> None:
         """End it; it kills every sandbox and removes every cgroup first."""

@@ -1,0 +1,86 @@
+"""A note on disk of what would outlive both this process and its zygote: placeholders on the host.
+
+Everything else of a sandbox belongs to the kernel and ends with its processes. The note is written
+before the sandbox starts and removed after its placeholders; a later start acts on the notes of
+processes that no longer exist.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+
+from ...launcher import placeholders
+from .host import start_time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher.placeholders import Placeholder
+
+_HEADER = b"ringfence placeholders 1\n"
+
+
+def runtime_directory() -> str | None:
+    """This user's directory for such notes, ours alone; None where there is no safe place."""
+    if os.geteuid() == 0:
+        base = "/run/ringfence"
+    elif os.environ.get("XDG_RUNTIME_DIR"):
+        base = os.path.join(os.environ["XDG_RUNTIME_DIR"], "ringfence")
+    else:
+        base = f"/tmp/ringfence-{os.geteuid()}"  # noqa: S108  ownership is checked below
+    try:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        info = os.lstat(base)
+    except OSError:
+        return None
+    # In a shared /tmp somebody else may have made it first.
+    return base if info.st_uid == os.geteuid() and info.st_mode & 0o170022 == 0o040000 else None
+
+
+def note(sandbox_id: str, made: list[Placeholder]) -> str | None:
+    """Write down what was made for a sandbox; returns the note's path."""
+    base = runtime_directory()
+    if base is None or not made:
+        return None
+    pid = os.getpid()
+    path = os.path.join(base, f"placeholders.{pid}.{start_time(pid)}.{sandbox_id}")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(_HEADER + marshal.dumps(made))
+    return path
+
+
+def erase(path: str | None) -> None:
+    """The placeholders of this note are gone."""
+    if path is not None:
+        try:
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+        except OSError:
+            pass  # swept by another start, or other notes are in it
+
+
+def sweep() -> None:
+    """Act on the notes of dead processes."""
+    base = runtime_directory()
+    if base is None:
+        return
+    for name in os.listdir(base):
+        words = name.split(".")
+        if words[0] != "placeholders" or len(words) != 4 or not (words[1] + words[2]).isdigit():
+            continue
+        if start_time(int(words[1])) == int(words[2]):
+            continue
+        path = os.path.join(base, name)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            if data.startswith(_HEADER):
+                placeholders.remove(marshal.loads(data[len(_HEADER) :]))
+        except (OSError, ValueError, EOFError, TypeError):
+            pass
+        erase(path)
+    try:
+        os.rmdir(base)
+    except OSError:
+        pass  # in use
