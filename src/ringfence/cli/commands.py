@@ -1,0 +1,133 @@
+"""Every command, its options and examples. Data only: parser, help and completion read it."""
+
+from __future__ import annotations
+
+from .options import Command, Option
+
+HELP = Option("help", "", "show this help", short="h")
+JSON = Option("json", "", "print JSON instead of text")
+
+RUN = Command(
+    "run",
+    "Run one command in a fresh sandbox that ends with it.",
+    arguments="[OPTIONS] -- CMD ARG...",
+    options=(
+        Option(
+            "mount",
+            "SRC:DST[:ro|rw]",
+            "show a host directory or file inside; read-only unless :rw",
+            repeat=True,
+            field="mounts",
+            words="<files>",
+        ),
+        Option(
+            "net",
+            "none|unrestricted|HOST,...",
+            "what can be reached",
+            field="network",
+            words="none unrestricted",
+        ),
+        Option("memory", "SIZE", "memory of the whole sandbox, as 256m or 1g", field="memory_bytes"),
+        Option("cpus", "N", "cores' worth of processor time, as 0.5"),
+        Option("pids", "N", "processes and threads"),
+        Option("disk", "SIZE", "what may be written outside mounts", field="disk_bytes"),
+        Option("inodes", "N", "files and directories that may be made outside mounts"),
+        Option("open-files", "N", "open files of each process", field="open_files"),
+        Option("output-bytes", "SIZE", "how much of each of stdout and stderr is kept", field="output_bytes"),
+        Option(
+            "protect",
+            "PATH",
+            "a path inside a writable mount that stays read-only, even where it does not exist",
+            repeat=True,
+        ),
+        Option(
+            "unprotect",
+            "NAME",
+            "leave a path writable that is protected by default; `all` for every one",
+            repeat=True,
+            words="all .git/hooks .git/config .envrc .vscode .claude .codex .cursor .mcp.json",
+        ),
+        Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
+        Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
+        Option("workdir", "DIR", "where the command starts, absolute inside"),
+        Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
+        Option("memory-dir", "DIR", "host directory behind /mnt/memory", field="memory_dir", words="<directories>"),
+        Option("python-env", "", "also show this Python and its packages, read-only", field="python_env"),
+        Option("profile", "NAME", "how much of the lock-down is in force", words="os_hardened debug unrestricted"),
+        Option("backend", "NAME", "what isolates", words="native"),
+        Option("tier", "light|strong", "how strongly; never replaced silently", words="light strong"),
+        Option(
+            "allow-degraded",
+            "NAME",
+            "accept that this protection or limit is weaker here; `*` for any",
+            repeat=True,
+            field="allow_degraded",
+        ),
+        Option("tty", "", "run on a terminal; the default when all three streams are one", short="t", field="pty"),
+        Option("json", "", "print one JSON object instead of passing the streams through"),
+        HELP,
+    ),
+    details="""\
+stdin, stdout and stderr are the command's own, as streams. Without --mount, the script to run is shown
+read-only in the working directory (./step.sh, or step.py in `python3 step.py`), and nothing else.
+
+Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
+failed, and stderr says why; 126 not executable; 127 not found.""",
+    examples=(
+        ("a script, with no network and nothing of yours but itself", "ringfence run -- python3 step.py"),
+        (
+            "a build that may write this directory only",
+            "ringfence run --mount .:/work:rw --workdir /work -- make",
+        ),
+        ("limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
+        ("a result to read by program", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
+        ("a shell to look around in", "ringfence run -- bash"),
+    ),
+)
+
+DOCTOR = Command(
+    "doctor",
+    "Say what this host allows: every protection, why, and the fix.",
+    arguments="[OPTIONS]",
+    options=(
+        JSON,
+        Option("attack", "", "run the bundled escape probes inside a sandbox here"),
+        HELP,
+    ),
+    details="Exit codes: 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",
+    examples=(
+        ("what holds here", "ringfence doctor"),
+        ("only what does not", "ringfence doctor --json | jq '.backends[].protections[]|select(.status!=\"enforced\")'"),
+        ("see it attacked", "ringfence doctor --attack"),
+    ),
+)
+
+BENCH = Command(
+    "bench",
+    "Measure create, exec and run beside the peers installed here.",
+    arguments="[OPTIONS]",
+    options=(
+        JSON,
+        Option("peers", "", "include other sandboxes found on PATH; nothing is installed"),
+        HELP,
+    ),
+    examples=(
+        ("ratios against this machine's other sandboxes", "ringfence bench --peers"),
+        ("for a program", "ringfence bench --json > bench.json"),
+    ),
+)
+
+COMPLETION = Command(
+    "completion",
+    "Print a completion script for a shell.",
+    arguments="bash|zsh|fish",
+    options=(HELP,),
+    words="bash zsh fish",
+    examples=(
+        ("bash, in ~/.bashrc", "source <(ringfence completion bash)"),
+        ("zsh, in ~/.zshrc", "source <(ringfence completion zsh)"),
+        ("fish", "ringfence completion fish > ~/.config/fish/completions/ringfence.fish"),
+    ),
+)
+
+COMMANDS = (RUN, DOCTOR, BENCH, COMPLETION)

@@ -1,0 +1,102 @@
+"""The entry point: sends each command to its module, and turns failures into exit code 125."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+OWN_FAILURE = 125
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main() -> int:
+    """The `ringfence` command; returns its exit code."""
+    argv = sys.argv[1:]
+    if argv[:1] == ["run"]:
+        _open_standard_descriptors()
+        if _starts_native(argv):
+            # It boots on another core while this one still reads its own modules.
+            from ..backends.registry import warm_up
+
+            warm_up("native")
+        from .run import main as run
+
+        # Nothing is left to flush or close, and an interpreter takes milliseconds to die.
+        os._exit(run(argv[1:]))
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os._exit(141)  # the reader of our output is gone: as a shell reports SIGPIPE
+    except KeyboardInterrupt:
+        return 130
+    except Exception as exc:  # noqa: BLE001  whatever it is, the user gets one line
+        from .terminal import complain
+
+        complain(exc)
+        return OWN_FAILURE
+
+
+def _open_standard_descriptors() -> None:
+    """Where 0, 1 or 2 is closed, something of ours would take its number and be mistaken for a stream."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd > 2:
+            os.close(fd)
+            return
+
+
+def _starts_native(argv: Sequence[str]) -> bool:
+    """Whether these arguments of `run` lead to the native backend, as far as a glance tells."""
+    for word in argv:
+        if word == "--":
+            return True
+        if word in ("-h", "--help") or word.startswith("--backend"):
+            return False
+    return len(argv) > 1
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        from .help import overview
+
+        sys.stdout.write(overview())
+        return 0 if argv else OWN_FAILURE
+    if argv[0] in ("-V", "--version", "version"):
+        from .. import __version__
+
+        print(f"ringfence {__version__}")
+        return 0
+    return _command(argv[0], argv[1:])
+
+
+def _command(name: str, argv: Sequence[str]) -> int:
+    if name == "doctor":
+        from .doctor import main as doctor
+
+        return doctor(argv)
+    if name == "bench":
+        from .bench import main as bench
+
+        return bench(argv)
+    if name == "completion":
+        from .completion import main as completion
+
+        return completion(argv)
+    raise _no_such_command(name)
+
+
+def _no_such_command(name: str) -> Exception:
+    import difflib
+
+    from ..errors import InvalidRequest
+    from .commands import COMMANDS
+
+    names = [command.name for command in COMMANDS]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(names)}"
+    return InvalidRequest(f"unknown command {name!r}", field="COMMAND", hint=hint)

@@ -1,0 +1,128 @@
+"""Reading a command line by table. The same table makes the help and the shell completion."""
+
+from __future__ import annotations
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+class Option:
+    """One `--name`; without a `value` it is a switch.
+
+    Args:
+        value: What the help calls its value.
+        field: Where errors say it is, when that is not its own name.
+        words: What completion offers; `<files>` and `<directories>` stand for those.
+    """
+
+    __slots__ = ("field", "help", "name", "repeat", "short", "value", "words")
+
+    def __init__(
+        self,
+        name: str,
+        value: str,
+        help: str,  # noqa: A002  it is the option's help
+        *,
+        field: str = "",
+        words: str = "",
+        repeat: bool = False,
+        short: str = "",
+    ) -> None:
+        self.name, self.value, self.help = name, value, help
+        self.field, self.words, self.repeat, self.short = field, words, repeat, short
+
+    @property
+    def flag(self) -> str:
+        """As it is written: `--name`."""
+        return f"--{self.name}"
+
+
+class Command:
+    """One sub-command: what it is called, takes and does."""
+
+    __slots__ = ("arguments", "details", "examples", "name", "options", "summary", "words")
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        *,
+        arguments: str = "",
+        options: Sequence[Option] = (),
+        details: str = "",
+        examples: Sequence[tuple[str, str]] = (),
+        words: str = "",
+    ) -> None:
+        self.name, self.summary, self.arguments = name, summary, arguments
+        self.options, self.details, self.examples, self.words = options, details, examples, words
+
+    def flag_of(self, field: str) -> str:
+        """The option that fills `field` of a request, as it is written; else `field` itself."""
+        head = field.partition("[")[0].removeprefix("limits.")
+        for option in self.options:
+            if option.flag == field or head in (option.name, option.field):
+                return option.flag
+            if option.field and head.startswith(option.field + "."):
+                return option.flag
+        return field
+
+
+def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The given options by name, and the arguments behind them.
+
+    Options end at `--` or at the first argument that is none, so that a command's own options
+    are never ours.
+
+    Raises:
+        InvalidRequest: An unknown option, a missing value, or a value where none belongs.
+    """
+    known = {option.flag: option for option in command.options}
+    known.update({f"-{option.short}": option for option in command.options if option.short})
+    given: dict[str, Any] = {}
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        at += 1
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            at -= 1
+            break
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        option = known.get(flag)
+        if option is None:
+            raise _unknown(flag, known, command)
+        if not option.value:
+            if equals:
+                raise InvalidRequest("takes no value", field=option.flag)
+            given[option.name] = True
+            continue
+        if not equals:
+            if at == len(argv) or argv[at] == "--":
+                raise InvalidRequest(f"needs a value: {option.flag} {option.value}", field=option.flag)
+            value = argv[at]
+            at += 1
+        if option.repeat:
+            given.setdefault(option.name, []).append(value)
+        else:
+            given[option.name] = value
+    return given, list(argv[at:])
+
+
+def _unknown(flag: str, known: dict[str, Option], command: Command) -> InvalidRequest:
+    import difflib
+
+    close = difflib.get_close_matches(flag, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"see `ringfence {command.name} --help`"
+    return InvalidRequest(f"unknown option {flag}", field=flag, hint=hint)
+
+
+def no_arguments(command: Command, rest: Sequence[str]) -> None:
+    """Refuse arguments of a command that takes none."""
+    if rest:
+        hint = f"see `ringfence {command.name} --help`"
+        raise InvalidRequest(f"unexpected argument {rest[0]!r}", field="argv", hint=hint)

@@ -1,0 +1,211 @@
+"""Moves the streams of one command between our descriptors and its pipes, in constant memory.
+
+Our own descriptors never enter the sandbox: a terminal or a socket handed in could be driven from
+there. Each direction is a thread of its own, so that a reader who does not read slows down only
+the command that writes to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+from _thread import allocate_lock, start_new_thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CHUNK = 1 << 16
+_PIPE_BYTES = 1 << 20
+_BUSY_BYTES = 1 << 18  # after this much the pipe is made larger
+_F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
+_BACKGROUND_S = 0.2
+
+
+class Flow:
+    """One direction, copied by a thread until its source ends.
+
+    Args:
+        source: Where to read.
+        target: Where to write, or what to call with each chunk.
+        ended: Called in the thread when it is over.
+        at_most: Bytes to pass on; the rest is read, counted and dropped.
+
+    Attributes:
+        moved: Bytes passed on so far.
+        dropped: Bytes read and not passed on.
+        error: Why it stopped early; None at the end of the source.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        target: int | Callable[[bytes], None],
+        ended: Callable[[Flow], None],
+        at_most: int | None = None,
+    ) -> None:
+        self.source, self.target = source, target
+        self._is_terminal = os.isatty(source)
+        self.moved, self.dropped, self.at_most = 0, 0, at_most
+        self.error: OSError | None = None
+        self.done = False
+        self._ended = ended
+
+    def start(self) -> Flow:
+        """Begin copying."""
+        start_new_thread(self._run, ())
+        return self
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether it stopped because nobody reads the target any more."""
+        return self.error is not None and self.error.errno in _GONE
+
+    def _run(self) -> None:
+        try:
+            if callable(self.target):
+                self._collect(self.target)
+            elif self._by_hand or not self._splice(self.target):
+                self._copy(self.target)
+        except OSError as exc:
+            self.error = exc
+        finally:
+            self.done = True
+            self._ended(self)
+
+    @property
+    def _by_hand(self) -> bool:
+        return self.at_most is not None or self._is_terminal
+
+    def _splice(self, target: int) -> bool:
+        """Copy inside the kernel; False where these descriptors cannot."""
+        enlarge_at = _BUSY_BYTES
+        while True:
+            try:
+                count = os.splice(self.source, target, _PIPE_BYTES)
+            except BlockingIOError:
+                _wait(self.source, target)
+                continue
+            except OSError as exc:
+                # A file opened to append, some devices; EBADF is what a write would say better.
+                if exc.errno in (errno.EINVAL, errno.EBADF):
+                    return False
+                raise
+            if count == 0:
+                return True
+            self.moved += count
+            if self.moved >= enlarge_at:
+                enlarge_at = 1 << 62
+                _enlarge(self.source, target)
+
+    def _copy(self, target: int) -> None:
+        while data := self._read():
+            view = memoryview(data)
+            if self.at_most is not None:
+                view = view[: max(0, self.at_most - self.moved)]
+                self.dropped += len(data) - len(view)
+            while view:
+                try:
+                    count = os.write(target, view)
+                except BlockingIOError:
+                    _wait(None, target)
+                    continue
+                self.moved += count
+                view = view[count:]
+
+    def _collect(self, target: Callable[[bytes], None]) -> None:
+        while data := self._read():
+            self.moved += len(data)
+            target(data)
+
+    def _read(self) -> bytes:
+        while True:
+            try:
+                return os.read(self.source, _CHUNK)
+            except BlockingIOError:
+                _wait(self.source, None)
+            except OSError as exc:
+                if exc.errno != errno.EIO:
+                    raise
+                if self.source != 0 or not in_background():
+                    return b""  # a terminal whose other side is closed
+                import time
+
+                time.sleep(_BACKGROUND_S)
+
+
+def in_background() -> bool:
+    """Whether another job has the terminal that is our standard input; reading it says EIO then."""
+    try:
+        return os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        return False
+
+
+class Flows:
+    """All directions of one command, and a descriptor that tells when one has ended."""
+
+    def __init__(self) -> None:
+        self.wake, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.outputs: list[Flow] = []
+        self._lock = allocate_lock()
+
+    @property
+    def bell(self) -> int:
+        """What to write to in order to wake whoever polls `wake`: one byte, 0 or a signal number."""
+        return self._bell
+
+    def output(
+        self, source: int, target: int | Callable[[bytes], None], at_most: int | None = None
+    ) -> Flow:
+        """Pass the command's output on."""
+        os.set_blocking(source, True)
+        flow = Flow(source, target, self._rung, at_most)
+        self.outputs.append(flow)
+        return flow.start()
+
+    def input(self, source: int, target: int, close: Callable[[], None]) -> None:
+        """Pass our input on; `close` is called at its end, or when the command no longer reads."""
+        os.set_blocking(target, True)
+        Flow(source, target, lambda _flow: close()).start()
+
+    def _rung(self, _flow: Flow) -> None:
+        try:
+            os.write(self._bell, b"\0")
+        except OSError:
+            pass  # full: it will wake up anyway
+
+    @property
+    def failed(self) -> Flow | None:
+        """An output that could not be passed on."""
+        return next((flow for flow in self.outputs if flow.error is not None), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether every output has ended."""
+        return all(flow.done for flow in self.outputs)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of output passed on."""
+        return sum(flow.moved for flow in self.outputs)
+
+
+def _wait(source: int | None, target: int | None) -> None:
+    """Wait for whichever end said that it would block: a descriptor shared with others may be non-blocking."""
+    for fd, events in ((source, select.POLLIN), (target, select.POLLOUT)):
+        if fd is not None:
+            poll = select.poll()
+            poll.register(fd, events)
+            poll.poll()
+
+
+def _enlarge(*pipes: int) -> None:
+    for fd in pipes:
+        try:
+            fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # not a pipe, or this user's share of pipe pages is used up

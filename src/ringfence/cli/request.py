@@ -1,0 +1,118 @@
+"""From the options of `run` to a spec and a request; everything is checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import InvalidRequest
+from ..model.exec import ExecRequest
+from ..model.limits import Limits, parse_duration, parse_size
+from ..model.mount import Mount
+from ..model.network import NetworkPolicy
+from ..model.spec import SandboxSpec
+from .scripts import script_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_SIZES = {"memory": "memory_bytes", "disk": "disk_bytes", "output-bytes": "output_bytes"}
+_COUNTS = {"pids": "pids", "inodes": "inodes", "open-files": "open_files"}
+_SAME = {"user": "user", "workdir": "workdir", "profile": "profile", "tier": "tier", "python-env": "python_env"}
+_HOME = "/home/sandbox"
+
+
+def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
+    """The sandbox that the options ask for.
+
+    Raises:
+        InvalidRequest: A value is malformed; `field` names it.
+    """
+    parts: dict[str, Any] = {_SAME[name]: given[name] for name in _SAME if name in given}
+    if "net" in given:
+        parts["network"] = NetworkPolicy.parse(given["net"])
+    if "memory-dir" in given:
+        parts["memory_dir"] = os.path.abspath(_not_empty(given["memory-dir"], "memory_dir"))
+    for name in ("protect", "unprotect", "allow-degraded"):
+        if name in given:
+            parts[name.replace("-", "_")] = tuple(given[name])
+    return SandboxSpec(
+        env=environment(given.get("env", ())),
+        limits=limits(given),
+        mounts=mounts(given, argv),
+        **parts,
+    )
+
+
+def make_request(given: dict[str, Any], argv: Sequence[str], **streams: Any) -> ExecRequest:
+    """The command itself.
+
+    Raises:
+        InvalidRequest: There is none, or the kernel could not be given it.
+    """
+    if not argv:
+        hint = "ringfence run [OPTIONS] -- CMD ARG..."
+        raise InvalidRequest("no command given", field="argv", hint=hint)
+    timeout_s = parse_duration(given["timeout"], "timeout_s") if "timeout" in given else None
+    return ExecRequest(argv=tuple(argv), timeout_s=timeout_s, **streams)
+
+
+def environment(pairs: Sequence[str]) -> dict[str, str]:
+    """`K=V` as the command line has it."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{pair!r} is not K=V", field="env")
+        found[key] = value
+    return found
+
+
+def limits(given: dict[str, Any]) -> Limits:
+    """The limits that are given."""
+    values: dict[str, Any] = {}
+    for name, field in _SIZES.items():
+        if name in given:
+            values[field] = parse_size(given[name], f"limits.{field}")
+    for name, field in _COUNTS.items():
+        if name in given:
+            values[field] = _whole(given[name], f"limits.{field}")
+    if "cpus" in given:
+        values["cpus"] = _decimal(given["cpus"], "limits.cpus")
+    return Limits(**values)
+
+
+def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
+    """The mounts that are given; without any, the script to run."""
+    if "mount" in given:
+        here = os.getcwd()
+        return tuple(Mount.parse(text, relative_to=here) for text in given["mount"])
+    script = script_of(argv, given.get("workdir", _HOME)) if argv else None
+    if script is None:
+        return ()
+    source, target = script
+    try:
+        return (Mount(target, source),)
+    except InvalidRequest:
+        return ()  # a working directory that is no place for a mount is refused by its own name
+
+
+def _whole(text: str, field: str) -> int:
+    digits = text.strip().removeprefix("+").removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
+        raise InvalidRequest(f"{text!r} is not a whole number", field=field)
+    return int(text)
+
+
+def _decimal(text: str, field: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is not a number", field=field) from None
+
+
+def _not_empty(text: str, field: str) -> str:
+    if not text:
+        raise InvalidRequest("must not be empty", field=field)
+    return text

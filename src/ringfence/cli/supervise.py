@@ -1,0 +1,205 @@
+"""Stays with one running command: streams, signals, the clock, the end."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from . import signals
+from .relay import Flow, Flows
+from .terminal import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..backends.protocol import BackendExec, BackendSandbox
+    from ..model.exec import ExecRequest, ExecStatus
+    from .tty import RawTerminal
+
+TIMED_OUT, OWN_FAILURE, READER_GONE = 124, 125, 128 + 13
+_GRACE_S = 0.1  # after the timeout: then PID 1 is overrun and the kernel ends the whole sandbox
+_STALLED_S = 0.1  # how long a reader may stand still after a timeout before its rest is dropped
+
+
+class Supervisor:
+    """One command in one sandbox.
+
+    Attributes:
+        status: How it ended; None when only its sandbox's end is known.
+        timed_out: It was ended for its timeout.
+    """
+
+    def __init__(self, sandbox: BackendSandbox, request: ExecRequest, at_most: int | None) -> None:
+        self.sandbox, self.request, self.at_most = sandbox, request, at_most
+        self.flows = Flows()
+        self.status: ExecStatus | None = None
+        self.timed_out = False
+        self.started = time.monotonic()
+        self._run: BackendExec | None = None
+        self._seen: set[int] = set()
+        self._terminal: RawTerminal | None = None
+
+    # -- the whole of it ----------------------------------------------------------------------
+
+    def run_through(self) -> int:
+        """Start it, pass everything through, and return what our exit code is to be."""
+        try:
+            self.start(1, 2)
+            self.wait()
+            self.sandbox.terminate()
+            self.drain()
+        finally:
+            if self._terminal is not None:
+                self._terminal.restore()
+        return self._conclude()
+
+    def start(self, stdout: int | Callable[[bytes], None], stderr: int | Callable[[bytes], None]) -> None:
+        """Start the command and its streams."""
+        if self.request.pty is not None:
+            self._take_terminal()
+        signals.ring(self.flows.bell, (signals.RESIZED, signals.STOP) if self._terminal else (signals.STOP,))
+        run = self._run = self.sandbox.start(self.request)
+        if run.stdout is not None:
+            self.flows.output(run.stdout, stdout, self.at_most)
+        if run.stderr is not None:
+            self.flows.output(run.stderr, stderr, self.at_most)
+        if run.stdin is not None and self.request.stream_stdin:
+            self.flows.input(0, run.stdin, self._end_input)
+
+    def _take_terminal(self) -> None:
+        if os.isatty(0):
+            from .tty import RawTerminal
+
+            self._terminal = RawTerminal(0)
+
+    def _end_input(self) -> None:
+        run = self._run
+        if run is None:
+            return
+        if self.request.pty is not None and run.stdin is not None:
+            from .tty import END_OF_INPUT
+
+            os.write(run.stdin, END_OF_INPUT)
+            return
+        run.close_stdin()
+
+    # -- while it runs ------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Until it has ended, its time is over, or nobody reads its output any more."""
+        run = self._run
+        assert run is not None
+        poll = select.poll()
+        poll.register(run.done, select.POLLIN)
+        poll.register(self.flows.wake, select.POLLIN)
+        while True:
+            ready = [fd for fd, _event in poll.poll(self._patience_ms())]
+            if run.done in ready:
+                self._note_end(run)
+                return
+            if not ready:
+                self.timed_out = True
+                return
+            self._listen(run)
+            if self.flows.failed:
+                return
+
+    def _patience_ms(self) -> float | None:
+        if self.request.timeout_s is None:
+            return None
+        end = self.started + self.request.timeout_s + _GRACE_S
+        return max(0.0, end - time.monotonic()) * 1000
+
+    def _note_end(self, run: BackendExec) -> None:
+        self.status = run.status()
+        self.timed_out = self.status.timed_out
+
+    def _listen(self, run: BackendExec) -> None:
+        for number in os.read(self.flows.wake, 512):
+            if number == signals.RESIZED:
+                from .tty import size_of
+
+                run.resize(*size_of(1, 0, 2))
+            elif number == signals.STOP:
+                self._stop_with_it()
+            elif number in signals.PASSED_ON:
+                self._pass_on(run, number)
+
+    def _pass_on(self, run: BackendExec, number: int) -> None:
+        """The first is the command's to handle; the second of a kind means it."""
+        if number in self._seen and number not in (10, 12):
+            run.kill()
+            return
+        self._seen.add(number)
+        run.signal(number, group=number in signals.TO_THE_JOB)
+
+    def _stop_with_it(self) -> None:
+        """Ctrl-Z: the sandbox stops with us and goes on with us."""
+        self.sandbox.suspend()
+        os.kill(os.getpid(), 19)
+        self.sandbox.resume()
+
+    # -- when it has ended ----------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Pass on what is left in the pipes. Nothing in the sandbox is alive to add to it."""
+        poll = select.poll()
+        poll.register(self.flows.wake, select.POLLIN)
+        while not self.flows.over and not self.flows.failed:
+            before = self.flows.moved
+            woken = poll.poll(_STALLED_S * 1000 if self.timed_out else None)
+            if woken and any(os.read(self.flows.wake, 512)):
+                return  # a signal now is for us: whoever reads takes too long
+            if not woken and self.flows.moved == before:
+                return
+
+    def _conclude(self) -> int:
+        failed = self.flows.failed
+        if failed is not None:
+            if failed.reader_gone:
+                return READER_GONE
+            say(f"{_stream_name(failed)}: {failed.error.strerror if failed.error else ''}")
+            return OWN_FAILURE
+        for flow in self.flows.outputs:
+            if flow.dropped:
+                say(f"{_stream_name(flow)}: {flow.dropped} bytes over --output-bytes were dropped")
+        self.explain()
+        return self.exit_code
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self.started
+
+    def feed_note(self, write: Callable[[bytes], None]) -> None:
+        """What a shell would have printed for 126 and 127."""
+        note = getattr(self._run, "note", b"")
+        if note:
+            write(note)
+
+    def explain(self) -> None:
+        """Say on stderr what the command cannot: who ended it, and what it was about."""
+        note = getattr(self._run, "note", b"")
+        if note:
+            say(note.decode("utf-8", "replace").removeprefix("ringfence: "))
+        if self.timed_out:
+            say(f"timed out after {self.request.timeout_s:g} s; every process of the command was killed")
+        elif self.status is not None and self.status.oom_killed:
+            say("a process was killed: the sandbox reached its memory limit (raise --memory)")
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would report; 124 for a timeout."""
+        if self.timed_out:
+            return TIMED_OUT
+        if self.status is None:
+            return OWN_FAILURE
+        if self.status.signal is not None:
+            return 128 + self.status.signal
+        return self.status.exit_code or 0
+
+
+def _stream_name(flow: Flow) -> str:
+    return {1: "standard output", 2: "standard error"}.get(flow.target, "output")  # type: ignore[call-overload,no-any-return]
