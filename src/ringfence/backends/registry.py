@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from _thread import allocate_lock
 
@@ -40,7 +41,16 @@ def backend_named(name: str) -> Backend:
     with _lock:
         if key not in _shared:
             _shared[key] = _make(name)
+            if len(_shared) == 1:
+                atexit.register(_close_all, os.getpid())
         return _shared[key]
+
+
+def _close_all(owner: int) -> None:
+    """At the end of the process: nothing is left when it is gone, not a moment later."""
+    if os.getpid() == owner:
+        for backend in list(_shared.values()):
+            backend.close()
 
 
 def _make(name: str) -> Backend:
