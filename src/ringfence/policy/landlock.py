@@ -93,6 +93,11 @@ class LandlockPlan:
         """Whether unix sockets made outside the sandbox cannot be reached by path."""
         return bool(self.handled_fs & RESOLVE_UNIX)
 
+    @property
+    def refuses_abstract_sockets(self) -> bool:
+        """Whether abstract unix sockets of outside are out of reach even in the host's network."""
+        return bool(self.scoped & SCOPE_ABSTRACT_UNIX_SOCKET)
+
 
 def plan_landlock(
     abi: int,

@@ -49,6 +49,7 @@ def test_an_abi_handles_what_it_knows(abi: int, handled_fs: int) -> None:
     assert (3 if abi >= 6 else 0) == plan.scoped
     assert plan.is_empty == (abi < 2)
     assert plan.refuses_host_sockets == (abi >= 9)
+    assert plan.refuses_abstract_sockets == (abi >= 6)
 
 
 @pytest.mark.parametrize(("abi", "handled_net"), [(3, 0), (4, 3), (9, 3), (10, 15)])
