@@ -230,7 +230,7 @@ class Mounts(ConformanceBase):
         with pytest.raises(InvalidRequest) as refusal:
             sandbox.sandbox.attach(Mount("/late", str(tmp_path / "missing")))
 
-        assert "source" == refusal.value.field
+        assert refusal.value.field.endswith("source")
         assert before == sandbox.sandbox.session.mounts
 
     def test_memory_outlives_the_session(self, make_sandbox: MakeSandbox, tmp_path: Path) -> None:
