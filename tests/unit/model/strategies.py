@@ -42,7 +42,7 @@ labels = st.dictionaries(full_text, any_text, max_size=4)
 parts = full_text.filter(lambda t: "/" not in t and t not in (".", ".."))
 relative_paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
 absolute_paths = relative_paths.map(lambda path: "/" + path)
-targets = relative_paths.map(lambda path: f"/work/{path}")
+targets = relative_paths.map(lambda path: f"/srv/{path}")
 
 labels_of_hosts = st.from_regex(r"\A[a-z]([a-z0-9-]{0,8}[a-z0-9])?\Z")
 domains = st.builds(

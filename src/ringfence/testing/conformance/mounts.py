@@ -128,20 +128,20 @@ class Mounts(ConformanceBase):
     @needs(can.MOUNT)
     def test_a_directory_of_the_session(self, make_sandbox: MakeSandbox) -> None:
         """Without a source it is made, and belongs to the session."""
-        mounts = (Mount("/work", access=READ_WRITE), Mount("/work2", "sub/dir", READ_WRITE))
+        mounts = (Mount("/own", access=READ_WRITE), Mount("/own2", "sub/dir", READ_WRITE))
         lab = make_sandbox(mounts=mounts)
 
-        assert lab.sh("echo one > /work/file; echo two > /work2/file").ok
+        assert lab.sh("echo one > /own/file; echo two > /own2/file").ok
 
-        assert b"one\n" == lab.get("/work/file")
+        assert b"one\n" == lab.get("/own/file")
         assert b"two\n" == lab.get("sub/dir/file")
 
     @needs(can.MOUNT)
     def test_a_read_only_directory_of_the_session(self, make_sandbox: MakeSandbox) -> None:
-        lab = make_sandbox(mounts=(Mount("/work"),))
+        lab = make_sandbox(mounts=(Mount("/own"),))
 
-        assert not lab.sh("echo x > /work/file").ok
-        assert [] == lab.files.list("/work")
+        assert not lab.sh("echo x > /own/file").ok
+        assert [] == lab.files.list("/own")
 
     @needs(can.MOUNT)
     def test_the_session_lists_its_mounts(self, make_sandbox: MakeSandbox, source: Path) -> None:
