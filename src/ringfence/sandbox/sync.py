@@ -227,6 +227,15 @@ class Sandbox:
     def __exit__(self, *_exc: object) -> None:
         self.terminate()
 
+    def __del__(self) -> None:
+        # Dropped without terminate(): nothing else would ever end it.
+        inner = getattr(self, "_inner", None)
+        if inner is not None and inner.session.state != "terminated":
+            import warnings
+
+            warnings.warn(f"{self!r} was never terminated", ResourceWarning, source=self, stacklevel=2)
+            self.terminate()
+
     def __repr__(self) -> str:
         session = self.session
         return f"<Sandbox {session.id} {session.state}>"

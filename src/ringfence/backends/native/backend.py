@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from dataclasses import replace
 
@@ -129,7 +130,8 @@ class NativeBackend:
             try:
                 _body, namespace_fds = answer(ours, _READY_S)
             except BaseException:
-                os.close(pidfd)
+                ours.close()
+                wait_until_ended(pidfd)  # only then may its host ids be used again
                 raise
         except Refused as exc:
             ours.close()
@@ -231,6 +233,14 @@ class NativeBackend:
                 self._zygote = None
         if self._host_ids is not None:
             self._host_ids.close()
+
+
+def wait_until_ended(pidfd: int) -> None:
+    """Wait for a sandbox that did not come up, and close its descriptor."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(10_000)
+    os.close(pidfd)
 
 
 def isolation_error(exc: Refused) -> IsolationError:
