@@ -1,0 +1,172 @@
+"""What the kernel says of a live sandbox. Decides nothing: `report.py` judges."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .cgroups import Group
+    from .sandbox import NativeSandbox
+
+
+class MountLine:
+    """One line of mountinfo: proc_pid_mountinfo(5)."""
+
+    def __init__(self, line: str) -> None:
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        self.device, self.target = fields[2], unescaped(fields[4])
+        self.options = frozenset(fields[5].split(","))
+        self.kind = right.partition(" ")[0]
+
+    def is_of_the_host(self, root_device: str) -> bool:
+        """Whether it shows something that is not the sandbox's own."""
+        return self.device != root_device and self.kind not in ("proc", "devpts")
+
+
+class Inspection:
+    """Readings of one sandbox; each is taken once.
+
+    From outside, by the pid of its PID 1, where the kernel lets the caller; files that only the
+    process itself may open come as descriptors from PID 1, and are read here.
+    """
+
+    def __init__(self, sandbox: NativeSandbox) -> None:
+        self.sandbox = sandbox
+        self._texts: dict[str, str] = {}
+
+    def outside(self, name: str) -> str:
+        """The text of /proc/PID/`name`, with the host's pid.
+
+        Raises:
+            OSError: It cannot be read, or the sandbox has ended.
+        """
+        return self._once(f"/proc/{self.sandbox.pid}/{name}", read_text)
+
+    def inside(self, path: str) -> str:
+        """The text of a file as PID 1 sees it."""
+        return self._once(f"inside:{path}", lambda _key: self._read_inside(path))
+
+    def _once(self, key: str, read: Callable[[str], str]) -> str:
+        if key not in self._texts:
+            self._texts[key] = read(key)
+        return self._texts[key]
+
+    def _read_inside(self, path: str) -> str:
+        fd = self._open_inside(path)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def _open_inside(self, path: str) -> int:
+        _body, fds = self.sandbox.ask_files("open", path, os.O_RDONLY, 0)
+        return fds[0]
+
+    @property
+    def status(self) -> dict[str, str]:
+        """proc_pid_status(5) of PID 1, which every process inside inherits from."""
+        lines = self.outside("status").splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+    def limit(self, name: str) -> str:
+        """The hard limit `Max ...` of proc_pid_limits(5)."""
+        for line in self.outside("limits").splitlines():
+            if line.startswith(name):
+                return line[len(name) :].split()[1]
+        return "unlimited"
+
+    def id_map(self, name: str) -> list[tuple[int, int, int]]:
+        """(inside, outside, count) of `uid_map` or `gid_map`."""
+        found = []
+        for line in self.outside(name).splitlines():
+            inside, outside, count = (int(word) for word in line.split())
+            found.append((inside, outside, count))
+        return found
+
+    def has_own_namespace(self, name: str) -> bool:
+        """Whether its namespace is another than ours, by the inode of its descriptor."""
+        fd = self._open_inside(f"/proc/self/ns/{name}")
+        try:
+            theirs = os.fstat(fd)
+        finally:
+            os.close(fd)
+        ours = os.stat(f"/proc/self/ns/{name}")
+        return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
+
+    @property
+    def mounts(self) -> list[MountLine]:
+        """Every mount inside."""
+        return [MountLine(line) for line in self.inside("/proc/self/mountinfo").splitlines()]
+
+    def mount_at(self, target: str) -> MountLine | None:
+        """The mount that is visible at `target`; the last one covers those below it."""
+        return next((each for each in reversed(self.mounts) if each.target == target), None)
+
+    @property
+    def root_device(self) -> str:
+        """The device of its private root."""
+        root = self.mount_at("/")
+        return root.device if root else ""
+
+    @property
+    def interfaces(self) -> list[str]:
+        """Network interfaces inside."""
+        lines = self.inside("/proc/self/net/dev").splitlines()[2:]
+        return [line.partition(":")[0].strip() for line in lines]
+
+    def disk(self) -> tuple[int, int]:
+        """(bytes, inodes) that its root file system can hold."""
+        _body, fds = self.sandbox.ask_files("disk")
+        try:
+            info = os.fstatvfs(fds[0])
+        finally:
+            os.close(fds[0])
+        return info.f_blocks * info.f_frsize, info.f_files
+
+
+def read_text(path: str) -> str:
+    """A whole file of /proc or /sys."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def unescaped(word: str) -> str:
+    """A path of mountinfo, in which space, tab, newline and backslash are octal escapes."""
+    head, *rest = word.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+
+
+def memory_limit_bytes(group: Group) -> int | None:
+    """What the memory cgroup says."""
+    return _number(_control(group, "memory", "memory.max", "memory.limit_in_bytes"))
+
+
+def pids_limit(group: Group) -> int | None:
+    """What the pids cgroup says, PID 1 included."""
+    return _number(_control(group, "pids", "pids.max", "pids.max"))
+
+
+def cpu_limit(group: Group) -> float | None:
+    """Cores, as the cpu cgroup says."""
+    if group.version == 2:
+        quota, _, period = _control(group, "cpu", "cpu.max", "").partition(" ")
+    else:
+        quota = _control(group, "cpu", "", "cpu.cfs_quota_us")
+        period = _control(group, "cpu", "", "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _control(group: Group, controller: str, v2: str, v1: str) -> str:
+    directory = group.paths.get("" if group.version == 2 else controller)
+    if not group.version or directory is None:
+        return ""
+    try:
+        return read_text(f"{directory}/{v2 if group.version == 2 else v1}").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,101 @@
+"""What protects the host here: of one sandbox, or found by making a sandbox."""
+
+from __future__ import annotations
+
+from ...errors import RingfenceError
+from ...model import capabilities as can
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.limits import Limits
+from ...model.spec import LIGHT, SandboxSpec
+from ...model.state import State
+from . import blockers
+from .inspection import Inspection
+from .posture import read_posture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import NativeBackend
+    from .sandbox import NativeSandbox
+
+
+def sandbox_protections(sandbox: NativeSandbox) -> tuple[Protection, ...]:
+    """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
+    state = sandbox.state
+    if state not in (State.SUSPENDED, State.TERMINATED):
+        sandbox.last_protections = read_posture(Inspection(sandbox))
+    elif not sandbox.last_protections:
+        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
+    return sandbox.last_protections
+
+
+def backend_report(backend: NativeBackend) -> BackendReport:
+    """Found by making a real sandbox; where that fails, the report says exactly what refused."""
+    try:
+        sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*",)))
+    except (RingfenceError, OSError) as exc:
+        return _refusal(backend, exc)
+    try:
+        protections = sandbox_protections(sandbox)
+    finally:
+        sandbox.terminate()
+    return BackendReport(
+        backend=backend.name,
+        available=True,
+        tiers=(LIGHT,),
+        capabilities=_abilities(backend, protections),
+        protections=protections,
+    )
+
+
+def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
+    found = blockers.find(exc)
+    reasons = "; ".join(each.why for each in found) or str(exc)
+    lacking = tuple(Capability(name, False, reasons) for name in (*_ALWAYS, *_NOT_YET))
+    missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
+    if not missing:
+        missing = (Protection("sandbox", MISSING, str(exc)),)
+    return BackendReport(
+        backend=backend.name,
+        available=False,
+        reason=f"{exc.message if isinstance(exc, RingfenceError) else exc}: {reasons}",
+        capabilities=lacking,
+        protections=missing,
+    )
+
+
+_ALWAYS = (
+    can.LOCAL_PROCESS_SANDBOX,
+    can.NETWORK_NONE,
+    can.NETWORK_UNRESTRICTED,
+    can.MOUNT,
+    can.ATTACH,
+    can.SNAPSHOT,
+    can.RESTORE,
+    can.SUSPEND,
+    can.RESUME,
+    can.PTY,
+    can.PROTECTED_PATHS,
+)
+_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA, can.OPEN_FILES_LIMIT)
+_NOT_YET = (
+    can.NETWORK_HOSTS,
+    can.NETWORK_CHANGE,
+    can.SUSPEND_ON_IDLE,
+    can.MEMORY_SNAPSHOT,
+    can.FORK,
+    can.IMAGE,
+    can.GPU,
+    can.IO_LIMIT,
+    can.NETWORK_LIMIT,
+    can.SECRETS,
+)
+
+
+def _abilities(backend: NativeBackend, protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
+    status = {each.name: each for each in protections}
+    found = [Capability(name, True) for name in _ALWAYS]
+    for name in _LIMITS:
+        each = status[name]
+        found.append(Capability(name, each.status != MISSING, "" if each.status == ENFORCED else each.why))
+    found += [Capability(name, False, "the native backend does not have it yet") for name in _NOT_YET]
+    return tuple(found)
