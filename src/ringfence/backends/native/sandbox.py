@@ -84,6 +84,7 @@ class NativeSandbox:
         self._numbers = 0
         self._live: dict[int, NativeExec] = {}
         self._last_stats: SandboxStats | None = None
+        self.last_protections: tuple[Protection, ...] = ()
         self._environment = planner.environment(draft.spec)
 
     # -- describing -------------------------------------------------------------------------
