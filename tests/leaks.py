@@ -82,12 +82,12 @@ def _loop_devices() -> list[str]:
 
 
 def _paths() -> list[str]:
-    places = {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run", "/run/ringfence"}
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        places |= {runtime, f"{runtime}/ringfence"}
-    found = [path for place in places for path in glob.glob(f"{place}/ringfence*")]
-    found += [path for place in places if "ringfence" in place for path in glob.glob(f"{place}/*")]
-    # The locks of host id blocks stay: a lock file that is removed while in use locks nothing.
-    stays = {"/run/ringfence", "/run/ringfence/ids"}
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "/run")
+    shared = {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run", runtime}
+    ours = {f"{runtime}/ringfence", "/run/ringfence", f"/tmp/ringfence-{os.geteuid()}"}
+    found = [path for place in shared for path in glob.glob(f"{place}/ringfence*")]
+    found += [path for place in ours for path in glob.glob(f"{place}/*")]
+    # Our directories stay, and so do the locks of host id blocks in them: a lock file that is
+    # removed while in use locks nothing.
+    stays = ours | {f"{place}/ids" for place in ours}
     return [path for path in found if path not in stays]

@@ -64,7 +64,7 @@ run_rootless() {  # pytest arguments
   stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
   # shellcheck disable=SC2064
   trap "rm -rf '$stage'" EXIT
-  mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin"
+  mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
   copy_tree "$stage/tree"
   install_site "$python" || {
     cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return
@@ -72,11 +72,12 @@ run_rootless() {  # pytest arguments
   cp -R build/site/. "$stage/site"
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
+  chmod 700 "$stage/run"
   chown -R "$uid:$uid" "$stage"
   say "tests as an unprivileged user (uid $uid)"
   (
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 LANG=C.UTF-8 \
-      HOME="$stage/home" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
+      HOME="$stage/home" XDG_RUNTIME_DIR="$stage/run" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
       PATH="$stage/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$stage/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
       "$python" -m pytest --junitxml="$stage/rootless.xml" "$@" </dev/null
   )
