@@ -164,12 +164,12 @@ def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         os.setgroups([])
         privileges.adopt_orphans()  # a tree's last process must end under our eyes
         os.chdir("/")
-        lockdown.apply_rlimits(plan["rlimits"])
         signal_fd = signals.signalfd([signal.SIGCHLD])
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         init.point_standard_descriptors_at_null()
         control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
         control = wire.Socket(fileno=control_fd)
+        lockdown.apply_rlimits(plan["rlimits"])
         lockdown.become_user(plan, plan["uid"], plan["gid"])
         lockdown.seal(plan, with_parent=False)
         wire.send_raw(control, b"READY")

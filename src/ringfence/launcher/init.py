@@ -29,6 +29,7 @@ RLIMIT_RTTIME = 15  # include/uapi/asm-generic/resource.h; means nothing without
 TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
+_ABOVE_ALL = 200  # higher than any descriptor of a launcher process
 _WATCHDOG_S = 0.05
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 _SIGRTMAX = 64
@@ -324,6 +325,8 @@ class Init:
         run = self.execs.get(number)
         if run is not None:
             self._kill(run, wire.KILLED_BY_REQUEST)
+        else:
+            self._kill_tree(TAG_BASE - number)  # what it left running in the background
 
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""
@@ -470,8 +473,8 @@ def _signed(word: int) -> int:
 def _signal(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
-    except ProcessLookupError:
-        pass
+    except (ProcessLookupError, PermissionError):
+        pass  # gone, or another user's, whose own agent looks after it
 
 
 def _pids() -> list[int]:
@@ -536,7 +539,7 @@ def point_standard_descriptors_at_null() -> None:
 
 def pack_descriptors(keep: list[int]) -> list[int]:
     """Renumber the descriptors to keep from 3 on, and close every other one."""
-    high = [os.dup2(fd, 100 + i, inheritable=False) for i, fd in enumerate(keep)]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ALL) for fd in keep]
     low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
     files.close_from(3 + len(keep))
     return low

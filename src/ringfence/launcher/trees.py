@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -30,13 +31,16 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
 
 
 def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any) -> None:
+    one_system = device >= 0
     try:
         info = os.lstat(path)
         if device >= 0 and (info.st_dev != device or path in _NOT_SAVED):
             return
         member = tar.gettarinfo(path, name)
-        if member is None:
-            return  # a socket: it means nothing without its process
+        if member is None or not (one_system or member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            if one_system:
+                return  # a socket: it means nothing without its process
+            raise OSError(errno.EINVAL, "is not a file, directory or link", path)
         member.uname = member.gname = ""
         if member.isreg():
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

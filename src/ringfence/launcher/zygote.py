@@ -261,7 +261,6 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     namespaces.sethostname(plan["hostname"])
     oom_score_fd = build.build_root(plan, trees)
     namespace_fds = [os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")]
-    lockdown.apply_rlimits(plan["rlimits"])
     signal_fd = signals.signalfd([signal.SIGCHLD])
     io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()
@@ -269,6 +268,7 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     own = [control.detach(), signal_fd, oom_score_fd, io_fd]
     control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors([*own, *namespace_fds])
     control = wire.Socket(fileno=control_fd)
+    lockdown.apply_rlimits(plan["rlimits"])
     lockdown.become_user(plan, plan["uid"], plan["gid"])
     lockdown.seal(plan)
     wire.send_raw(control, b"READY", namespace_fds)

@@ -28,6 +28,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _ABI_RESOLVE_UNIX = 9
 DEFAULT_PIDS = 1024
 DEFAULT_OPEN_FILES = 4096
+LEAST_OPEN_FILES = 64
 _MOST_INODES = 1 << 18
 _LARGEST_DEFAULT_DISK = 8 * _GIB
 _RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
@@ -100,15 +101,31 @@ def check(spec: SandboxSpec) -> None:
             field="network",
             hint="use none, or unrestricted by name",
         )
-    if spec.limits.io_bytes_per_s or spec.limits.network_bytes:
-        name = "io_bytes_per_s" if spec.limits.io_bytes_per_s else "network_bytes"
-        raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    for name in ("io_bytes_per_s", "network_bytes", "idle_timeout_s"):
+        if getattr(spec.limits, name) is not None:
+            raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    if (spec.limits.open_files or LEAST_OPEN_FILES) < LEAST_OPEN_FILES:
+        raise InvalidRequest(
+            f"must be at least {LEAST_OPEN_FILES}: PID 1 of the sandbox lives under it too",
+            field="limits.open_files",
+        )
+    if spec.secrets:
+        raise Unsupported(
+            "secrets are injected by the egress engine, which is not there yet",
+            backend="native",
+            operation="secrets",
+            field="secrets",
+            hint="env shows a value to the sandbox itself",
+        )
 
 
 def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec = draft.spec
     _root_steps(draft)
+    for target in ALWAYS_THERE.values():
+        if target != MEMORY_DIR or not spec.memory_dir:
+            draft.mounts.append(ResolvedMount(target, READ_WRITE))
     for mount in _all_mounts(spec):
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
@@ -144,12 +161,13 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
 def _root_steps(draft: Draft) -> None:
     draft.steps += template.layout(draft.uid)
     draft.steps += template.links()
-    shown = template.shown()
-    if draft.spec.python_env:
-        shown += template.python_environment()
-    for source, target, attributes in shown:
+    for source, target, attributes in template.shown():
+        tree, is_dir = template.tree(source, attributes)
+        draft.steps.append(("show", target, len(draft.trees), is_dir))
+        draft.trees.append(tree)
+    for source, target, attributes in template.python_environment() if draft.spec.python_env else ():
         draft.steps.append(("bind", target, len(draft.trees)))
-        draft.trees.append(template.tree(source, attributes))
+        draft.trees.append(template.tree(source, attributes)[0])
     draft.writable += template.WRITABLE
 
 
@@ -198,7 +216,7 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
     except OSError as exc:
         raise InvalidRequest(
             f"{mount.source}: {exc.strerror}",
-            field="mounts.source",
+            field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
             hint="a mount source must exist on the host; nothing is created there",
         ) from exc
     draft.fds.append(fd)

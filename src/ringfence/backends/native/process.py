@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -9,7 +10,7 @@ import struct
 import termios
 import threading
 
-from ...errors import ExecError, InvalidRequest, SandboxLost
+from ...errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.exec import ExecStatus, ResourceUsage
 
@@ -69,11 +70,18 @@ class NativeExec:
         raise ExecError("the sandbox gave no terminal", hint="run `ringfence doctor`")
 
     def status(self) -> ExecStatus:
-        """How it ended; waits for it."""
+        """How it ended.
+
+        Raises:
+            LifecycleError: It has not.
+        """
         with self._lock:
             if self._status is None and self._problem is None:
-                self._reply.settimeout(None)
-                data, _fds = wire.receive_raw(self._reply)
+                self._reply.setblocking(False)
+                try:
+                    data, _fds = wire.receive_raw(self._reply)
+                except BlockingIOError:
+                    raise LifecycleError("the exec has not ended", hint="wait for `done`") from None
                 self._settle(data)
         if self._problem is not None:
             raise self._problem
@@ -147,16 +155,23 @@ class NativeExec:
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         try:
             self._sandbox.ask("signal", self.number, int(signum), group, control=self._control)
-        except ProcessLookupError:
-            pass
+        except OSError as exc:
+            if exc.errno != errno.ESRCH:
+                raise
 
     def kill(self) -> None:
         """Kill the whole tree."""
         self.overdue()
         try:
-            self._sandbox.ask("kill", self.number, control=self._control)
+            with self._sandbox.awake():
+                self._sandbox.ask("kill", self.number, control=self._control)
         except SandboxLost:
             pass  # its processes are gone with it
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still with its sandbox, timeouts included."""
+        return self._sandbox.paused
 
     def overdue(self) -> None:
         """The driver's word that the timeout has passed: nothing may slow the killing down."""

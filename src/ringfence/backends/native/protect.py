@@ -78,6 +78,8 @@ def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool
     Raises:
         InvalidRequest: `unprotect` names something that is not protected by default.
     """
+    if mount.protect is not None:
+        return [(name, True) for name in mount.protect if name]
     defaults = list(DEFAULTS)
     if os.path.realpath(os.path.expanduser("~")) == source:
         defaults += HOME_DEFAULTS
@@ -89,7 +91,7 @@ def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool
                 known = ", ".join(DEFAULTS)
                 raise InvalidRequest(f"{name!r} is not protected by default", field="unprotect", hint=known)
         defaults = [name for name in defaults if name not in spec.unprotect]
-    named = [*(mount.protect or ()), *(_inside(path, mount.target) for path in spec.protect or ())]
+    named = [_inside(path, mount.target) for path in spec.protect or ()]
     chosen = dict.fromkeys((name, True) for name in named if name)
     chosen.update(dict.fromkeys((name, False) for name in defaults if name not in named))
     return list(chosen)

@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 from ...errors import (
     ExecError,
@@ -28,7 +29,7 @@ from .zygote import answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
@@ -211,12 +212,16 @@ class NativeSandbox:
 
     def ask_files(self, verb: str, *args: object) -> tuple[bytes, list[int]]:
         """`ask`, where the state allows it."""
+        self.require_awake()
+        return self.ask(verb, *args)
+
+    def require_awake(self) -> None:
+        """Raises LifecycleError unless something inside can answer."""
         with self._lock:
             if self._state is State.SUSPENDED:
                 raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
             if self._state is State.TERMINATED:
                 raise LifecycleError("the sandbox is terminated")
-        return self.ask(verb, *args)
 
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
@@ -251,6 +256,24 @@ class NativeSandbox:
             else:
                 self.ask("stop")
             self._state = check_transition(self._state, State.SUSPENDED)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is suspended."""
+        return self._state is State.SUSPENDED
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """For a moment in which PID 1 must answer although the sandbox is suspended."""
+        with self._lock:
+            frozen = self.paused and self.group.can_freeze
+            if frozen:
+                self.group.thaw()
+            try:
+                yield
+            finally:
+                if frozen and self.paused:
+                    self.group.freeze()
 
     def resume(self) -> None:
         with self._lock:
@@ -326,6 +349,8 @@ class NativeSandbox:
             return resolved
 
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
+        if self.state is State.TERMINATED:
+            raise LifecycleError("network policy: the sandbox is terminated")
         if policy == self.spec.network:
             return
         raise NetworkPolicyError(

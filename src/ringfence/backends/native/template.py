@@ -30,21 +30,21 @@ _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What programs of /usr need from /etc, and nothing that tells about this host's users or secrets.
 _ETC_SHOWN = (
     "alternatives",
-    "ca-certificates.conf",
+    "crypto-policies",
     "fonts",
     "java-11-openjdk",
     "java-17-openjdk",
     "java-21-openjdk",
     "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
     "mime.types",
     "perl",
-    "pki/tls/certs",
-    "pki/ca-trust/extracted",
-    "protocols",
-    "python3",
+    "pki",
+    "python3.9",
+    "python3.10",
     "python3.11",
+    "python3.12",
+    "python3.13",
+    "python3.14",
     "services",
     "ssl/certs",
     "ssl/openssl.cnf",
@@ -63,12 +63,14 @@ _LAYOUT: Steps = [
     ("dir", "/var/tmp", 0o1777, False),  # noqa: S108
     ("dir", "/mnt", 0o755, False),
     ("dir", MEMORY_DIR, 0o755, True),
+    ("dir", "/mnt/session", 0o755, False),
     ("dir", OUTPUTS_DIR, 0o755, True),
     ("dir", "/opt", 0o755, False),
     ("dir", "/srv", 0o755, False),
     ("dir", "/run", 0o755, False),
     ("dir", "/root", 0o700, False),
     ("dir", "/etc", 0o755, False),
+    ("dir", "/etc/ssl", 0o755, False),
     ("dir", "/dev", 0o755, False),
     ("dir", "/dev/shm", 0o1777, False),  # noqa: S108
     ("dir", "/dev/empty", 0o555, False),
@@ -107,17 +109,21 @@ def _etc_files(uid: int) -> Steps:
 
 
 def shown() -> list[tuple[str, str, int]]:
-    """Host paths that the template shows: source, target, mount attributes."""
-    found = [("/usr", "/usr", READ_ONLY)]
-    for name in _USR_LINKS:
-        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
-            found.append((f"/{name}", f"/{name}", READ_ONLY))
-    for name in _ETC_SHOWN:
-        source = f"/etc/{name}"
-        if os.path.exists(source) and _world_readable(source):
-            found.append((os.path.realpath(source), source, READ_ONLY))
-    found += [(f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES]
-    return found
+    """Host paths that the template shows: source, target, mount attributes. Read once a process."""
+    if not _shown:
+        _shown.append(("/usr", "/usr", READ_ONLY))
+        for name in _USR_LINKS:
+            if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+                _shown.append((f"/{name}", f"/{name}", READ_ONLY))
+        for name in _ETC_SHOWN:
+            source = f"/etc/{name}"
+            if os.path.exists(source) and _world_readable(source):
+                _shown.append((os.path.realpath(source), source, READ_ONLY))
+        _shown.extend((f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES)
+    return _shown
+
+
+_shown: list[tuple[str, str, int]] = []
 
 
 def links() -> Steps:
@@ -151,10 +157,10 @@ def python_path() -> str:
     return f"{sys.prefix}/bin:{sys.base_prefix}/bin:{PATH}"
 
 
-def tree(source: str, attributes: int) -> Tree:
-    """A tree of the template: trusted paths of the host, pinned by device and inode."""
+def tree(source: str, attributes: int) -> tuple[Tree, bool]:
+    """A tree of the template, and whether it is a directory: trusted paths, pinned by inode."""
     info = os.stat(source)
-    return {
+    found: Tree = {
         "source": source,
         "device": info.st_dev,
         "inode": info.st_ino,
@@ -163,6 +169,7 @@ def tree(source: str, attributes: int) -> Tree:
         "idmap_gid": "",
         "fd": -1,
     }
+    return found, stat.S_ISDIR(info.st_mode)
 
 
 def _world_readable(path: str) -> bool:

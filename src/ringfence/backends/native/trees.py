@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 
-from ...errors import FileError, IoError, file_error
+from ...errors import FileNotFound, IoError, file_error
 from . import unpack
 from .inner import replay, send
 from .zygote import Refused
@@ -23,8 +24,12 @@ def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress |
     """Copy a host directory to `remote`. Files keep mode and time; owners become the sandbox's user."""
     from ...launcher.trees import pack
 
+    sandbox.require_awake()
+    if not os.path.lexists(local):
+        raise FileNotFound(f"{local}: no such file or directory on this host", path=local)
     if not os.path.isdir(local):
-        raise FileError(f"{local}: is not a directory on this host", path=local)
+        _upload_file(sandbox, local, remote)
+        return
     helper = Helper(sandbox, "in", remote)
     problem: BaseException | None = None
     try:
@@ -38,8 +43,14 @@ def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress |
         raise IoError(f"{local}: {problem}") from problem if isinstance(problem, OSError) else problem
 
 
+def _upload_file(sandbox: NativeSandbox, local: str, remote: str) -> None:
+    with open(local, "rb") as source, sandbox.files.open_write(remote) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+
+
 def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress | None) -> None:
     """Copy a directory of the sandbox to the host, without trusting a name in it."""
+    sandbox.require_awake()
     helper = Helper(sandbox, "out", remote)
     try:
         unpack.unpack(helper.stream, local, progress)

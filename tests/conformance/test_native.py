@@ -1,0 +1,28 @@
+"""The native backend passes the suite, as whoever runs it: host root or an ordinary user."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.testing.conformance import BackendConformance
+from tests.features import require
+
+_state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _user_namespaces() -> None:
+    require("user namespaces")
+
+
+@pytest.mark.rootless
+class TestNative(BackendConformance):
+    def make_backend(self) -> NativeBackend:
+        return NativeBackend(state_dir=_state.name)
+
+    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
+        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
+        return ("/usr/bin/python3", "-c", code)
