@@ -105,14 +105,19 @@ DOCTOR = Command(
 BENCH = Command(
     "bench",
     "Measure create, exec and run beside the peers installed here.",
-    arguments="[OPTIONS]",
+    arguments="[OPTIONS] [MEASURE...]",
     options=(
         JSON,
         Option("peers", "", "include other sandboxes found on PATH; nothing is installed"),
+        Option("quick", "", "fewer runs: seconds, not minutes"),
+        Option("full", "", "5,000 live sandboxes at once instead of 1,000"),
         HELP,
     ),
+    words="create exec run throughput parked files live",
+    details="Without a MEASURE, all of them: create, exec, run, throughput, parked, files, live.",
     examples=(
-        ("ratios against this machine's other sandboxes", "ringfence bench --peers"),
+        ("everything, in seconds", "ringfence bench --quick"),
+        ("ratios against this machine's other sandboxes", "ringfence bench --peers create exec"),
         ("for a program", "ringfence bench --json > bench.json"),
     ),
 )

@@ -1,0 +1,112 @@
+"""`ringfence doctor`: what this host allows, and what to do about the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..backends.registry import NAMES, backend_named
+from .commands import DOCTOR
+from .options import no_arguments, parse
+from .terminal import Colours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..model.capabilities import BackendReport, Protection
+
+_TEST_DOUBLES = ("fake",)  # they isolate nothing
+_COLOUR_OF = {"enforced": "green", "degraded": "yellow", "missing": "red"}
+_LONGEST_NAME = 26
+
+
+def main(argv: Sequence[str]) -> int:
+    """Report; 0 when at least one backend is usable (with --attack: when nothing escaped)."""
+    given, rest = parse(DOCTOR, argv)
+    if "help" in given:
+        from .help import help_of
+
+        sys.stdout.write(help_of(DOCTOR))
+        return 0
+    no_arguments(DOCTOR, rest)
+    if "attack" in given:
+        from .attack import main as attack
+
+        return attack(as_json="json" in given)
+    reports = [backend_named(name).report() for name in NAMES if name not in _TEST_DOUBLES]
+    if "json" in given:
+        _print_json(reports)
+    else:
+        _print(reports)
+    return 0 if any(report.available for report in reports) else 1
+
+
+def _print_json(reports: Sequence[BackendReport]) -> None:
+    import json
+
+    form = {"host": host_facts(), "backends": [report.to_json() for report in reports]}
+    print(json.dumps(form, indent=2))
+
+
+def host_facts() -> dict[str, Any]:
+    """What a bug report needs to know of this machine."""
+    from .. import __version__
+
+    kernel = os.uname()
+    return {
+        "ringfence": __version__,
+        "python": sys.version.split()[0],
+        "kernel": kernel.release,
+        "machine": kernel.machine,
+        "uid": os.geteuid(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def _print(reports: Sequence[BackendReport]) -> None:
+    colours = Colours(sys.stdout.fileno())
+    facts = host_facts()
+    who = "root" if facts["uid"] == 0 else f"uid {facts['uid']}"
+    print(f"ringfence {facts['ringfence']}, kernel {facts['kernel']}, Python {facts['python']}, as {who}\n")
+    for report in reports:
+        print("\n".join(backend_lines(report, colours)))
+    print("\n".join(_summary(reports)))
+
+
+def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
+    """One backend's table: what, status, why, and the fix below it."""
+    tiers = f" (tier {', '.join(report.tiers)})" if report.tiers else ""
+    usable = colours.paint("green", "usable") if report.available else colours.paint("red", "not usable here")
+    lines = [f"backend {colours.paint('bold', report.backend)}{tiers}: {usable}"]
+    if not report.available:
+        lines.append(f"  {report.reason}")
+    width = max([len(each.name) for each in report.protections] + [0])
+    for each in report.protections:
+        lines += _protection_lines(each, min(width, _LONGEST_NAME), colours)
+    lacking = [each.name for each in report.capabilities if not each.available]
+    if report.available and lacking:
+        lines += ["", f"  not available: {', '.join(lacking)}"]
+    return [*lines, ""]
+
+
+def _protection_lines(each: Protection, width: int, colours: Colours) -> list[str]:
+    status = colours.paint(_COLOUR_OF[each.status], f"{each.status:<8}")
+    lines = [f"  {each.name:<{width}}  {status}  {each.why}".rstrip()]
+    if each.fix:
+        lines.append(f"  {'':<{width}}  {'':<8}  {colours.paint('bold', 'fix')}: {each.fix}")
+    return lines
+
+
+def _summary(reports: Sequence[BackendReport]) -> list[str]:
+    lines = []
+    for report in reports:
+        counts = {status: 0 for status in _COLOUR_OF}
+        for each in report.protections:
+            counts[each.status] += 1
+        said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        lines.append(f"{report.backend}: {said}")
+    lines.append("tier strong: no backend for it is installed; asking for it is refused")
+    return lines
