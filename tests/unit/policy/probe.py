@@ -94,6 +94,8 @@ simple("advise memory", "madvise", 0, 0, 4)
 simple("affinity of PID 1", "sched_setaffinity", 1, 8, 0)  # no mask: EFAULT before anything happens
 simple("affinity of PID 1, dirty", "sched_setaffinity", DIRTY | 1, 8, 0)
 simple("I/O priority of PID 1", "ioprio_set", 1, 1, 7 << 13)  # no such class: EINVAL
+simple("priority of a user", "setpriority", 2, 54321, 0)  # one without processes: ESRCH
+simple("I/O priority of a user", "ioprio_set", 3, 54321, 0)
 simple("limits of PID 1", "prlimit64", 1, 7, 8, 0)  # a bad pointer: EFAULT
 simple("limits of PID 1, read", "prlimit64", 1, 7, 0, 0)
 

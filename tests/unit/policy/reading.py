@@ -96,6 +96,8 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         return EPERM
     if name in ON_PID_1 and low[ON_PID_1[name]] == 1:
         return EPERM
+    if (name, low[0]) in {("setpriority", 2), ("ioprio_set", 3)}:  # all of this uid: PID 1 too
+        return EPERM
     match name:
         case "clone":
             return EPERM if low[0] & 0x7E020000 else ALLOW

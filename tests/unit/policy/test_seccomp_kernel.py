@@ -99,6 +99,8 @@ def expect(outcomes: Outcomes, without: Outcomes, name: str, expected: str) -> N
         ("affinity of PID 1", "EPERM"),
         ("affinity of PID 1, dirty", "EPERM"),
         ("I/O priority of PID 1", "EPERM"),
+        ("priority of a user", "EPERM"),
+        ("I/O priority of a user", "EPERM"),
         ("limits of PID 1", "EPERM"),
         ("unix stream", "EAFNOSUPPORT"),
         ("unix datagram", "EAFNOSUPPORT"),
