@@ -34,33 +34,41 @@ def wait_for_calm(before: Census, *, patience_s: float) -> list[tuple[str, str]]
 
 def _our_processes() -> list[str]:
     """Our descendants, and orphans anywhere whose command line names ringfence: `pid command`."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
-                cmdline = Path("/proc", entry, "cmdline").read_bytes()
-            except OSError:
-                continue  # it ended while we looked
-            # The command may hold spaces and brackets: only what follows the last ")" is regular.
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            parents[int(entry)] = int(parent)
-            text = cmdline.replace(b"\0", b" ").decode(errors="replace").strip()
-            commands[int(entry)] = text or f"[{stat[stat.find('(') + 1 : stat.rfind(')')]}] {state}"
-    ours = [pid for pid in parents if pid != os.getpid() and _descends(pid, parents)]
-    orphans = [
-        pid for pid, parent in parents.items() if 1 == parent and "ringfence" in commands[pid]
-    ]
-    return [f"{pid} {commands[pid]}" for pid in {*ours, *orphans}]
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        stat = _stat(pid)
+        if stat is None or pid == os.getpid():
+            continue  # it ended while we looked
+        command = _command(pid) or f"[nameless] {stat[0]}"
+        if _is_ours(pid) or ("1" == stat[1] and "ringfence" in command):
+            found.append(f"{pid} {command}")
+    return found
 
 
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid in parents:
-        pid = parents[pid]
-        if pid == os.getpid():
-            return True
-    return False
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command may hold spaces and brackets: only what follows the last ")" is regular.
+    return text.rpartition(")")[2].split()
+
+
+def _command(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return line.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether `pid` is this process or descends from it."""
+    while pid and pid != os.getpid():
+        stat = _stat(pid)
+        pid = int(stat[1]) if stat else 0
+    return 0 != pid
 
 
 def _mounts() -> list[str]:
@@ -73,8 +81,15 @@ def _cgroups() -> list[str]:
         str(Path(root, name))
         for root, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
-        if name.startswith("ringfence")
+        if name.startswith("ringfence") and not _is_a_neighbours(name)
     ]
+
+
+def _is_a_neighbours(name: str) -> bool:
+    """Whether `ringfence.PID.STARTED.ID` belongs to a live process that is not of this run."""
+    _, pid, started, *_ = [*name.split("."), "", ""]
+    stat = _stat(int(pid)) if pid.isdigit() else None
+    return stat is not None and started == stat[19] and not _is_ours(int(pid))
 
 
 def _loop_devices() -> list[str]:

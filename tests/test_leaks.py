@@ -25,7 +25,9 @@ def test_a_process_left_running_is_noticed() -> None:
 def test_a_zombie_is_noticed() -> None:
     before = take_census()
     with subprocess.Popen(["true"]):
-        grown = [kind for kind, text in wait_for_calm(before, patience_s=0.3) if "] Z" in text]
+        grown = [
+            kind for kind, text in wait_for_calm(before, patience_s=0.3) if text.endswith(" Z")
+        ]
 
     assert ["process"] == grown
 
