@@ -18,7 +18,6 @@ def _user_namespaces() -> None:
     require("user namespaces")
 
 
-@pytest.mark.rootless
 class TestNative(BackendConformance):
     def make_backend(self) -> NativeBackend:
         return NativeBackend(state_dir=_state.name)

@@ -35,7 +35,9 @@ def backend_named(name: str) -> Backend:
         InvalidRequest: There is none.
     """
     if name not in NAMES:
-        raise InvalidRequest(f"unknown backend {name!r}", field="backend", hint=f"one of {', '.join(NAMES)}")
+        raise InvalidRequest(
+            f"unknown backend {name!r}", field="backend", hint=f"one of {', '.join(NAMES)}"
+        )
     # A forked child must not share its parent's zygote, nor a changed user the old one's.
     key = (name, os.getpid(), os.geteuid())
     with _lock:

@@ -50,7 +50,9 @@ class NewRoot:
                 os.mkdir(name, mode, dir_fd=parent)
             except FileExistsError:
                 pass
-            child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+            child = os.open(
+                name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent
+            )
             os.close(parent)
             parent = child
         os.close(parent)
@@ -85,7 +87,11 @@ def open_tree(tree: Tree, idmap_fd: int) -> int:
     try:
         found = os.fstat(pinned)
         if (found.st_dev, found.st_ino) != (tree["device"], tree["inode"]):
-            raise OSError(116, "the mount source was replaced while the sandbox was being made", tree["source"])
+            raise OSError(
+                116,
+                "the mount source was replaced while the sandbox was being made",
+                tree["source"],
+            )
         fd = mounts.open_tree("", dir_fd=pinned)
     finally:
         os.close(pinned)
@@ -110,7 +116,9 @@ def build_root(plan: Plan, trees: list[int]) -> int:
     Raises:
         BuildError: naming the step that failed.
     """
-    _step("make mounts private", mounts.mount, "none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+    _step(
+        "make mounts private", mounts.mount, "none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE
+    )
     if not trees:
         # An ordinary user: the host's mounts can be copied only from inside this namespace.
         trees = [_step(f"open {t['source']}", open_tree, t, -1) for t in plan["trees"]]
@@ -240,9 +248,10 @@ def _proc(root: NewRoot) -> None:
     mounts.mount("proc", "proc", "proc", flags)
     if root.plan["forbid_user_namespaces"]:
         # A nested user namespace would undo every bind; the seccomp filter says no as well.
-        fd = os.open("proc/sys/user/max_user_namespaces", os.O_WRONLY)
-        os.write(fd, b"0")
-        os.close(fd)
+        _sysctl("proc/sys/user/max_user_namespaces", b"0")
+    # Watches count against the host's user too: one sandbox must not use them all up.
+    for name, most in (("instances", b"32"), ("watches", b"16384")):
+        _sysctl(f"proc/sys/user/max_inotify_{name}", most)
     # PID 1 marks what it starts as the first to go when memory runs out. It needs a writable
     # descriptor that outlives the read-only mount, so it comes from a mount of its own.
     private = mounts.open_tree("proc", recursive=False)
@@ -250,9 +259,20 @@ def _proc(root: NewRoot) -> None:
     os.close(private)
 
 
+def _sysctl(path: str, value: bytes) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # a kernel without the facility has nothing to limit
+    os.write(fd, value)
+    os.close(fd)
+
+
 def _proc_read_only(root: NewRoot) -> None:
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
-    mounts.mount("none", "proc", "none", flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY)
+    mounts.mount(
+        "none", "proc", "none", flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY
+    )
 
 
 def _devpts(root: NewRoot) -> None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from .plan import Plan
 
-RLIMIT_RTTIME = 15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
+RLIMIT_RTTIME = (
+    15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
+)
 TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
@@ -49,7 +51,13 @@ class Exec:
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
         self.dying: set[int] = set()  # killed, not yet reaped
-        self.orphans = [0, 0, 0, 0, 0]  # user ns, system ns, peak bytes, read, written of reaped orphans
+        self.orphans = [
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]  # user ns, system ns, peak bytes, read, written of reaped orphans
 
     @property
     def tag(self) -> int:
@@ -135,7 +143,9 @@ class Init:
         try:
             # Two streams: standard input is the sandbox's own /dev/null.
             first = 3 - len(fds[1:])
-            actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(fds[1:], first)]
+            actions: list[Any] = [
+                (os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(fds[1:], first)
+            ]
             if first:
                 actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
             if terminal is not None:
@@ -285,7 +295,11 @@ class Init:
             _signal(-1, signal.SIGSTOP)  # one call, atomic in the kernel
         mine: set[int] = set()
         for _ in range(_PASSES):
-            fresh = [pid for pid in _pids() if pid not in mine and _tag_of(pid) == tag and not _is_zombie(pid)]
+            fresh = [
+                pid
+                for pid in _pids()
+                if pid not in mine and _tag_of(pid) == tag and not _is_zombie(pid)
+            ]
             if not fresh:
                 break
             if len(fresh) > _CROWD:

@@ -36,7 +36,9 @@ class Plan(TypedDict):
     hostname: str
     root_size_bytes: int
     root_inodes: int
-    scratch: str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
+    scratch: (
+        str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
+    )
     trees: list[Tree]
     steps: list[tuple[Any, ...]]
     rlimits: list[tuple[int, int, int]]

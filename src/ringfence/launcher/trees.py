@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BUFFER = 1 << 20
+_COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
 _NOT_SAVED = ("/proc", "/dev", "/sys")
 
 
@@ -24,8 +25,9 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
     """
     device = os.lstat(path).st_dev
     with open(stream, "wb", buffering=0, closefd=False) as raw:
-        tar = tarfile.open(fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT)
-        tar.copybufsize = _BUFFER
+        tar = tarfile.open(
+            fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
+        )
         with tar:
             _add(tar, path, ".", device if one_file_system else -1, progress)
 
@@ -37,7 +39,9 @@ def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any)
         if device >= 0 and (info.st_dev != device or path in _NOT_SAVED):
             return
         member = tar.gettarinfo(path, name)
-        if member is None or not (one_system or member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        if member is None or not (
+            one_system or member.isreg() or member.isdir() or member.issym() or member.islnk()
+        ):
             if one_system:
                 return  # a socket: it means nothing without its process
             raise OSError(errno.EINVAL, "is not a file, directory or link", path)
@@ -45,7 +49,7 @@ def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any)
         if member.isreg():
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(fd, "rb", buffering=0) as file:
-                tar.addfile(member, _Exactly(file, member.size))  # type: ignore[arg-type]
+                tar.addfile(member, _Exactly(file, member.size))
             if progress:
                 progress(tar.offset, path)
         else:
@@ -83,7 +87,6 @@ def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
     os.makedirs(path, mode=0o755, exist_ok=True)
     with open(stream, "rb", buffering=_BUFFER) as raw:
         tar = tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER)
-        tar.copybufsize = _BUFFER
         directories = []
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
@@ -95,12 +98,16 @@ def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
             _finish_directory(target, member)
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str, owners: bool) -> None:
+def _extract(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str, owners: bool
+) -> None:
     if member.isdir():
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif member.isreg():
         _clear(target)
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         with open(fd, "wb", buffering=0) as file:
             source = tar.extractfile(member)
             while source is not None and (data := source.read(_BUFFER)):
@@ -113,7 +120,9 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: s
         os.symlink(member.linkname, target)
     elif member.islnk():
         _clear(target)
-        os.link(os.path.normpath(os.path.join(path, member.linkname)), target, follow_symlinks=False)
+        os.link(
+            os.path.normpath(os.path.join(path, member.linkname)), target, follow_symlinks=False
+        )
         return
     elif member.isfifo():
         _clear(target)

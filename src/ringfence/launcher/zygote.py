@@ -18,6 +18,7 @@ from . import build, cgroups, enter, idmap, init, lockdown, placeholders, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .placeholders import Placeholder
@@ -111,7 +112,9 @@ class Zygote:
             cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
             joined = cgroups.open_tasks(plan["cgroup_dirs"], plan["cgroup_version"])
             if plan["cgroup_version"] == 2 and plan["cgroup_dirs"]:
-                cgroup_fd = os.open(plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                cgroup_fd = os.open(
+                    plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                )
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
                 os.close(go_write)
@@ -165,7 +168,8 @@ class Zygote:
                 made[maps] = idmap.user_namespace(*maps)
             idmap_fd = made[maps]
         if tree["fd"] < 0:
-            return mounted(build.open_tree, f"open {tree['source']}", tree, idmap_fd)
+            opened: int = mounted(build.open_tree, f"open {tree['source']}", tree, idmap_fd)
+            return opened
         fd = mounts.open_tree("", dir_fd=pinned[tree["fd"]], recursive=idmap_fd < 0)
         mounted(build.restrict_tree, f"restrict {tree['source']}", fd, tree, idmap_fd)
         return fd
@@ -220,14 +224,17 @@ def prefer(pid: int) -> None:
         pass  # an ordinary user: the scheduler's autogroup keeps sessions apart
 
 
-def mounted(function, name: str, *args):  # type: ignore[no-untyped-def]
+def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
+    """Call `function`; its failure names the step."""
     try:
         return function(*args)
     except OSError as exc:
         raise build.BuildError(name, exc) from exc
 
 
-def become_sandbox(plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]) -> None:
+def become_sandbox(
+    plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]
+) -> None:
     """In the new process: build, lock down, serve as PID 1. Never returns."""
     control = wire.Socket(fileno=control_fd)
     try:
@@ -260,13 +267,17 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     privileges.set_dumpable(True)
     namespaces.sethostname(plan["hostname"])
     oom_score_fd = build.build_root(plan, trees)
-    namespace_fds = [os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")]
+    namespace_fds = [
+        os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")
+    ]
     signal_fd = signals.signalfd([signal.SIGCHLD])
     io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()
     rename_process(b"ringfence-init")
     own = [control.detach(), signal_fd, oom_score_fd, io_fd]
-    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors([*own, *namespace_fds])
+    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors(
+        [*own, *namespace_fds]
+    )
     control = wire.Socket(fileno=control_fd)
     lockdown.apply_rlimits(plan["rlimits"])
     lockdown.become_user(plan, plan["uid"], plan["gid"])

@@ -9,8 +9,32 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
-_X86_64 = {"pivot_root": 155, "mount": 165, "umount2": 166, "setns": 308, "seccomp": 317, "capset": 126, "signalfd4": 289, "sethostname": 170, "unshare": 272, "prctl": 157, "prlimit64": 302}  # noqa: E501
-_AARCH64 = {"pivot_root": 41, "mount": 40, "umount2": 39, "setns": 268, "seccomp": 277, "capset": 91, "signalfd4": 74, "sethostname": 161, "unshare": 97, "prctl": 167, "prlimit64": 261}  # noqa: E501
+_X86_64 = {
+    "pivot_root": 155,
+    "mount": 165,
+    "umount2": 166,
+    "setns": 308,
+    "seccomp": 317,
+    "capset": 126,
+    "signalfd4": 289,
+    "sethostname": 170,
+    "unshare": 272,
+    "prctl": 157,
+    "prlimit64": 302,
+}  # noqa: E501
+_AARCH64 = {
+    "pivot_root": 41,
+    "mount": 40,
+    "umount2": 39,
+    "setns": 268,
+    "seccomp": 277,
+    "capset": 91,
+    "signalfd4": 74,
+    "sethostname": 161,
+    "unshare": 97,
+    "prctl": 167,
+    "prlimit64": 261,
+}  # noqa: E501
 _COMMON = {
     "open_tree": 428,
     "move_mount": 429,

@@ -37,7 +37,15 @@ def mount(source: str, target: str, fstype: str, flags: int = 0, data: str = "")
     Source: mount(2).
     """
     options = path_bytes(data) if data else None
-    syscall("mount", path_bytes(source), path_bytes(target), path_bytes(fstype), flags, options, what=target)
+    syscall(
+        "mount",
+        path_bytes(source),
+        path_bytes(target),
+        path_bytes(fstype),
+        flags,
+        options,
+        what=target,
+    )
 
 
 def umount2(target: str, flags: int = 0) -> None:

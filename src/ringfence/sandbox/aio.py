@@ -164,13 +164,23 @@ class AsyncSandbox:
     ) -> AsyncSandbox:
         """Make a sandbox, locked down and ready; see `Sandbox.create`."""
         make = partial(
-            Sandbox.create, spec, mounts=mounts, network=network, limits=limits, backend=backend, **others
+            Sandbox.create,
+            spec,
+            mounts=mounts,
+            network=network,
+            limits=limits,
+            backend=backend,
+            **others,
         )
         return cls(await _owned(make))
 
     @classmethod
     async def restore(
-        cls, snapshot_id: str, spec: SandboxSpec | None = None, *, backend: Backend | str = DEFAULT_BACKEND
+        cls,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        backend: Backend | str = DEFAULT_BACKEND,
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
         return cls(await _owned(partial(Sandbox.restore, snapshot_id, spec, backend=backend)))
@@ -193,7 +203,13 @@ class AsyncSandbox:
         `on_stdout` and `on_stderr` are called from a background thread.
         """
         request = make_request(
-            argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s, max_output_bytes=max_output_bytes
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
         )
         # Starting is one datagram: cheaper than a detour through another thread.
         run = self._sandbox._inner.start(request)  # noqa: SLF001

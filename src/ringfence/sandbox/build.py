@@ -43,7 +43,9 @@ def make_spec(
             **given,
         )
     except TypeError as exc:
-        raise InvalidRequest(str(exc).replace("SandboxSpec.__init__()", "create()"), field="spec") from exc
+        raise InvalidRequest(
+            str(exc).replace("SandboxSpec.__init__()", "create()"), field="spec"
+        ) from exc
 
 
 def parse_mount(mount: Mount | str) -> Mount:

@@ -31,7 +31,9 @@ class Files:
         """The whole file as text, bad bytes replaced."""
         return self.read(path).decode("utf-8", "replace")
 
-    def write(self, path: str, data: bytes | str, *, append: bool = False, mode: int = 0o644) -> None:
+    def write(
+        self, path: str, data: bytes | str, *, append: bool = False, mode: int = 0o644
+    ) -> None:
         """Write a file, creating or replacing it; its directory must exist."""
         with self._inner.open_write(path, append=append, mode=mode) as file:
             file.write(data.encode() if isinstance(data, str) else data)

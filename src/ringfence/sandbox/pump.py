@@ -91,7 +91,9 @@ class Pump:
             self.deadline = time.monotonic() + 1.0  # its clock stands still with it
             return
         if self._overdue:
-            raise SandboxLost("the sandbox does not answer", hint="terminate it and create a new one")
+            raise SandboxLost(
+                "the sandbox does not answer", hint="terminate it and create a new one"
+            )
         self._overdue = True
         self.deadline = time.monotonic() + _GRACE_S
         overdue = getattr(self.run, "overdue", None)

@@ -66,12 +66,18 @@ class Stream:
             TimeoutError: Nothing came within `timeout_s` seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._read < self._total or self._closed, timeout_s):
+            if not self._changed.wait_for(
+                lambda: self._read < self._total or self._closed, timeout_s
+            ):
                 raise TimeoutError(f"no output within {timeout_s} s")
             head = bytes(self._head[self._read :]) if self._read < len(self._head) else b""
             kept = min(len(self._tail), self._tail_limit)
             wanted = self._total - max(self._read, len(self._head))
-            tail = bytes(self._tail[len(self._tail) - min(wanted, kept) :]) if kept and wanted > 0 else b""
+            tail = (
+                bytes(self._tail[len(self._tail) - min(wanted, kept) :])
+                if kept and wanted > 0
+                else b""
+            )
             self._read = self._total
             return head + tail
 

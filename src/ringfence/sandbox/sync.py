@@ -79,7 +79,11 @@ class Sandbox:
 
     @classmethod
     def restore(
-        cls, snapshot_id: str, spec: SandboxSpec | None = None, *, backend: Backend | str = DEFAULT_BACKEND
+        cls,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        backend: Backend | str = DEFAULT_BACKEND,
     ) -> Sandbox:
         """A new sandbox with the files of a snapshot, whether or not its own sandbox still lives.
 
@@ -122,7 +126,13 @@ class Sandbox:
             SandboxLost: The sandbox went away; nothing is known of the process.
         """
         request = make_request(
-            argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s, max_output_bytes=max_output_bytes
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
         )
         run = self._inner.start(request)
         return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
@@ -233,7 +243,9 @@ class Sandbox:
         if inner is not None and inner.session.state != "terminated":
             import warnings
 
-            warnings.warn(f"{self!r} was never terminated", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(
+                f"{self!r} was never terminated", ResourceWarning, source=self, stacklevel=2
+            )
             self.terminate()
 
     def __repr__(self) -> str:

@@ -40,7 +40,9 @@ class Catalogue:
     def __init__(self, directory: str, backend: str) -> None:
         self.directory, self.backend = directory, backend
 
-    def save(self, stream: int, snapshot_id: str, spec: SandboxSpec, most_bytes: int, **facts: Any) -> Snapshot:
+    def save(
+        self, stream: int, snapshot_id: str, spec: SandboxSpec, most_bytes: int, **facts: Any
+    ) -> Snapshot:
         """Keep what comes out of `stream` until its end.
 
         Args:
@@ -54,14 +56,21 @@ class Catalogue:
             os.makedirs(partial, mode=0o700)
             size, digest = self._write(os.path.join(partial, "content.tar"), stream, most_bytes)
             snapshot = Snapshot(id=snapshot_id, backend=self.backend, size_bytes=size, **facts)
-            form = {"format": _FORMAT, "sha256": digest, "spec": spec.to_json(), "snapshot": snapshot.to_json()}
+            form = {
+                "format": _FORMAT,
+                "sha256": digest,
+                "spec": spec.to_json(),
+                "snapshot": snapshot.to_json(),
+            }
             self._write_description(partial, form)
             os.rename(partial, os.path.join(self.directory, snapshot_id))
             _sync(self.directory)
         except OSError as exc:
             shutil.rmtree(partial, ignore_errors=True)
             if exc.errno in (28, 122):
-                raise ResourceExhausted("no room for the snapshot", hint=f"free space in {self.directory}") from exc
+                raise ResourceExhausted(
+                    "no room for the snapshot", hint=f"free space in {self.directory}"
+                ) from exc
             raise IoError(f"the snapshot was not saved: {exc}") from exc
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -103,7 +112,9 @@ class Catalogue:
         try:
             snapshot = Snapshot.from_json(form["snapshot"])
             spec = SandboxSpec.from_json(form["spec"])
-            fd = os.open(os.path.join(self._path(snapshot_id), "content.tar"), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(
+                os.path.join(self._path(snapshot_id), "content.tar"), os.O_RDONLY | os.O_CLOEXEC
+            )
         except Exception as exc:
             raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
         digest = hashlib.sha256()
@@ -111,7 +122,9 @@ class Catalogue:
             digest.update(data)
         if digest.hexdigest() != form["sha256"]:
             os.close(fd)
-            raise SnapshotCorrupt(f"{snapshot_id}: its content is not what was saved", hint="delete it")
+            raise SnapshotCorrupt(
+                f"{snapshot_id}: its content is not what was saved", hint="delete it"
+            )
         os.lseek(fd, 0, os.SEEK_SET)
         return snapshot, spec, fd
 
@@ -149,14 +162,20 @@ class Catalogue:
 
     def _describe(self, snapshot_id: str) -> dict[str, Any]:
         try:
-            with open(os.path.join(self._path(snapshot_id), "snapshot.json"), encoding="utf-8") as file:
+            with open(
+                os.path.join(self._path(snapshot_id), "snapshot.json"), encoding="utf-8"
+            ) as file:
                 form = json.load(file)
         except FileNotFoundError:
             raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
         except ValueError as exc:
-            raise SnapshotCorrupt(f"{snapshot_id}: its description is damaged", hint="delete it") from exc
+            raise SnapshotCorrupt(
+                f"{snapshot_id}: its description is damaged", hint="delete it"
+            ) from exc
         if not isinstance(form, dict) or form.get("format") != _FORMAT:
-            raise SnapshotCorrupt(f"{snapshot_id}: unknown format", hint="a newer Ringfence may read it")
+            raise SnapshotCorrupt(
+                f"{snapshot_id}: unknown format", hint="a newer Ringfence may read it"
+            )
         return form
 
 

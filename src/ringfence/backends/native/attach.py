@@ -45,7 +45,11 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         link = ""
         if mount.is_writable and not _is_writable(sandbox, target):
             target, link = f"{_ATTACHED}/{len(sandbox.mounts)}", target
-        protected = protect_mount(_at(mount, target), sandbox.spec, tree) if mount.is_writable else Protected()
+        protected = (
+            protect_mount(_at(mount, target), sandbox.spec, tree)
+            if mount.is_writable
+            else Protected()
+        )
         steps: list[tuple[Any, ...]] = [("bind", target, 0), *protected.steps]
         try:
             _send(sandbox, tree, target, link, steps, draft.fds, protected.placeholders)

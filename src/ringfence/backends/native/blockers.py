@@ -40,7 +40,9 @@ def _no_user_namespaces(_text: str) -> Blocker | None:
 def _nested(_text: str) -> Blocker | None:
     if os.uname().nodename != "ringfence" or _sysctl("user/max_user_namespaces") != 0:
         return None
-    return Blocker("nesting", "this is the inside of a Ringfence sandbox, which allows no other in it", "")
+    return Blocker(
+        "nesting", "this is the inside of a Ringfence sandbox, which allows no other in it", ""
+    )
 
 
 def _unprivileged_clone(_text: str) -> Blocker | None:
@@ -83,7 +85,16 @@ def _outer_filter(text: str) -> Blocker | None:
 
 
 def _is_refusal_of_a_call(text: str) -> bool:
-    calls = ("create:", "clone3", "unshare", "mount", "open_tree", "move_mount", "pivot_root", "setns")
+    calls = (
+        "create:",
+        "clone3",
+        "unshare",
+        "mount",
+        "open_tree",
+        "move_mount",
+        "pivot_root",
+        "setns",
+    )
     return any(call in text for call in calls)
 
 
@@ -109,14 +120,20 @@ def _changed_root(text: str) -> Blocker | None:
     here = os.stat("/")
     if (inside.st_dev, inside.st_ino) == (here.st_dev, here.st_ino) or not text.count("create"):
         return None
-    return Blocker("chroot", "this process is in a chroot, where the kernel makes no user namespaces", "leave the chroot")
+    return Blocker(
+        "chroot",
+        "this process is in a chroot, where the kernel makes no user namespaces",
+        "leave the chroot",
+    )
 
 
 def _old_kernel(text: str) -> Blocker | None:
     if "not implemented" not in text:
         return None
     release = os.uname().release
-    return Blocker("kernel", f"kernel {release} lacks a call that is needed: {text}", "Linux 5.13 or newer")
+    return Blocker(
+        "kernel", f"kernel {release} lacks a call that is needed: {text}", "Linux 5.13 or newer"
+    )
 
 
 _LOOKS: tuple[Callable[[str], Blocker | None], ...] = (

@@ -144,7 +144,9 @@ class Group:
         if self.version == 2:
             usec = _field(self.paths[""] + "/cpu.stat", "usage_usec")
             return None if usec is None else usec * 1000
-        return _number(self.paths["cpuacct"] + "/cpuacct.usage") if "cpuacct" in self.paths else None
+        return (
+            _number(self.paths["cpuacct"] + "/cpuacct.usage") if "cpuacct" in self.paths else None
+        )
 
     def memory_bytes(self) -> int | None:
         if self.version == 2:
@@ -154,7 +156,9 @@ class Group:
     def peak_memory_bytes(self) -> int | None:
         if self.version == 2:
             return _number(self.paths[""] + "/memory.peak")  # Linux 5.19
-        return _number(self.paths["memory"] + "/memory.max_usage_in_bytes") if self.version else None
+        return (
+            _number(self.paths["memory"] + "/memory.max_usage_in_bytes") if self.version else None
+        )
 
     def pids(self) -> int | None:
         if not self.version:

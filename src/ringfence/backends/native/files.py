@@ -45,7 +45,9 @@ class NativeFiles:
         fd = self._open(base, os.O_RDONLY | os.O_DIRECTORY, 0)
         try:
             with os.scandir(fd) as entries:
-                return sorted((_info(base, e.name, fd) for e in entries), key=lambda info: info.name)
+                return sorted(
+                    (_info(base, e.name, fd) for e in entries), key=lambda info: info.name
+                )
         finally:
             os.close(fd)
 
@@ -130,5 +132,3 @@ def _describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: s
         mtime_s=mtime_ns / 1e9,
         link_target=link if kind == SYMLINK else None,
     )
-
-

@@ -38,7 +38,9 @@ def uid_of(user: str | None, *, field: str = "user") -> int:
     if user.isascii() and user.isdigit() and int(user) <= NOBODY:
         return int(user)
     names = ", ".join(NAMES)
-    raise InvalidRequest(f"unknown user {user!r}", field=field, hint=f"a uid up to {NOBODY}, or {names}")
+    raise InvalidRequest(
+        f"unknown user {user!r}", field=field, hint=f"a uid up to {NOBODY}, or {names}"
+    )
 
 
 def name_of(uid: int) -> str:

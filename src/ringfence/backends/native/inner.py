@@ -23,7 +23,9 @@ def replay(sandbox: NativeSandbox, *, uid: int | None = None) -> Plan:
     return plan
 
 
-def send(sandbox: NativeSandbox, request: dict[str, Any], fds: list[int], timeout_s: float | None) -> bytes:
+def send(
+    sandbox: NativeSandbox, request: dict[str, Any], fds: list[int], timeout_s: float | None
+) -> bytes:
     """One helper, one answer.
 
     Raises:
@@ -41,7 +43,11 @@ def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
         IsolationError: It could not be locked down, or the kernel refused it.
     """
     ours, theirs = wire.socketpair()
-    request = {"op": "agent", "plan": replay(sandbox, uid=uid), "cgroup_dirs": sandbox.group.directories}
+    request = {
+        "op": "agent",
+        "plan": replay(sandbox, uid=uid),
+        "cgroup_dirs": sandbox.group.directories,
+    }
     try:
         try:
             sandbox.zygote.tell("enter", request, [sandbox.pidfd, theirs.fileno()])

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ...launcher.plan import Plan, Tree
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_ABI_RESOLVE_UNIX = 9
 DEFAULT_PIDS = 1024
 DEFAULT_OPEN_FILES = 4096
 LEAST_OPEN_FILES = 64
@@ -48,7 +47,9 @@ class Draft:
     mounts: list[ResolvedMount] = field(default_factory=list)
     writable: list[str] = field(default_factory=list)
     protected: list[Protected] = field(default_factory=list)
+    writable_files: list[str] = field(default_factory=list)
     host_directory: bool = False
+    unix_sockets: bool = False
     note: str | None = None  # of the journal
 
     def close(self) -> None:
@@ -94,7 +95,9 @@ def check(spec: SandboxSpec) -> None:
             hint="use --tier light, or a machine with gVisor or KVM once those backends exist",
         )
     if spec.template != "default":
-        raise InvalidRequest(f"unknown template {spec.template!r}", field="template", hint="one of default")
+        raise InvalidRequest(
+            f"unknown template {spec.template!r}", field="template", hint="one of default"
+        )
     if spec.network.allowed_hosts:
         raise NetworkPolicyError(
             "a list of allowed hosts cannot be enforced yet",
@@ -165,7 +168,9 @@ def _root_steps(draft: Draft) -> None:
         tree, is_dir = template.tree(source, attributes)
         draft.steps.append(("show", target, len(draft.trees), is_dir))
         draft.trees.append(tree)
-    for source, target, attributes in template.python_environment() if draft.spec.python_env else ():
+    for source, target, attributes in (
+        template.python_environment() if draft.spec.python_env else ()
+    ):
         draft.steps.append(("bind", target, len(draft.trees)))
         draft.trees.append(template.tree(source, attributes)[0])
     draft.writable += template.WRITABLE
@@ -186,7 +191,8 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
     draft.steps.append(("bind", mount.target, index))
     draft.mounts.append(ResolvedMount(mount.target, mount.access, draft.trees[index]["source"]))
     if mount.is_writable:
-        draft.writable.append(mount.target)
+        is_dir = os.path.isdir(draft.trees[index]["source"])
+        (draft.writable if is_dir else draft.writable_files).append(mount.target)
         protected = protect_mount(mount, draft.spec, draft.trees[index])
         draft.protected.append(protected)
         draft.steps += protected.steps
@@ -248,12 +254,13 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
     rootless = not host.trusted_root
     ids = f"{draft.uid} {{}} 1".format
     setup = draft.uid if rootless else 0
-    unix_sockets = profile.unix_sockets
-    if unix_sockets is None:
-        # A read-only mount does not stop connect() to a socket that the host keeps in it.
-        # Landlock can refuse exactly that from ABI 9 on.
-        unix_sockets = not draft.host_directory or host.landlock_abi >= _ABI_RESOLVE_UNIX
-    tag_key = int.from_bytes(os.urandom(8), "big")
+    rules = landlock.plan_landlock(
+        host.landlock_abi if profile.landlock else 0,
+        writable=draft.writable,
+        writable_files=draft.writable_files,
+    )
+    draft.unix_sockets = unix_sockets_allowed(draft, profile, rules, isolated)
+    tag_key = int.from_bytes(os.urandom(8), "big") or 1
     return {
         "id": draft.id,
         "namespaces": _namespaces(isolated),
@@ -274,13 +281,9 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "keep_capabilities": not profile.drop_capabilities,
         "forbid_user_namespaces": profile.forbid_user_namespaces,
         "no_new_privs": profile.no_new_privs,
-        "seccomp": filters.load_filter(
-            allow_af_unix=unix_sockets, debug=profile.tracing, tag_key=tag_key or 1
-        )
-        if profile.seccomp
-        else b"",
+        "seccomp": _filter(profile, draft.unix_sockets, tag_key),
         "tag_key": tag_key,
-        "landlock": _landlock(draft, host) if profile.landlock else None,
+        "landlock": None if rules.is_empty else _landlock(rules, host),
         "cgroup_dirs": [],
         "cgroup_values": [],
         "cgroup_version": 0,
@@ -312,8 +315,34 @@ def _rlimits(spec: SandboxSpec, size: Sizes) -> list[tuple[int, int, int]]:
     return [(which, value, value) for which, value in limits.items()]
 
 
-def _landlock(draft: Draft, host: Host) -> tuple[int, int, int, int, list[tuple[str, int]]] | None:
-    rules = landlock.plan_landlock(host.landlock_abi, writable=draft.writable)
-    if rules.is_empty:
-        return None
+def unix_sockets_allowed(
+    draft: Draft, profile: Profile, rules: landlock.LandlockPlan, isolated: bool
+) -> bool:
+    """Whether unix sockets by path are safe: none of the host's can be reached.
+
+    A read-only mount does not stop connect() to a socket that the host keeps in it, nor does the
+    host's own network keep its abstract sockets away; Landlock can, from ABI 9 and 6 on.
+    """
+    if profile.unix_sockets is not None:
+        return profile.unix_sockets
+    by_path = not draft.host_directory or rules.refuses_host_sockets
+    return by_path and (isolated or rules.refuses_abstract_sockets)
+
+
+def _filter(profile: Profile, unix_sockets: bool, tag_key: int) -> bytes:
+    if not profile.seccomp:
+        return b""
+    if profile.policy is None:
+        return filters.load_filter(
+            allow_af_unix=unix_sockets, debug=profile.tracing, tag_key=tag_key
+        )
+    from ...policy.seccomp import FilterOptions, compile_filter
+
+    options = FilterOptions(allow_af_unix=unix_sockets, debug=profile.tracing, tag_key=tag_key)
+    return compile_filter(options, policy=profile.policy)
+
+
+def _landlock(
+    rules: landlock.LandlockPlan, host: Host
+) -> tuple[int, int, int, int, list[tuple[str, int]]]:
     return rules.handled_fs, rules.handled_net, rules.scoped, host.landlock_abi, list(rules.rules)

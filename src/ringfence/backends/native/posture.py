@@ -20,8 +20,24 @@ if TYPE_CHECKING:
     Check = Callable[[Inspection], Protection | None]
 
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_NAMESPACES = {"mount": "mnt", "pid": "pid", "ipc": "ipc", "uts": "uts", "cgroup": "cgroup", "user": "user"}
-_KERNEL_TREES = ("sysfs", "cgroup", "cgroup2", "debugfs", "securityfs", "tracefs", "bpf", "configfs")
+_NAMESPACES = {
+    "mount": "mnt",
+    "pid": "pid",
+    "ipc": "ipc",
+    "uts": "uts",
+    "cgroup": "cgroup",
+    "user": "user",
+}
+_KERNEL_TREES = (
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "debugfs",
+    "securityfs",
+    "tracefs",
+    "bpf",
+    "configfs",
+)
 _LANDLOCK_EXPECTED = 6  # scopes signals and abstract sockets: Linux 6.12
 DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
 _PAGE = 4096
@@ -54,9 +70,13 @@ def _host_identity(seen: Inspection) -> Protection:
     name = "host_identity"
     outside = [(first, count) for _inside, first, count in seen.id_map("uid_map")]
     if any(first == 0 for first, _count in outside):
-        return Protection(name, MISSING, "an id inside is host root", "report this: it must not happen")
+        return Protection(
+            name, MISSING, "an id inside is host root", "report this: it must not happen"
+        )
     if not host().trusted_root:
-        return Protection(name, ENFORCED, "your own uid, the only one that may be mapped without root")
+        return Protection(
+            name, ENFORCED, "your own uid, the only one that may be mapped without root"
+        )
     first, last = outside[0][0], outside[-1][0] + outside[-1][1] - 1
     return Protection(name, ENFORCED, f"host ids {first} to {last}, which no other sandbox has")
 
@@ -79,7 +99,9 @@ def _nested_user_namespaces(seen: Inspection) -> Protection:
     limit = seen.inside("/proc/sys/user/max_user_namespaces").strip()
     if limit == "0":
         return Protection(name, ENFORCED, "user.max_user_namespaces is 0 inside")
-    return Protection(name, MISSING, f"user.max_user_namespaces is {limit} inside", _profile_fix(seen))
+    return Protection(
+        name, MISSING, f"user.max_user_namespaces is {limit} inside", _profile_fix(seen)
+    )
 
 
 # -- system calls -----------------------------------------------------------------------------
@@ -90,8 +112,12 @@ def _seccomp(seen: Inspection) -> Protection:
     if mode != "2" or not seen.sandbox.profile.seccomp:
         return Protection("seccomp", MISSING, f"mode {mode}, no filter of ours", _profile_fix(seen))
     if seen.sandbox.profile.tracing:
-        return Protection("seccomp", DEGRADED, "ptrace and process_vm_* are allowed", _profile_fix(seen))
-    return Protection("seccomp", ENFORCED, f"mode 2, {count} filter{'s' if count != '1' else ''}, default deny")
+        return Protection(
+            "seccomp", DEGRADED, "ptrace and process_vm_* are allowed", _profile_fix(seen)
+        )
+    return Protection(
+        "seccomp", ENFORCED, f"mode 2, {count} filter{'s' if count != '1' else ''}, default deny"
+    )
 
 
 def _landlock(seen: Inspection) -> Protection:
@@ -111,9 +137,13 @@ def _landlock(seen: Inspection) -> Protection:
 def _unix_sockets(seen: Inspection) -> Protection:
     sandbox, name = seen.sandbox, "unix_sockets"
     if not sandbox.unix_sockets:
-        return Protection(name, ENFORCED, "cannot be opened: a host directory is mounted, and may hold some")
+        return Protection(
+            name, ENFORCED, "cannot be opened: a host directory is mounted, and may hold some"
+        )
     if sandbox.host_directory and sandbox.profile.unix_sockets:
-        return Protection(name, MISSING, "sockets in mounted host directories can be reached", _profile_fix(seen))
+        return Protection(
+            name, MISSING, "sockets in mounted host directories can be reached", _profile_fix(seen)
+        )
     return Protection(name, ENFORCED, "only those made inside can be reached")
 
 
@@ -139,7 +169,9 @@ def _read_only_mounts(seen: Inspection) -> Protection:
     name = "read_only_mounts"
     shared = [m for m in seen.mounts if m.is_of_the_host(seen.root_device)]
     asked = [m.target for m in seen.sandbox.mounts if m.access == "read_write"]
-    writable = [m.target for m in shared if "ro" not in m.options and not _is_below(m.target, asked)]
+    writable = [
+        m.target for m in shared if "ro" not in m.options and not _is_below(m.target, asked)
+    ]
     if writable:
         return Protection(name, MISSING, f"writable: {', '.join(writable)}")
     read_only = sum("ro" in m.options for m in shared)
@@ -147,7 +179,9 @@ def _read_only_mounts(seen: Inspection) -> Protection:
 
 
 def _protected_paths(seen: Inspection) -> Protection | None:
-    steps = [step[1] for part in seen.sandbox.protected for step in part.steps if step[0] == "protect"]
+    steps = [
+        step[1] for part in seen.sandbox.protected for step in part.steps if step[0] == "protect"
+    ]
     if not any(m.access == "read_write" and m.host_path for m in seen.sandbox.mounts):
         return None
     writable = [target for target in steps if not _is_read_only(seen, target)]
@@ -181,7 +215,9 @@ def _kernel_interfaces(seen: Inspection) -> Protection:
 
 def _network(seen: Inspection) -> Protection:
     if not seen.has_own_namespace("net"):
-        return Protection("network", MISSING, "the host's own network, asked for by name", "--net none")
+        return Protection(
+            "network", MISSING, "the host's own network, asked for by name", "--net none"
+        )
     if seen.interfaces != ["lo"]:
         return Protection("network", MISSING, f"interfaces: {', '.join(seen.interfaces)}")
     return Protection("network", ENFORCED, "a namespace with nothing but lo")
@@ -208,7 +244,9 @@ def _cpu_limit(seen: Inspection) -> Protection | None:
     found = cpu_limit(seen.sandbox.group)
     if found is None:
         return Protection(can.CPU_LIMIT, MISSING, _no_cgroup(seen), DELEGATE)
-    return Protection(can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{seen.sandbox.group.version}")
+    return Protection(
+        can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{seen.sandbox.group.version}"
+    )
 
 
 def _pids_limit(seen: Inspection) -> Protection:
@@ -227,14 +265,18 @@ def _pids_limit(seen: Inspection) -> Protection:
 def _disk_quota(seen: Inspection) -> Protection:
     size, wanted = seen.disk()[0], seen.sandbox.sizes.disk_bytes
     if not 0 < size <= wanted + _PAGE:
-        return Protection(can.DISK_QUOTA, MISSING, f"the file system holds {size} bytes, not {wanted}")
+        return Protection(
+            can.DISK_QUOTA, MISSING, f"the file system holds {size} bytes, not {wanted}"
+        )
     return Protection(can.DISK_QUOTA, ENFORCED, f"{_mib(size)}, the size of its tmpfs")
 
 
 def _inode_quota(seen: Inspection) -> Protection:
     count, wanted = seen.disk()[1], seen.sandbox.sizes.inodes
     if not 0 < count <= wanted:
-        return Protection(can.INODE_QUOTA, MISSING, f"the file system holds {count} files, not {wanted}")
+        return Protection(
+            can.INODE_QUOTA, MISSING, f"the file system holds {count} files, not {wanted}"
+        )
     return Protection(can.INODE_QUOTA, ENFORCED, f"{count} files and directories in its tmpfs")
 
 

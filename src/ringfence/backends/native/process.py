@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import signal
 import struct
 import termios
@@ -18,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .sandbox import NativeSandbox
 
+_DYING_MS = 5000
 _REASONS = {
     wire.KILLED_BY_TIMEOUT: "timeout",
     wire.KILLED_BY_REQUEST: "caller",
@@ -76,17 +78,21 @@ class NativeExec:
             LifecycleError: It has not.
         """
         with self._lock:
-            if self._status is None and self._problem is None:
-                self._reply.setblocking(False)
-                try:
-                    data, _fds = wire.receive_raw(self._reply)
-                except BlockingIOError:
-                    raise LifecycleError("the exec has not ended", hint="wait for `done`") from None
-                self._settle(data)
+            self._receive()
         if self._problem is not None:
             raise self._problem
         assert self._status is not None
         return self._status
+
+    def _receive(self) -> None:
+        if self._status is not None or self._problem is not None:
+            return
+        self._reply.setblocking(False)
+        try:
+            data, _fds = wire.receive_raw(self._reply)
+        except BlockingIOError:
+            raise LifecycleError("the exec has not ended", hint="wait for `done`") from None
+        self._settle(data)
 
     def _settle(self, data: bytes) -> None:
         try:
@@ -135,10 +141,14 @@ class NativeExec:
             self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
         elif report.spawn_errno == 11:
             self._problem = ExecError(
-                "the sandbox is at its processes limit", hint="end some or raise limits.pids", retryable=True
+                "the sandbox is at its processes limit",
+                hint="end some or raise limits.pids",
+                retryable=True,
             )
         elif report.spawn_errno == 7:
-            self._problem = InvalidRequest("argv and env are too long for this kernel", field="argv")
+            self._problem = InvalidRequest(
+                "argv and env are too long for this kernel", field="argv"
+            )
         else:
             self._problem = ExecError(f"{self._command}: {text}")
 
@@ -147,7 +157,9 @@ class NativeExec:
     def _kernel_oom(self) -> bool:
         """Whether the kernel killed something in this sandbox for memory while this ran."""
         now = self._sandbox.oom_kills()
-        return now is not None and self._oom_kills_before is not None and now > self._oom_kills_before
+        return (
+            now is not None and self._oom_kills_before is not None and now > self._oom_kills_before
+        )
 
     def signal(self, signum: int, *, group: bool = False) -> None:
         """Send a signal to the first process, or its group; nothing happens when it has ended."""
@@ -165,8 +177,15 @@ class NativeExec:
         try:
             with self._sandbox.awake():
                 self._sandbox.ask("kill", self.number, control=self._control)
+                if self.paused:
+                    self._wait_done()  # before everything stands still again
         except SandboxLost:
             pass  # its processes are gone with it
+
+    def _wait_done(self) -> None:
+        poll = select.poll()
+        poll.register(self.done, select.POLLIN)
+        poll.poll(_DYING_MS)
 
     @property
     def paused(self) -> bool:
@@ -190,7 +209,9 @@ class NativeExec:
             os.close(fd)  # type: ignore[arg-type]
         self.stdin = self.stdout = self.stderr = None
         with self._lock:
-            if self._status is None and self._problem is None:
+            try:
+                self._receive()
+            except LifecycleError:
                 self._problem = SandboxLost("the exec was closed before it ended")
             self._reply.close()
         self._sandbox.forget(self)

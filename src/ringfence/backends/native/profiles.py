@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from ...errors import InvalidRequest
 from ...model.spec import DEBUG, OS_HARDENED, UNRESTRICTED
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...policy.seccomp import SeccompPolicy
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -23,6 +27,7 @@ class Profile:
     drop_capabilities: bool = True
     forbid_user_namespaces: bool = True
     tracing: bool = False
+    policy: SeccompPolicy | None = None  # a system-call policy of the user's own
     unix_sockets: bool | None = None  # None: allowed unless a host directory is mounted
 
 

@@ -89,7 +89,9 @@ def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool
         for name in spec.unprotect:
             if name not in DEFAULTS + HOME_DEFAULTS:
                 known = ", ".join(DEFAULTS)
-                raise InvalidRequest(f"{name!r} is not protected by default", field="unprotect", hint=known)
+                raise InvalidRequest(
+                    f"{name!r} is not protected by default", field="unprotect", hint=known
+                )
         defaults = [name for name in defaults if name not in spec.unprotect]
     named = [_inside(path, mount.target) for path in spec.protect or ()]
     chosen = dict.fromkeys((name, True) for name in named if name)
@@ -145,7 +147,9 @@ def _refuse_symlink(done: str, path: str, named: bool) -> None:
     raise InvalidRequest(
         f"{path}: {done} is a symbolic link, which cannot be made read-only",
         field="protect",
-        hint="name the link's target instead" if named else f"--unprotect {path} leaves it writable",
+        hint="name the link's target instead"
+        if named
+        else f"--unprotect {path} leaves it writable",
     )
 
 

@@ -76,7 +76,14 @@ _ALWAYS = (
     can.PTY,
     can.PROTECTED_PATHS,
 )
-_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA, can.OPEN_FILES_LIMIT)
+_LIMITS = (
+    can.MEMORY_LIMIT,
+    can.CPU_LIMIT,
+    can.PIDS_LIMIT,
+    can.DISK_QUOTA,
+    can.INODE_QUOTA,
+    can.OPEN_FILES_LIMIT,
+)
 _NOT_YET = (
     can.NETWORK_HOSTS,
     can.NETWORK_CHANGE,
@@ -91,11 +98,17 @@ _NOT_YET = (
 )
 
 
-def _abilities(backend: NativeBackend, protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
+def _abilities(
+    backend: NativeBackend, protections: tuple[Protection, ...]
+) -> tuple[Capability, ...]:
     status = {each.name: each for each in protections}
     found = [Capability(name, True) for name in _ALWAYS]
     for name in _LIMITS:
         each = status[name]
-        found.append(Capability(name, each.status != MISSING, "" if each.status == ENFORCED else each.why))
-    found += [Capability(name, False, "the native backend does not have it yet") for name in _NOT_YET]
+        found.append(
+            Capability(name, each.status != MISSING, "" if each.status == ENFORCED else each.why)
+        )
+    found += [
+        Capability(name, False, "the native backend does not have it yet") for name in _NOT_YET
+    ]
     return tuple(found)

@@ -63,7 +63,13 @@ class NativeSandbox:
         namespace_fds: list[int],
         zygote: Zygote,
     ) -> None:
-        self.backend, self.spec, self.profile, self.sizes, self.group = backend, draft.spec, profile, sizes, group
+        self.backend, self.spec, self.profile, self.sizes, self.group = (
+            backend,
+            draft.spec,
+            profile,
+            sizes,
+            group,
+        )
         self.id, self.uid, self.first_host_id = draft.id, draft.uid, draft.first_host_id
         self.mounts: list[ResolvedMount] = draft.mounts
         self.landlock_writable = draft.writable
@@ -75,7 +81,7 @@ class NativeSandbox:
         self.protected, self.note = draft.protected, draft.note
         self.control = control
         self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
-        self.unix_sockets = profile.unix_sockets is not False and not draft.host_directory
+        self.unix_sockets = draft.unix_sockets
         self.lockdown = plan.copy()
         self.lockdown["trees"], self.lockdown["steps"] = [], []
         self._lock = threading.RLock()
@@ -185,12 +191,22 @@ class NativeSandbox:
             with self._send_lock:
                 wire.send(control, message, fds)
         except (BrokenPipeError, ConnectionResetError, OSError) as exc:
-            if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
-                raise ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`") from exc
+            if isinstance(exc, OSError) and exc.errno in (
+                errno.EMFILE,
+                errno.ENFILE,
+                errno.ETOOMANYREFS,
+            ):
+                raise ResourceExhausted(
+                    "too many open files in this process", hint="raise `ulimit -n`"
+                ) from exc
             raise self.lost_error() from exc
 
     def ask(
-        self, verb: str, *args: object, timeout_s: float = _ASK_S, control: wire.Socket | None = None
+        self,
+        verb: str,
+        *args: object,
+        timeout_s: float = _ASK_S,
+        control: wire.Socket | None = None,
     ) -> tuple[bytes, list[int]]:
         """One request to PID 1, or to another agent's `control`.
 
@@ -315,7 +331,9 @@ class NativeSandbox:
         """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
         from .usage import read_cgroup_stats
 
-        self._last_stats = read_cgroup_stats(self, State.TERMINATED, time.monotonic() - self._created, self._numbers)
+        self._last_stats = read_cgroup_stats(
+            self, State.TERMINATED, time.monotonic() - self._created, self._numbers
+        )
 
     def _wait_until_empty(self) -> None:
         """PID 1 ends only when its PID namespace is empty: then every process is gone."""
@@ -351,8 +369,6 @@ class NativeSandbox:
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
         if self.state is State.TERMINATED:
             raise LifecycleError("network policy: the sandbox is terminated")
-        if policy == self.spec.network:
-            return
         raise NetworkPolicyError(
             "the network policy of a live native sandbox cannot be changed yet",
             hint="create a new sandbox with this policy",
@@ -365,7 +381,9 @@ class NativeSandbox:
             return self.backend.snapshot(self, metadata)
 
 
-def open_streams(request: ExecRequest) -> tuple[list[int], tuple[int | None, int | None, int | None]]:
+def open_streams(
+    request: ExecRequest,
+) -> tuple[list[int], tuple[int | None, int | None, int | None]]:
     """Pipes for one exec: (ends for inside, ends for the host); a terminal needs none."""
     if request.pty is not None:
         return [], (None, None, None)
@@ -378,5 +396,3 @@ def open_streams(request: ExecRequest) -> tuple[list[int], tuple[int | None, int
     in_read, in_write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(in_write, False)
     return [in_read, out_write, err_write], (in_write, out_read, err_read)
-
-

@@ -50,7 +50,17 @@ _ETC_SHOWN = (
     "ssl/openssl.cnf",
 )
 # Of moby's list, what /proc may have; all of /proc is read-only besides.
-_MASKED = ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+_MASKED = (
+    "acpi",
+    "asound",
+    "interrupts",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "timer_list",
+)
 
 # Where programs may create files; everything else is read-only to Landlock too.
 WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/opt", "/srv", "/run", "/root", "/dev/shm")  # noqa: S108

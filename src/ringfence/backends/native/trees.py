@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
 
-from ...errors import FileNotFound, IoError, file_error
+from ...errors import FileError, FileNotFound, IoError, file_error
+from ...model.files import FILE
 from . import unpack
 from .inner import replay, send
 from .zygote import Refused
@@ -39,18 +41,28 @@ def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress |
     except BaseException as exc:  # noqa: BLE001
         problem = exc
     helper.finish(remote)
+    if isinstance(problem, OSError) and problem.errno == errno.EINVAL and problem.filename:
+        raise FileError(
+            f"{problem.filename}: {problem.strerror}", path=problem.filename
+        ) from problem
     if problem is not None:
-        raise IoError(f"{local}: {problem}") from problem if isinstance(problem, OSError) else problem
+        raise IoError(f"{local}: {problem}") from (
+            problem if isinstance(problem, OSError) else problem
+        )
 
 
 def _upload_file(sandbox: NativeSandbox, local: str, remote: str) -> None:
+    sandbox.files.make_dir(os.path.dirname(remote))
     with open(local, "rb") as source, sandbox.files.open_write(remote) as target:
         shutil.copyfileobj(source, target, 1 << 20)
 
 
 def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress | None) -> None:
     """Copy a directory of the sandbox to the host, without trusting a name in it."""
-    sandbox.require_awake()
+    if sandbox.files.stat(remote).kind == FILE:
+        with sandbox.files.open_read(remote) as source, open(local, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        return
     helper = Helper(sandbox, "out", remote)
     try:
         unpack.unpack(helper.stream, local, progress)
@@ -63,14 +75,20 @@ def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress
 class Helper:
     """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
 
-    def __init__(self, sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool = False) -> None:
+    def __init__(
+        self, sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool = False
+    ) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         theirs, self.stream = (write, read) if direction == "out" else (read, write)
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(sandbox, direction, path, as_root, theirs))
+        self._thread = threading.Thread(
+            target=self._run, args=(sandbox, direction, path, as_root, theirs)
+        )
         self._thread.start()
 
-    def _run(self, sandbox: NativeSandbox, direction: str, path: str, as_root: bool, theirs: int) -> None:
+    def _run(
+        self, sandbox: NativeSandbox, direction: str, path: str, as_root: bool, theirs: int
+    ) -> None:
         request = {
             "op": "tree",
             "plan": replay(sandbox),
@@ -96,7 +114,9 @@ class Helper:
         """
         self._close()
         if isinstance(self._problem, Refused):
-            raise file_error(self._problem.errno or 5, path, self._problem.strerror or "") from self._problem
+            raise file_error(
+                self._problem.errno or 5, path, self._problem.strerror or ""
+            ) from self._problem
         if self._problem is not None:
             raise self._problem
 
@@ -107,5 +127,3 @@ class Helper:
     def _close(self) -> None:
         os.close(self.stream)
         self._thread.join()
-
-

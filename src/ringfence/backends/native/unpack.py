@@ -111,7 +111,9 @@ class _Unpacker:
                         os.mkdir(name, 0o755, dir_fd=fd)
                 child = os.open(name, _DIRECTORY, dir_fd=fd)
             except NotADirectoryError as exc:
-                raise FileError(f"{'/'.join(path)}: would go through something not a directory") from exc
+                raise FileError(
+                    f"{'/'.join(path)}: would go through something not a directory"
+                ) from exc
             finally:
                 os.close(fd)
             fd = child

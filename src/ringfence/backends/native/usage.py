@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
     """Cgroup counters where there are cgroups, PID 1's view of /proc where not; files from statvfs."""
     group = sandbox.group
-    cpu_ns, peak, pids, memory = group.cpu_ns(), group.peak_memory_bytes(), group.pids(), group.memory_bytes()
+    cpu_ns, peak, pids, memory = (
+        group.cpu_ns(),
+        group.peak_memory_bytes(),
+        group.pids(),
+        group.memory_bytes(),
+    )
     disk = inodes = None
     if state is not State.SUSPENDED:  # a frozen PID 1 cannot answer
         body, _ = sandbox.ask("usage")
@@ -39,7 +44,9 @@ def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
     )
 
 
-def read_cgroup_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
+def read_cgroup_stats(
+    sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
+) -> SandboxStats:
     """What can be read without asking PID 1: cheap enough for every terminate."""
     group = sandbox.group
     return SandboxStats(

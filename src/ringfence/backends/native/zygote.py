@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CODE = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from ringfence.launcher.zygote import main; main()"
+    "import sys; sys.path.append(sys.argv[1]); from ringfence.launcher.zygote import main; main()"
 )
 _ANSWER_S = 60.0
 
@@ -29,7 +28,9 @@ class Zygote:
     """A zygote process of this process. Thread-safe; never forks the caller."""
 
     def __init__(self) -> None:
-        package_parent = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules["ringfence"].__file__ or "")))
+        package_parent = os.path.dirname(
+            os.path.dirname(os.path.abspath(sys.modules["ringfence"].__file__ or ""))
+        )
         ours, theirs = wire.socketpair()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # The base interpreter, isolated: no site-packages, no environment, no current directory.
@@ -76,7 +77,12 @@ class Zygote:
             theirs.close()
 
     def ask(
-        self, verb: str, argument: Any, fds: list[int] | None = None, *, timeout_s: float | None = _ANSWER_S
+        self,
+        verb: str,
+        argument: Any,
+        fds: list[int] | None = None,
+        *,
+        timeout_s: float | None = _ANSWER_S,
     ) -> tuple[bytes, list[int]]:
         """One request, one answer.
 
@@ -133,7 +139,9 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
     try:
         data, fds = wire.receive_raw(sock)
     except TimeoutError as exc:
-        raise IsolationError(f"no answer within {timeout_s} s", hint="the host may be overloaded") from exc
+        raise IsolationError(
+            f"no answer within {timeout_s} s", hint="the host may be overloaded"
+        ) from exc
     if data[:1] == b"O" or data == b"READY":
         return data[1:] if data != b"READY" else data, fds
     for fd in fds:
