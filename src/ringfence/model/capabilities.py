@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import checks, jsonform
 from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    pass
+    from dataclasses import dataclass
+else:
+    from .record import dataclass
 
 ENFORCED = "enforced"
 DEGRADED = "degraded"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from . import checks, jsonform
 from .frozen import FrozenMap
 from .noun import Noun
@@ -11,7 +9,10 @@ from .noun import Noun
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any, Self
+else:
+    from .record import dataclass, field
 
 KILLED_BY_TIMEOUT = "timeout"
 KILLED_BY_OOM = "oom"

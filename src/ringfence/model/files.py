@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import checks
 from .noun import Noun
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from .record import dataclass
 
 FILE = "file"
 DIRECTORY = "directory"

@@ -20,7 +20,7 @@ _LARGEST = 2**63 - 1
 
 def dump(noun: Any) -> dict[str, Any]:
     """The JSON object of a dataclass instance."""
-    return {name: plain(getattr(noun, name)) for name in noun.__dataclass_fields__}
+    return {name: plain(getattr(noun, name)) for name in noun.__match_args__}
 
 
 def plain(value: Any) -> Any:
@@ -113,6 +113,7 @@ def bytes_from_json(given: dict[str, Any], key: str) -> None:
     """Replace what `bytes_to_json` wrote in `given` by the bytes, in place."""
     exact = given.pop(f"{key}_base64", None)
     if exact is not None:
+        checks.text(given.get(key, ""), key)
         given[key] = _decode_base64(exact, f"{key}_base64")
     elif isinstance(given.get(key), str):
         try:

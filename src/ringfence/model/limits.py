@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import checks, jsonform
 from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass
     from typing import Any
+else:
+    from .record import dataclass
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _YEAR_S = 366 * 86_400

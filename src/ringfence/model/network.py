@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import checks, jsonform
 from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass
     from typing import Any, Self
+else:
+    from .record import dataclass
 
 LIMITED = "limited"
 UNRESTRICTED = "unrestricted"

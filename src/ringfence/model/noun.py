@@ -18,9 +18,10 @@ class Noun:
     """
 
     __dataclass_fields__: Mapping[str, Any]
+    __match_args__: tuple[str, ...]  # the names of the fields, in order
 
     def _values(self) -> tuple[object, ...]:
-        return tuple([getattr(self, name) for name in self.__dataclass_fields__])
+        return tuple([getattr(self, name) for name in self.__match_args__])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Noun) or type(other) is not type(self):

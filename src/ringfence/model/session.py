@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from . import jsonform
 from .frozen import FrozenMap
 from .noun import Noun
@@ -12,7 +10,10 @@ from .state import State, read_state
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from .record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

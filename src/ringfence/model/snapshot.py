@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from .frozen import FrozenMap
 from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
+else:
+    from .record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

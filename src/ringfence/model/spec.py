@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from . import checks, jsonform
 from .frozen import FrozenMap
 from .ids import check_id
@@ -15,7 +13,10 @@ from .noun import Noun
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from .record import dataclass, field
 
 LIGHT = "light"
 STRONG = "strong"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from ..errors import InvalidRequest, LifecycleError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enum import StrEnum
+else:
+    from .words import StrEnum
 
 
 class State(StrEnum):

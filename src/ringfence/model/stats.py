@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from . import jsonform
 from .noun import Noun
 from .state import State, read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass
     from typing import Any
+else:
+    from .record import dataclass
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -145,7 +145,7 @@ sessions = st.builds(
     Session,
     id=ids,
     backend=names,
-    state=st.sampled_from(State),
+    state=st.sampled_from(tuple(State)),
     mounts=st.lists(resolved, max_size=3).map(tuple),
     metadata=labels.map(FrozenMap),
 )
@@ -167,7 +167,7 @@ reports = st.builds(
 )
 stats = st.builds(
     SandboxStats,
-    st.sampled_from(State),
+    st.sampled_from(tuple(State)),
     *[counts] * 8,
     uptime_s=st.none() | seconds,
     execs=st.integers(0, 10**9),

@@ -11,7 +11,7 @@ from ringfence.errors import InvalidRequest, LifecycleError
 from ringfence.model import NEXT, State, check_transition
 from ringfence.model.state import read_state
 
-STATES = st.sampled_from(State)
+STATES = st.sampled_from(tuple(State))
 
 
 @given(STATES, STATES)
