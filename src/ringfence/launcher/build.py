@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import fcntl
 import os
 import stat
@@ -82,13 +83,17 @@ class NewRoot:
 
 def open_tree(tree: Tree, idmap_fd: int) -> int:
     """A detached, restricted copy of a host path, checked to be what the host process resolved."""
+    if not tree["inode"]:  # of the template: a path that only the host's administrator can change
+        fd = mounts.open_tree(tree["source"])
+        mounts.mount_setattr(fd, tree["attributes"])
+        return fd
     # The path was resolved once, by descriptor; here it must name the very same inode again.
     pinned = files.openat2(-100, tree["source"], os.O_PATH, resolve=files.RESOLVE_NO_SYMLINKS)
     try:
         found = os.fstat(pinned)
         if (found.st_dev, found.st_ino) != (tree["device"], tree["inode"]):
             raise OSError(
-                116,
+                errno.ESTALE,
                 "the mount source was replaced while the sandbox was being made",
                 tree["source"],
             )
@@ -221,24 +226,23 @@ def _protect(root: NewRoot, path: str) -> None:
     _bind_inside(root, path, path, mounts.MOUNT_ATTR_RDONLY)
 
 
-def _mask(root: NewRoot, path: str) -> None:
-    """Hide a file behind /dev/null, a directory behind an empty read-only one."""
+def _mask(_root: NewRoot, path: str) -> None:
+    """Hide a file of our own /proc behind /dev/null, a directory behind an empty read-only one."""
     try:
-        fd = root.open(path)
+        is_dir = stat.S_ISDIR(os.lstat(path[1:]).st_mode)
     except FileNotFoundError:
         return
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        os.close(fd)
-        _bind_inside(root, "/dev/empty", path, mounts.MOUNT_ATTR_RDONLY)
+    if is_dir:
+        mounts.mount("dev/empty", path[1:], "none", mounts.MS_BIND)
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+        read_only = flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY
+        mounts.mount("none", path[1:], "none", read_only)
         return
-    os.close(fd)
-    null = root.open("/dev/null")
-    device = os.fstat(null)
-    os.close(null)
+    device = os.lstat("dev/null")
     # A swapped /dev/null would turn the mask into a window (CVE-2025-31133).
     if not stat.S_ISCHR(device.st_mode) or device.st_rdev != os.makedev(1, 3):
-        raise OSError(1, "/dev/null is not the null device")
-    _bind_inside(root, "/dev/null", path, 0)
+        raise OSError(errno.EPERM, "/dev/null is not the null device")
+    mounts.mount("dev/null", path[1:], "none", mounts.MS_BIND)
 
 
 def _proc(root: NewRoot) -> None:

@@ -14,7 +14,7 @@ class Tree(TypedDict):
 
     source: str  # absolute host path, symlinks already resolved
     device: int  # st_dev and st_ino of what the host process resolved: a swap is noticed
-    inode: int
+    inode: int  # 0: not checked
     attributes: int  # MOUNT_ATTR_*
     idmap: str  # "" or the extents of an idmapped mount: "host inside count" lines for uid
     idmap_gid: str

@@ -31,7 +31,7 @@ def main() -> None:
     """Serve on descriptor 3 until it closes."""
     files.close_from(CONTROL_FD + 1)
     os.umask(0o022)
-    rename_process(b"ringfence-zygote")
+    rename_process(b"ringfence")
     privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
@@ -273,7 +273,7 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     signal_fd = signals.signalfd([signal.SIGCHLD])
     io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()
-    rename_process(b"ringfence-init")
+    privileges.set_name(b"ringfence-init")
     own = [control.detach(), signal_fd, oom_score_fd, io_fd]
     control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors(
         [*own, *namespace_fds]

@@ -162,17 +162,10 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _root_steps(draft: Draft) -> None:
-    draft.steps += template.layout(draft.uid)
-    draft.steps += template.links()
-    for source, target, attributes in template.shown():
-        tree, is_dir = template.tree(source, attributes)
-        draft.steps.append(("show", target, len(draft.trees), is_dir))
-        draft.trees.append(tree)
-    for source, target, attributes in (
-        template.python_environment() if draft.spec.python_env else ()
-    ):
+    draft.steps, draft.trees = template.skeleton(draft.uid)
+    for source, target, attributes in template.python_environment() if draft.spec.python_env else ():
         draft.steps.append(("bind", target, len(draft.trees)))
-        draft.trees.append(template.tree(source, attributes)[0])
+        draft.trees.append(template.tree(source, attributes))
     draft.writable += template.WRITABLE
 
 

@@ -93,9 +93,21 @@ _LAYOUT: Steps = [
 ]
 
 
-def layout(uid: int) -> Steps:
-    """Directories, links and the /etc files that are ours."""
-    return [*_LAYOUT, *_etc_files(uid)]
+def skeleton(uid: int) -> tuple[Steps, list[Tree]]:
+    """The root before any mount of the user's: steps, and the trees that they show."""
+    if uid not in _skeletons:
+        steps = [*_LAYOUT, *_etc_files(uid), *links()]
+        trees = []
+        for source, target, attributes in shown():
+            steps.append(("show", target, len(trees), os.path.isdir(source)))
+            trees.append(tree(source, attributes))
+        _skeletons[uid] = steps, trees
+    steps, trees = _skeletons[uid]
+    return steps.copy(), trees.copy()
+
+
+# The host's layout does not change under a running process; its files are opened afresh each time.
+_skeletons: dict[int, tuple[Steps, list[Tree]]] = {}
 
 
 def _etc_files(uid: int) -> Steps:
@@ -119,21 +131,16 @@ def _etc_files(uid: int) -> Steps:
 
 
 def shown() -> list[tuple[str, str, int]]:
-    """Host paths that the template shows: source, target, mount attributes. Read once a process."""
-    if not _shown:
-        _shown.append(("/usr", "/usr", READ_ONLY))
-        for name in _USR_LINKS:
-            if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
-                _shown.append((f"/{name}", f"/{name}", READ_ONLY))
-        for name in _ETC_SHOWN:
-            source = f"/etc/{name}"
-            if os.path.exists(source) and _world_readable(source):
-                _shown.append((os.path.realpath(source), source, READ_ONLY))
-        _shown.extend((f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES)
-    return _shown
-
-
-_shown: list[tuple[str, str, int]] = []
+    """Host paths that the template shows: source, target, mount attributes."""
+    found = [("/usr", "/usr", READ_ONLY)]
+    for name in _USR_LINKS:
+        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+            found.append((f"/{name}", f"/{name}", READ_ONLY))
+    for name in _ETC_SHOWN:
+        source = f"/etc/{name}"
+        if os.path.exists(source) and _world_readable(source):
+            found.append((os.path.realpath(source), source, READ_ONLY))
+    return [*found, *((f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES)]
 
 
 def links() -> Steps:
@@ -167,19 +174,17 @@ def python_path() -> str:
     return f"{sys.prefix}/bin:{sys.base_prefix}/bin:{PATH}"
 
 
-def tree(source: str, attributes: int) -> tuple[Tree, bool]:
-    """A tree of the template, and whether it is a directory: trusted paths, pinned by inode."""
-    info = os.stat(source)
-    found: Tree = {
+def tree(source: str, attributes: int) -> Tree:
+    """A tree of the template: a path that only the host's administrator can change."""
+    return {
         "source": source,
-        "device": info.st_dev,
-        "inode": info.st_ino,
+        "device": 0,
+        "inode": 0,
         "attributes": attributes,
         "idmap": "",
         "idmap_gid": "",
         "fd": -1,
     }
-    return found, stat.S_ISDIR(info.st_mode)
 
 
 def _world_readable(path: str) -> bool:
