@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ringfence.snapshots.catalogue import default_directory
+
 Census = frozenset[tuple[str, str]]
 """(kind, description) of everything that could leak, each thing once."""
 
@@ -102,6 +104,7 @@ def _paths() -> list[str]:
     ours = {f"{runtime}/ringfence", "/run/ringfence", f"/tmp/ringfence-{os.geteuid()}"}
     found = [path for place in shared for path in glob.glob(f"{place}/ringfence*")]
     found += [path for place in ours for path in glob.glob(f"{place}/*")]
+    found += glob.glob(f"{default_directory()}/*")
     # Our directories stay, and so do the locks of host id blocks in them: a lock file that is
     # removed while in use locks nothing.
     stays = ours | {f"{place}/ids" for place in ours}
