@@ -53,7 +53,7 @@ print("I am           ", identity())
 print("the kernel says", kernel_says("CapEff", "CapBnd", "NoNewPrivs", "Seccomp"))
 print("processes here ", processes())
 print("in /           ", " ".join(sorted(os.listdir("/"))))
-print("reading /root  ", try_to_list("/root"))
+print("in /root       ", try_to_list("/root"))
 print("network        ", try_to_connect(("192.0.2.1", 443)))
 with open("note.txt", "w", encoding="utf-8") as note:
     note.write("written inside, gone with the sandbox\n")

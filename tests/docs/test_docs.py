@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import Block, blocks_of, matches, run_console, run_python
+from tests.docs.conftest import Reader
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,26 +27,8 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.fixture
-def reader(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A reader's shell: an empty directory with the examples, and `ringfence` on PATH."""
-    desk, commands = tmp_path / "desk", tmp_path / "bin"
-    desk.mkdir(mode=0o755)
-    commands.mkdir()
-    shutil.copytree(ROOT / "examples", desk / "examples")
-    command = commands / "ringfence"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ringfence "$@"\n')
-    command.chmod(0o755)
-    env = dict(os.environ)
-    env["PATH"] = f"{commands}:{env['PATH']}"
-    env["PYTHONPATH"] = f"{ROOT / 'src'}:{env.get('PYTHONPATH', '')}".rstrip(":")
-    return desk, env
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_page_runs_as_printed(
-    page: Path, reader: tuple[Path, dict[str, str]], require: Callable[[str], None]
-) -> None:
+def test_page_runs_as_printed(page: Path, reader: Reader, require: Callable[[str], None]) -> None:
     desk, env = reader
     blocks = [
         block
