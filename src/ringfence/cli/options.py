@@ -62,13 +62,11 @@ class Command:
 
     def flag_of(self, field: str) -> str:
         """The option that fills `field` of a request, as it is written; else `field` itself."""
-        head = field.partition("[")[0].removeprefix("limits.")
+        head = field.removeprefix("limits.").partition("[")[0]
         for option in self.options:
-            if option.flag == field or head in (option.name, option.field):
+            if option.flag == field or head.partition(".")[0] in (option.name, option.field):
                 return option.flag
-            if option.field and head.startswith(option.field + "."):
-                return option.flag
-        return field
+        return "CMD" if head == "argv" else field
 
 
 def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

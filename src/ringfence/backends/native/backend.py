@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-import threading
-from dataclasses import replace
+from _thread import allocate_lock, start_new_thread
 
 from ...errors import InvalidRequest, IsolationError
 from ...launcher import cgroups as launcher_cgroups
@@ -51,7 +50,7 @@ class NativeBackend:
     ) -> None:
         self._profiles = dict(profiles or {})
         self._state_dir = state_dir
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._early = zygote
         self._zygote: Zygote | None = None
         self._layout: cgroups.Layout | None = None
@@ -159,7 +158,7 @@ class NativeBackend:
             if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
                 self._zygote, self._early = self._early or Zygote(), None
                 # Its death ends every sandbox; somebody must thaw the frozen and clear up.
-                threading.Thread(target=self._watch, args=(self._zygote,), daemon=True).start()
+                start_new_thread(self._watch, (self._zygote,))
             return self._zygote
 
     def _watch(self, zygote: Zygote) -> None:
@@ -193,6 +192,8 @@ class NativeBackend:
         return backend_report(self)
 
     def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> NativeSandbox:
+        from dataclasses import replace
+
         from . import snapshots
 
         _saved, taken_under, content = self.catalogue().open(snapshot_id)

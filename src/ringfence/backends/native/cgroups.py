@@ -295,7 +295,7 @@ def _try_directory(base: str) -> None:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

@@ -27,7 +27,7 @@ class Host:
 
 def _owns_initial_user_namespace() -> bool:
     """Root inside somebody's user namespace can map only itself; root of the host can map anything."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
         inside, outside, count = (int(word) for word in file.read().split()[:3])
     return (inside, outside) == (0, 0) and count >= 1 << 31
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import threading
+from _thread import allocate_lock
 
 from ...errors import InvalidRequest, ResourceExhausted
 
@@ -74,7 +74,7 @@ class HostIds:
     def __init__(self, directory: str, share: Callable[[int], None]) -> None:
         self._directory = directory
         self._share = share
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._free: list[int] = []
         self._blocks: dict[str, int] = {}  # path of the lock file to its descriptor
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass, field
 
 from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
 from ...linux import mounts as mount_calls
@@ -33,24 +32,25 @@ _LARGEST_DEFAULT_DISK = 8 * _GIB
 _RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
 
 
-@dataclass
 class Draft:
-    """A plan under way, with what only the host process keeps."""
+    """A plan under way, with what only the host process keeps.
 
-    spec: SandboxSpec
-    id: str
-    uid: int
-    first_host_id: int  # 0 when rootless
-    trees: list[Tree] = field(default_factory=list)
-    steps: list[tuple[Any, ...]] = field(default_factory=list)
-    fds: list[int] = field(default_factory=list)
-    mounts: list[ResolvedMount] = field(default_factory=list)
-    writable: list[str] = field(default_factory=list)
-    protected: list[Protected] = field(default_factory=list)
-    writable_files: list[str] = field(default_factory=list)
-    host_directory: bool = False
-    unix_sockets: bool = False
-    note: str | None = None  # of the journal
+    Args:
+        first_host_id: 0 when rootless.
+    """
+
+    def __init__(self, spec: SandboxSpec, sandbox_id: str, uid: int, first_host_id: int) -> None:
+        self.spec, self.id, self.uid, self.first_host_id = spec, sandbox_id, uid, first_host_id
+        self.trees: list[Tree] = []
+        self.steps: list[tuple[Any, ...]] = []
+        self.fds: list[int] = []
+        self.mounts: list[ResolvedMount] = []
+        self.writable: list[str] = []
+        self.protected: list[Protected] = []
+        self.writable_files: list[str] = []
+        self.host_directory = False
+        self.unix_sockets = False
+        self.note: str | None = None  # of the journal
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -59,15 +59,14 @@ class Draft:
         self.fds.clear()
 
 
-@dataclass(frozen=True)
 class Sizes:
     """Limits as they will be set."""
 
-    memory_bytes: int
-    disk_bytes: int
-    inodes: int
-    pids: int
-    open_files: int
+    def __init__(
+        self, *, memory_bytes: int, disk_bytes: int, inodes: int, pids: int, open_files: int
+    ) -> None:
+        self.memory_bytes, self.disk_bytes, self.inodes = memory_bytes, disk_bytes, inodes
+        self.pids, self.open_files = pids, open_files
 
 
 def sizes(spec: SandboxSpec, host: Host) -> Sizes:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import errno
-import fcntl
 import os
 import select
-import signal
 import struct
-import termios
-import threading
+from _thread import allocate_lock
 
 from ...errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
@@ -50,7 +48,7 @@ class NativeExec:
         self._status: ExecStatus | None = None
         self._problem: Exception | None = None
         self._hurried = False
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     @property
     def done(self) -> int:
@@ -201,6 +199,9 @@ class NativeExec:
         """Tell the terminal its new size; the foreground processes get SIGWINCH."""
         if self.stdout is None or self.stderr is not None:
             raise InvalidRequest("this exec has no terminal", field="pty")
+        import fcntl
+        import termios
+
         fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def close(self) -> None:

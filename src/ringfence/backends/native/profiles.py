@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...errors import InvalidRequest
 from ...model.spec import DEBUG, OS_HARDENED, UNRESTRICTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass
+
     from ...policy.seccomp import SeccompPolicy
+else:
+    from ...model.record import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """One set of switches.
 

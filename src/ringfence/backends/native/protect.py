@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
 
 from ...errors import InvalidRequest
 from ...launcher import placeholders
@@ -55,7 +54,6 @@ HOME_DEFAULTS = (
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass
 class Protected:
     """What protects one mount.
 
@@ -63,8 +61,9 @@ class Protected:
         placeholders: (directory, name, device, inode) of what was made, outermost first.
     """
 
-    steps: list[tuple[Any, ...]] = field(default_factory=list)
-    placeholders: list[tuple[str, str, int, int]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+        self.placeholders: list[tuple[str, str, int, int]] = []
 
     def remove_placeholders(self) -> None:
         """Remove those that are still what we made and still empty; anything else stays."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import errno
 import os
 import select
-import signal
-import threading
 import time
-from contextlib import contextmanager
+from _thread import RLock, allocate_lock
 
 from ...errors import (
     ExecError,
@@ -29,7 +28,7 @@ from .zygote import answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
@@ -84,8 +83,8 @@ class NativeSandbox:
         self.unix_sockets = draft.unix_sockets
         self.lockdown = plan.copy()
         self.lockdown["trees"], self.lockdown["steps"] = [], []
-        self._lock = threading.RLock()
-        self._send_lock = threading.Lock()
+        self._lock = RLock()
+        self._send_lock = allocate_lock()
         self._state = State.PROVISIONED
         self._created = time.monotonic()
         self._numbers = 0
@@ -278,18 +277,9 @@ class NativeSandbox:
         """Whether it is suspended."""
         return self._state is State.SUSPENDED
 
-    @contextmanager
-    def awake(self) -> Iterator[None]:
+    def awake(self) -> Awake:
         """For a moment in which PID 1 must answer although the sandbox is suspended."""
-        with self._lock:
-            frozen = self.paused and self.group.can_freeze
-            if frozen:
-                self.group.thaw()
-            try:
-                yield
-            finally:
-                if frozen and self.paused:
-                    self.group.freeze()
+        return Awake(self, self._lock)
 
     def resume(self) -> None:
         with self._lock:
@@ -379,6 +369,27 @@ class NativeSandbox:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated")
             return self.backend.snapshot(self, metadata)
+
+
+class Awake:
+    """Thawed while in the `with` block; nobody else changes the sandbox's state meanwhile."""
+
+    def __init__(self, sandbox: NativeSandbox, lock: RLock) -> None:
+        self._sandbox, self._lock, self._frozen = sandbox, lock, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        sandbox = self._sandbox
+        self._frozen = sandbox.paused and sandbox.group.can_freeze
+        if self._frozen:
+            sandbox.group.thaw()
+
+    def __exit__(self, *_exc: object) -> None:
+        try:
+            if self._frozen and self._sandbox.paused:
+                self._sandbox.group.freeze()
+        finally:
+            self._lock.release()
 
 
 def open_streams(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
+from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
@@ -61,7 +61,7 @@ class Zygote:
             os.close(null)
         self._socket = ours
         self._pidfd = os.pidfd_open(self.pid)
-        self._send_lock = threading.Lock()
+        self._send_lock = allocate_lock()
         self.owner = os.getpid()
 
     def tell(self, verb: str, argument: Any, fds: list[int]) -> None:
