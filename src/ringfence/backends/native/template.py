@@ -78,7 +78,7 @@ _LAYOUT: Steps = [
     ("dir", "/opt", 0o755, False),
     ("dir", "/srv", 0o755, False),
     ("dir", "/run", 0o755, False),
-    ("dir", "/root", 0o700, False),
+    ("dir", "/root", 0o711, False),  # a Python kept there must be reachable
     ("dir", "/etc", 0o755, False),
     ("dir", "/etc/ssl", 0o755, False),
     ("dir", "/dev", 0o755, False),
