@@ -1,0 +1,132 @@
+"""What the host sees of sandboxes: processes, namespaces, cgroups. Nothing here asks a sandbox."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+PATIENCE_S = 20.0
+"""When a test has failed; never how fast something has to be."""
+
+
+def new_marker() -> str:
+    """A word that no other process on this machine has on its command line."""
+    return f"marker-{uuid.uuid4().hex}"
+
+
+def pids_with(marker: str) -> list[int]:
+    """Every process of the host with `marker` on its command line, zombies not counted."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid == os.getpid():
+            continue
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # it ended while we looked
+        if marker.encode() in command:
+            found.append(pid)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of every thread of `pid`."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in path.read_text().split()]
+        except OSError:
+            continue  # that thread ended while we looked
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Children, their children and so on."""
+    found = children_of(pid)
+    for each in list(found):
+        found += descendants_of(each)
+    return found
+
+
+def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> bool:
+    """Whether `condition` came true within `patience_s`; for what no descriptor can announce."""
+    deadline_s = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return bool(condition())
+        time.sleep(0.002)
+    return True
+
+
+def pin(pids: Iterable[int]) -> dict[int, int]:
+    """pidfds of living processes, by pid: they never name a later process of the same number."""
+    pinned = {}
+    for pid in pids:
+        try:
+            pinned[pid] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+    return pinned
+
+
+def survivors(pinned: dict[int, int], patience_s: float) -> list[int]:
+    """Those of `pin` that have not ended within `patience_s`; closes the pidfds."""
+    deadline_s = time.monotonic() + patience_s
+    left = []
+    for pid, pidfd in pinned.items():
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            left.append(pid)
+        os.close(pidfd)
+    return left
+
+
+def namespaces_of(pids: Iterable[int]) -> set[str]:
+    """Names like `net:[4026532281]` of every namespace these processes are in, as far as told."""
+    found = set()
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/ns").glob("*"):
+            try:
+                found.add(os.readlink(path))
+            except OSError:
+                continue  # it ended, or is not ours to look into
+    return found
+
+
+def namespaces() -> set[str]:
+    """Every namespace that a process of this machine is in."""
+    return namespaces_of(map(int, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def cgroups_of(sandbox_id: str) -> list[str]:
+    """Directories of this sandbox in every cgroup hierarchy."""
+    return [
+        os.path.join(root, name)
+        for root, names, _files in os.walk("/sys/fs/cgroup")
+        for name in names
+        if sandbox_id in name
+    ]
+
+
+def open_fds(pid: int | str = "self") -> dict[int, str]:
+    """Descriptors of a process, and what each is open on."""
+    found = {}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue  # the directory listing's own
+    return found
+
+
+def status_kib(pid: int | str, field: str) -> int:
+    """A `... kB` line of /proc/PID/status, such as VmRSS or VmHWM."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise KeyError(field)
