@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from _thread import allocate_lock
@@ -103,8 +102,10 @@ class HostIds:
             self._blocks.clear()
             self._free.clear()
             for directory in (self._directory, os.path.dirname(self._directory)):
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory)  # unless others use it
+                try:
+                    os.rmdir(directory)
+                except OSError:
+                    pass  # others use it
 
     def _take_block(self) -> list[int]:
         start = int.from_bytes(os.urandom(2), "big")
