@@ -158,7 +158,7 @@ def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     namespaces.setns(pidfd, _ALL)
     if os.fork():
         return
-    control = wire.Socket(fileno=control_fd)
+    control = wire.adopt(control_fd)
     try:
         os.setsid()
         os.setgroups([])
@@ -168,7 +168,7 @@ def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         init.point_standard_descriptors_at_null()
         control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
-        control = wire.Socket(fileno=control_fd)
+        control = wire.adopt(control_fd)
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.become_user(plan, plan["uid"], plan["gid"])
         lockdown.seal(plan, with_parent=False)

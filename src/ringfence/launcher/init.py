@@ -108,7 +108,7 @@ class Init:
         if verb == "exec":
             self._exec(fds, *args)
             return True
-        reply = wire.Socket(fileno=fds[0]) if fds else None
+        reply = wire.adopt(fds[0]) if fds else None
         try:
             passed = getattr(self, f"_do_{verb}")(*args)
             if reply:
@@ -137,7 +137,7 @@ class Init:
         timeout_s: float,
         terminal: tuple[int, int] | None,
     ) -> None:
-        reply = wire.Socket(fileno=fds[0])
+        reply = wire.adopt(fds[0])
         run = Exec(number, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
         stage = wire.STAGE_TERMINAL
         try:

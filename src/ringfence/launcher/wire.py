@@ -83,6 +83,11 @@ def socketpair() -> tuple[Socket, Socket]:
     return left, right
 
 
+def adopt(fd: int) -> Socket:
+    """The socket behind a descriptor of ours, without asking the kernel what it is."""
+    return Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+
+
 def send(sock: Socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> None:
     """Send one request with file descriptors.
 

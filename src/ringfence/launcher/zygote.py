@@ -36,7 +36,7 @@ def main() -> None:
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
     gc.freeze()
-    Zygote(wire.Socket(fileno=CONTROL_FD)).run()
+    Zygote(wire.adopt(CONTROL_FD)).run()
 
 
 def rename_process(name: bytes) -> None:
@@ -78,7 +78,7 @@ class Zygote:
         if message is None:
             return False
         verb, argument = message
-        reply = wire.Socket(fileno=fds[0])
+        reply = wire.adopt(fds[0])
         try:
             if verb == "create":
                 pid, pidfd = self.create(argument, fds[1:])
@@ -236,7 +236,7 @@ def become_sandbox(
     plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]
 ) -> None:
     """In the new process: build, lock down, serve as PID 1. Never returns."""
-    control = wire.Socket(fileno=control_fd)
+    control = wire.adopt(control_fd)
     try:
         boot(plan, control, go, joined, trees)
     except build.BuildError as exc:
@@ -278,7 +278,7 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors(
         [*own, *namespace_fds]
     )
-    control = wire.Socket(fileno=control_fd)
+    control = wire.adopt(control_fd)
     lockdown.apply_rlimits(plan["rlimits"])
     lockdown.become_user(plan, plan["uid"], plan["gid"])
     lockdown.seal(plan)

@@ -7,6 +7,7 @@ import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+prctl = _libc.prctl
 
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
 _X86_64 = {

@@ -21,6 +21,10 @@ CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
 
 
+# Looked up once, before any fork: in a child the look-up alone would copy a hundred pages.
+_after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+
+
 class _CloneArgs(ctypes.Structure):
     """struct clone_args, include/uapi/linux/sched.h."""
 
@@ -46,7 +50,7 @@ def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     args.cgroup = max(cgroup_fd, 0)
     pid = syscall("clone3", ctypes.byref(args), ctypes.sizeof(args))
     if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
+        _after_fork_in_child()
         return 0, -1
     return pid, pidfd.value
 

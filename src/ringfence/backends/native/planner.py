@@ -131,7 +131,8 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     for mount in _all_mounts(spec):
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
-    if not any(_is_below(workdir, m.target) for m in draft.mounts):
+    made = [template.HOME, *(m.target for m in draft.mounts)]
+    if not any(_is_below(workdir, directory) for directory in made) or workdir.startswith(template.HOME + "/"):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"

@@ -36,15 +36,7 @@ _ETC_SHOWN = (
     "java-17-openjdk",
     "java-21-openjdk",
     "ld.so.cache",
-    "mime.types",
-    "perl",
     "pki",
-    "python3.9",
-    "python3.10",
-    "python3.11",
-    "python3.12",
-    "python3.13",
-    "python3.14",
     "services",
     "ssl/certs",
     "ssl/openssl.cnf",
@@ -63,7 +55,7 @@ _MASKED = (
 )
 
 # Where programs may create files; everything else is read-only to Landlock too.
-WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/opt", "/srv", "/run", "/root", "/dev/shm")  # noqa: S108
+WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/run", "/root", "/dev/shm")  # noqa: S108
 
 _LAYOUT: Steps = [
     ("dir", "/home", 0o755, False),
@@ -75,8 +67,6 @@ _LAYOUT: Steps = [
     ("dir", MEMORY_DIR, 0o755, True),
     ("dir", "/mnt/session", 0o755, False),
     ("dir", OUTPUTS_DIR, 0o755, True),
-    ("dir", "/opt", 0o755, False),
-    ("dir", "/srv", 0o755, False),
     ("dir", "/run", 0o755, False),
     ("dir", "/root", 0o711, False),  # a Python kept there must be reachable
     ("dir", "/etc", 0o755, False),
