@@ -72,3 +72,15 @@ def test_no_option_is_invented() -> None:
     page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
 
     assert set() == set(re.findall(r"^\| [^|]*?`(--[a-z-]+)", page, re.MULTILINE)) - known
+
+
+def test_every_room_is_described() -> None:
+    package = REFERENCE.parent.parent / "src" / "ringfence"
+    page = (REFERENCE.parent / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    described = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+
+    assert described == {path.parent.name for path in package.glob("*/__init__.py")} | {"errors"}
