@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from .libc import path_bytes, syscall
+from .libc import declare, path_bytes, raise_errno
 
 # include/uapi/linux/openat2.h
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -14,14 +14,20 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
+_openat2 = declare("openat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+_close_range = declare("close_range", ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
+
 
 def openat2(dir_fd: int, path: str, flags: int, *, resolve: int, mode: int = 0) -> int:
     """Open `path` under the resolution rules `resolve`.
 
     Source: openat2(2), Linux 5.6.
     """
-    how = ctypes.create_string_buffer(struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve), 24)
-    return syscall("openat2", dir_fd, path_bytes(path), how, 24, what=path)
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    fd = _openat2(dir_fd, path_bytes(path), how, 24)
+    if fd < 0:
+        raise_errno("openat2", path)
+    return fd
 
 
 def close_from(first: int) -> None:
@@ -29,4 +35,5 @@ def close_from(first: int) -> None:
 
     Source: close_range(2), Linux 5.9.
     """
-    syscall("close_range", first, 0xFFFFFFFF, 0)
+    if _close_range(first, 0xFFFFFFFF, 0) < 0:
+        raise_errno("close_range")

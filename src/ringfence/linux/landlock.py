@@ -7,20 +7,26 @@ import errno
 import os
 import struct
 
-from .libc import syscall
+from .libc import declare, raise_errno
 
 LANDLOCK_CREATE_RULESET_VERSION = 1  # include/uapi/linux/landlock.h
 LANDLOCK_RULE_PATH_BENEATH = 1
 
+_create_ruleset = declare(
+    "landlock_create_ruleset", ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint
+)
+_add_rule = declare("landlock_add_rule", ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_restrict_self = declare("landlock_restrict_self", ctypes.c_int, ctypes.c_uint)
+
 
 def abi_version() -> int:
     """The Landlock ABI of this kernel; 0 when it has none or it is switched off."""
-    try:
-        return syscall("landlock_create_ruleset", None, 0, LANDLOCK_CREATE_RULESET_VERSION)
-    except OSError as exc:
-        if exc.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+    version = _create_ruleset(None, 0, LANDLOCK_CREATE_RULESET_VERSION)
+    if version < 0:
+        if ctypes.get_errno() in (errno.ENOSYS, errno.EOPNOTSUPP):
             return 0
-        raise
+        raise_errno("landlock_create_ruleset")
+    return version
 
 
 def create_ruleset(handled_fs: int, handled_net: int, scoped: int, *, abi: int) -> int:
@@ -29,8 +35,10 @@ def create_ruleset(handled_fs: int, handled_net: int, scoped: int, *, abi: int) 
     Source: landlock_create_ruleset(2). The struct grew with ABI 4 (net) and 6 (scoped).
     """
     words = [handled_fs] + ([handled_net] if abi >= 4 else []) + ([scoped] if abi >= 6 else [])
-    attr = ctypes.create_string_buffer(struct.pack(f"={len(words)}Q", *words), 8 * len(words))
-    return syscall("landlock_create_ruleset", attr, 8 * len(words), 0)
+    fd = _create_ruleset(struct.pack(f"={len(words)}Q", *words), 8 * len(words), 0)
+    if fd < 0:
+        raise_errno("landlock_create_ruleset")
+    return fd
 
 
 def allow_beneath(ruleset_fd: int, path: str, access: int) -> None:
@@ -41,8 +49,9 @@ def allow_beneath(ruleset_fd: int, path: str, access: int) -> None:
     parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         # struct landlock_path_beneath_attr is packed: __u64 allowed_access, __s32 parent_fd
-        attr = ctypes.create_string_buffer(struct.pack("=Qi", access, parent), 12)
-        syscall("landlock_add_rule", ruleset_fd, LANDLOCK_RULE_PATH_BENEATH, attr, 0, what=path)
+        attr = struct.pack("=Qi", access, parent)
+        if _add_rule(ruleset_fd, LANDLOCK_RULE_PATH_BENEATH, attr, 0) < 0:
+            raise_errno("landlock_add_rule", path)
     finally:
         os.close(parent)
 
@@ -52,4 +61,5 @@ def restrict_self(ruleset_fd: int) -> None:
 
     Source: landlock_restrict_self(2).
     """
-    syscall("landlock_restrict_self", ruleset_fd, 0)
+    if _restrict_self(ruleset_fd, 0) < 0:
+        raise_errno("landlock_restrict_self")

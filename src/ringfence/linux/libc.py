@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from _functools import partial  # the C half: `functools` costs every start a millisecond
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-prctl = _libc.prctl
 
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
 _X86_64 = {
@@ -22,7 +26,7 @@ _X86_64 = {
     "unshare": 272,
     "prctl": 157,
     "prlimit64": 302,
-}  # noqa: E501
+}
 _AARCH64 = {
     "pivot_root": 41,
     "mount": 40,
@@ -35,7 +39,7 @@ _AARCH64 = {
     "unshare": 97,
     "prctl": 167,
     "prlimit64": 261,
-}  # noqa: E501
+}
 _COMMON = {
     "open_tree": 428,
     "move_mount": 429,
@@ -51,26 +55,25 @@ MACHINE = os.uname().machine
 _NR = {**_COMMON, **(_AARCH64 if MACHINE == "aarch64" else _X86_64)}
 
 
-def raise_errno(call: str, *what: object) -> None:
+def raise_errno(call: str, *what: object) -> NoReturn:
     """Raise the OSError of the call that just failed, naming it and what it was about."""
     number = ctypes.get_errno()
     raise OSError(number, f"{call}: {os.strerror(number)}", *(str(w) for w in what[:1]))
 
 
-def syscall(name: str, *args: object, what: object = None) -> int:
-    """Make one system call; integers are passed as 64-bit words.
+def declare(name: str, *types: type) -> Callable[..., int]:
+    """A function that makes one system call, the C types of its arguments declared once, at import.
 
-    Raises:
-        OSError: whatever the kernel answered.
+    It returns -1 where the kernel refused; the caller asks `raise_errno` to say why.
+    Every sandbox makes hundreds of calls, so this is the thinnest way that ctypes has.
 
     Source: syscall(2).
     """
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    result: int = _libc.syscall(ctypes.c_long(_NR[name]), *words)
-    # ctypes keeps the errno of an earlier failure: the result decides, never errno.
-    if result < 0:
-        raise_errno(name, *(() if what is None else (what,)))
-    return result
+    function = _libc["syscall"]  # by item, each time a new object: argtypes are its own
+    function.restype = ctypes.c_long
+    function.argtypes = (ctypes.c_long, *types)
+    call: Callable[..., int] = partial(function, _NR[name])
+    return call
 
 
 def path_bytes(path: str | bytes) -> bytes:
@@ -84,5 +87,11 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
     The kernel reads only their lower halves.
     Source: prlimit(2).
     """
-    limits = (ctypes.c_uint64 * 2)(soft, hard)
-    syscall("prlimit64", pid, resource, ctypes.byref(limits), None)
+    if _prlimit64(pid, resource, ctypes.byref(_Limits(soft, hard)), None) < 0:
+        raise_errno("prlimit64")
+
+
+_Limits = ctypes.c_uint64 * 2
+_prlimit64 = declare(
+    "prlimit64", ctypes.c_long, ctypes.c_long, ctypes.POINTER(_Limits), ctypes.c_void_p
+)

@@ -1,11 +1,11 @@
-"""Mount calls, old API and new: mount(2), umount2(2), open_tree(2), move_mount(2), mount_setattr(2)."""
+"""Mount calls, old API (mount(2), umount2(2)) and new (open_tree(2), move_mount(2), ...)."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-from .libc import path_bytes, syscall
+from .libc import declare, path_bytes, raise_errno
 
 # include/uapi/linux/mount.h
 MS_RDONLY = 1
@@ -30,6 +30,13 @@ AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
+_path, _fd, _flags = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint
+_mount = declare("mount", _path, _path, _path, ctypes.c_ulong, _path)
+_umount2 = declare("umount2", _path, ctypes.c_int)
+_pivot_root = declare("pivot_root", _path, _path)
+_open_tree = declare("open_tree", _fd, _path, _flags)
+_move_mount = declare("move_mount", _fd, _path, _fd, _path, _flags)
+
 
 def mount(source: str, target: str, fstype: str, flags: int = 0, data: str = "") -> None:
     """Mount `source` at `target`.
@@ -37,15 +44,9 @@ def mount(source: str, target: str, fstype: str, flags: int = 0, data: str = "")
     Source: mount(2).
     """
     options = path_bytes(data) if data else None
-    syscall(
-        "mount",
-        path_bytes(source),
-        path_bytes(target),
-        path_bytes(fstype),
-        flags,
-        options,
-        what=target,
-    )
+    names = path_bytes(source), path_bytes(target), path_bytes(fstype)
+    if _mount(*names, flags, options) < 0:
+        raise_errno("mount", target)
 
 
 def umount2(target: str, flags: int = 0) -> None:
@@ -56,7 +57,8 @@ def umount2(target: str, flags: int = 0) -> None:
 
     Source: umount2(2).
     """
-    syscall("umount2", path_bytes(target), flags, what=target)
+    if _umount2(path_bytes(target), flags) < 0:
+        raise_errno("umount2", target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
@@ -64,17 +66,21 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
     Source: pivot_root(2), "pivot_root('.', '.')" in its NOTES.
     """
-    syscall("pivot_root", path_bytes(new_root), path_bytes(put_old), what=new_root)
+    if _pivot_root(path_bytes(new_root), path_bytes(put_old)) < 0:
+        raise_errno("pivot_root", new_root)
 
 
 def open_tree(path: str, *, dir_fd: int = AT_FDCWD, recursive: bool = True) -> int:
-    """A detached copy of the mount tree at `path` (of `dir_fd` itself when empty), as a file descriptor.
+    """A descriptor of a detached copy of the mount tree at `path`; of `dir_fd` itself when empty.
 
     Source: open_tree(2), Linux 5.2.
     """
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     flags |= AT_EMPTY_PATH if not path else 0
-    return syscall("open_tree", dir_fd, path_bytes(path), flags, what=path)
+    fd = _open_tree(dir_fd, path_bytes(path), flags)
+    if fd < 0:
+        raise_errno("open_tree", path)
+    return fd
 
 
 def move_mount(tree_fd: int, target: str, *, dir_fd: int = AT_FDCWD) -> None:
@@ -85,7 +91,8 @@ def move_mount(tree_fd: int, target: str, *, dir_fd: int = AT_FDCWD) -> None:
     flags = MOVE_MOUNT_F_EMPTY_PATH
     if not target:
         flags |= 0x40  # MOVE_MOUNT_T_EMPTY_PATH: the target is dir_fd itself
-    syscall("move_mount", tree_fd, b"", dir_fd, path_bytes(target), flags, what=target)
+    if _move_mount(tree_fd, b"", dir_fd, path_bytes(target), flags) < 0:
+        raise_errno("move_mount", target)
 
 
 class _MountAttr(ctypes.Structure):
@@ -99,6 +106,11 @@ class _MountAttr(ctypes.Structure):
     ]
 
 
+_mount_setattr = declare(
+    "mount_setattr", _fd, _path, _flags, ctypes.POINTER(_MountAttr), ctypes.c_size_t
+)
+
+
 def mount_setattr(fd: int, attributes: int, *, userns_fd: int = 0, recursive: bool = True) -> None:
     """Set `attributes` on the mount tree behind `fd`, on every mount in it when `recursive`.
 
@@ -106,4 +118,5 @@ def mount_setattr(fd: int, attributes: int, *, userns_fd: int = 0, recursive: bo
     """
     attr = _MountAttr(attributes, 0, 0, userns_fd)
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    syscall("mount_setattr", fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr))
+    if _mount_setattr(fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr)) < 0:
+        raise_errno("mount_setattr")

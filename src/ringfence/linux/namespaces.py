@@ -6,7 +6,7 @@ import _signal as signal
 import ctypes
 import os
 
-from .libc import syscall
+from .libc import declare, raise_errno
 
 # include/uapi/linux/sched.h
 CLONE_NEWTIME = 0x00000080
@@ -29,17 +29,30 @@ class _CloneArgs(ctypes.Structure):
     """struct clone_args, include/uapi/linux/sched.h."""
 
     _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in (
-            "flags pidfd child_tid parent_tid exit_signal stack stack_size tls set_tid set_tid_size cgroup".split()
-        )
+        ("flags", ctypes.c_uint64),
+        ("pidfd", ctypes.c_uint64),
+        ("child_tid", ctypes.c_uint64),
+        ("parent_tid", ctypes.c_uint64),
+        ("exit_signal", ctypes.c_uint64),
+        ("stack", ctypes.c_uint64),
+        ("stack_size", ctypes.c_uint64),
+        ("tls", ctypes.c_uint64),
+        ("set_tid", ctypes.c_uint64),
+        ("set_tid_size", ctypes.c_uint64),
+        ("cgroup", ctypes.c_uint64),
     ]
+
+
+_clone3 = declare("clone3", ctypes.POINTER(_CloneArgs), ctypes.c_size_t)
+_unshare = declare("unshare", ctypes.c_int)
+_setns = declare("setns", ctypes.c_int, ctypes.c_int)
+_sethostname = declare("sethostname", ctypes.c_char_p, ctypes.c_size_t)
 
 
 def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     """Fork into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent.
 
-    Precondition: the calling process has one thread (as after fork(2), only it exists in the child).
+    Precondition: the calling process has one thread (after fork(2) only it is in the child).
     Source: clone3(2), Linux 5.3; CLONE_INTO_CGROUP, Linux 5.7.
     """
     pidfd = ctypes.c_int(-1)
@@ -48,7 +61,9 @@ def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     args.pidfd = ctypes.addressof(pidfd)
     args.exit_signal = signal.SIGCHLD
     args.cgroup = max(cgroup_fd, 0)
-    pid = syscall("clone3", ctypes.byref(args), ctypes.sizeof(args))
+    pid = _clone3(ctypes.byref(args), ctypes.sizeof(args))
+    if pid < 0:
+        raise_errno("clone3")
     if pid == 0:
         _after_fork_in_child()
         return 0, -1
@@ -60,7 +75,8 @@ def unshare(flags: int) -> None:
 
     Source: unshare(2).
     """
-    syscall("unshare", flags)
+    if _unshare(flags) < 0:
+        raise_errno("unshare")
 
 
 def setns(fd: int, flags: int) -> None:
@@ -68,7 +84,8 @@ def setns(fd: int, flags: int) -> None:
 
     Source: setns(2); pidfd since Linux 5.8.
     """
-    syscall("setns", fd, flags)
+    if _setns(fd, flags) < 0:
+        raise_errno("setns")
 
 
 def sethostname(name: str) -> None:
@@ -77,7 +94,8 @@ def sethostname(name: str) -> None:
     Source: sethostname(2).
     """
     data = os.fsencode(name)
-    syscall("sethostname", data, len(data))
+    if _sethostname(data, len(data)) < 0:
+        raise_errno("sethostname")
 
 
 def write_id_maps(pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool) -> None:

@@ -6,8 +6,7 @@ import ctypes
 import errno
 import struct
 
-from .libc import prctl as _prctl
-from .libc import raise_errno, syscall
+from .libc import declare, raise_errno
 
 # include/uapi/linux/prctl.h, securebits.h, capability.h
 PR_SET_PDEATHSIG = 1
@@ -24,13 +23,21 @@ SECUREBITS_LOCKED = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 _LEAST_KNOWN = 38  # CAP_AUDIT_READ, Linux 3.16: every kernel that we run on knows more
 _CAPABILITY_VERSION_3 = 0x20080522
 
+_word = ctypes.c_ulong
+_prctl = declare("prctl", ctypes.c_int, _word, _word, _word, _word)
+_prctl_text = declare("prctl", ctypes.c_int, ctypes.c_char_p, _word, _word, _word)
+_capset = declare("capset", ctypes.c_char_p, ctypes.c_char_p)
+
 
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
     """One process-control operation.
 
     Source: prctl(2).
     """
-    return syscall("prctl", option, arg, arg3, 0, 0)
+    result = _prctl(option, arg, arg3, 0, 0)
+    if result < 0:
+        raise_errno("prctl")
+    return result
 
 
 def empty_bounding_set() -> None:
@@ -41,8 +48,8 @@ def empty_bounding_set() -> None:
     """
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     capability = 0
-    # Forty calls on the way of every start: straight to libc. EINVAL is one past the last one.
-    while _prctl(PR_CAPBSET_DROP, capability) == 0:
+    # Forty calls on the way of every start. EINVAL is one past the last that this kernel knows.
+    while _prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     if ctypes.get_errno() != errno.EINVAL or capability < _LEAST_KNOWN:
         raise_errno("prctl PR_CAPBSET_DROP", capability)
@@ -62,8 +69,8 @@ def empty_capability_sets() -> None:
 
     Source: capset(2).
     """
-    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), 8)
-    syscall("capset", header, ctypes.create_string_buffer(24))
+    if _capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)) < 0:
+        raise_errno("capset")
 
 
 def set_no_new_privs() -> None:
@@ -83,8 +90,8 @@ def set_dumpable(dumpable: bool) -> None:
 
 def set_name(name: bytes) -> None:
     """The name of this thread, at most 15 bytes."""
-    buffer = ctypes.create_string_buffer(name[:15])
-    syscall("prctl", PR_SET_NAME, buffer, 0, 0, 0)
+    if _prctl_text(PR_SET_NAME, name[:15], 0, 0, 0) < 0:
+        raise_errno("prctl")
 
 
 def die_with_parent(signum: int) -> None:

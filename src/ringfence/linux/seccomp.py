@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .libc import syscall
+from .libc import declare, raise_errno
 
 SECCOMP_SET_MODE_FILTER = 1  # include/uapi/linux/seccomp.h
 
@@ -13,6 +13,9 @@ class _SockFprog(ctypes.Structure):
     """struct sock_fprog, include/uapi/linux/filter.h."""
 
     _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+_seccomp = declare("seccomp", ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(_SockFprog))
 
 
 def install_filter(program: bytes) -> None:
@@ -24,4 +27,5 @@ def install_filter(program: bytes) -> None:
     Source: seccomp(2).
     """
     fprog = _SockFprog(len(program) // 8, program)
-    syscall("seccomp", SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(fprog))
+    if _seccomp(SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(fprog)) < 0:
+        raise_errno("seccomp")

@@ -7,11 +7,14 @@ import ctypes
 import os
 import struct
 
-from .libc import syscall
+from .libc import declare, raise_errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_signalfd4 = declare("signalfd4", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def signalfd(signals: Iterable[int]) -> int:
@@ -24,5 +27,7 @@ def signalfd(signals: Iterable[int]) -> int:
     bits = 0
     for signum in chosen:
         bits |= 1 << (signum - 1)
-    mask = ctypes.create_string_buffer(struct.pack("=Q", bits), 8)
-    return syscall("signalfd4", -1, mask, 8, os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = _signalfd4(-1, struct.pack("=Q", bits), 8, os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0:
+        raise_errno("signalfd4")
+    return fd
