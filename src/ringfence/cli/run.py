@@ -80,13 +80,22 @@ def _run(given: dict[str, Any], command: list[str]) -> int:
     spec = make_spec(given, command)
     backend = backend_named(given.get("backend", "native"))
     try:
-        sandbox = backend.provision(spec)
+        sandbox = backend.provision(_tolerant(spec))
         try:
             return _supervise(given, spec, request, sandbox)
         finally:
             sandbox.terminate()
     finally:
         _close(backend)
+
+
+def _tolerant(spec: SandboxSpec) -> SandboxSpec:
+    """Naming a limit on the command line allows the weaker form of it, which is then warned of."""
+    if not spec.limits.cpus:
+        return spec
+    from dataclasses import replace
+
+    return replace(spec, allow_degraded=(*spec.allow_degraded, "cpu_limit"))
 
 
 def _close(backend: Backend) -> None:

@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 
-from ..linux import files, mounts
+from ..linux import files, mounts, namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,9 +121,6 @@ def build_root(plan: Plan, trees: list[int]) -> int:
     Raises:
         BuildError: naming the step that failed.
     """
-    _step(
-        "make mounts private", mounts.mount, "none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE
-    )
     if not trees:
         # An ordinary user: the host's mounts can be copied only from inside this namespace.
         trees = [_step(f"open {t['source']}", open_tree, t, -1) for t in plan["trees"]]
@@ -286,8 +283,19 @@ def _devpts(root: NewRoot) -> None:
     os.symlink("pts/ptmx", "dev/ptmx")
 
 
-def _loopback(_root: NewRoot) -> None:
-    """Bring `lo` up; there is no other interface."""
+def make_mounts_private() -> None:
+    """What is mounted here from now on is seen nowhere else."""
+    flags = mounts.MS_REC | mounts.MS_PRIVATE
+    _step("make mounts private", mounts.mount, "none", "/", "none", flags)
+
+
+def leave_host_network(plan: Plan) -> None:
+    """In a network namespace of our own, bring `lo` up; there is no other interface."""
+    if plan["namespaces"] & namespaces.CLONE_NEWNET:
+        _step("bring lo up", _loopback)
+
+
+def _loopback() -> None:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
     flags = struct.unpack("16sh14x", answer)[1]
@@ -309,5 +317,4 @@ _VERBS: dict[str, Callable[..., None]] = {
     "proc": _proc,
     "proc_read_only": _proc_read_only,
     "devpts": _devpts,
-    "loopback": _loopback,
 }

@@ -253,6 +253,8 @@ class Init:
         """Report an exec whose first process has ended; after a kill, only when its tree is gone."""
         report = run.report
         assert report is not None
+        # A dying parent may still reap a child of its own, which then never comes to us.
+        run.dying = {pid for pid in run.dying if _tag_of(pid) == run.tag}
         if run.killed_by and not run.dying:
             run.dying = self._kill_tree(run.tag)  # once more, to see that nothing is left
         if run.dying:

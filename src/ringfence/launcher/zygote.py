@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from ..linux import files, mounts, namespaces, privileges, signals
+from ..linux import cdata, files, mounts, namespaces, privileges, signals
 from . import build, cgroups, enter, idmap, init, lockdown, placeholders, wire
 
 TYPE_CHECKING = False
@@ -41,13 +41,11 @@ def main() -> None:
 
 def rename_process(name: bytes) -> None:
     """Replace the command line, which would show paths of the host to every sandbox."""
-    import ctypes
-
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc(5), stat 48 and 49
-    ctypes.memset(start, 0, end - start)
-    ctypes.memmove(start, name, min(len(name), end - start - 1))
+    cdata.memset(start, 0, end - start)
+    cdata.memmove(start, name, min(len(name), end - start - 1))
     privileges.set_name(name)
 
 
@@ -81,9 +79,7 @@ class Zygote:
         reply = wire.adopt(fds[0])
         try:
             if verb == "create":
-                pid, pidfd = self.create(argument, fds[1:])
-                wire.send_raw(reply, b"O%d" % pid, [pidfd])
-                os.close(pidfd)
+                self.create(argument, reply, fds[1:])
             elif verb == "hold":
                 os.dup(fds[1])  # a lock of the host's, ours too until we end
             elif verb == "enter":
@@ -103,10 +99,10 @@ class Zygote:
 
     # -- creating ---------------------------------------------------------------------------
 
-    def create(self, plan: Plan, fds: list[int]) -> tuple[int, int]:
-        """Start one sandbox; its own end of `fds[0]` reports when it is ready, or why not."""
-        trees = self.open_trees(plan, fds[1:]) if plan["trusted_root"] else []
-        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    def create(self, plan: Plan, control: wire.Socket, pinned: list[int]) -> None:
+        """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
+        trees = self.open_trees(plan, pinned) if plan["trusted_root"] else []
+        go, ours = wire.socketpair()
         cgroup_fd = -1
         try:
             cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
@@ -117,32 +113,33 @@ class Zygote:
                 )
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
-                os.close(go_write)
-                become_sandbox(plan, fds[0], go_read, joined, trees)
+                ours.close()
+                become_sandbox(plan, control, go, joined, trees)
             try:
                 namespaces.write_id_maps(
                     pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
                 )
                 prefer(pid)
-                os.write(go_write, b"g")
+                # With the word to go, its own pidfd, for the host: one wake-up of the host is enough.
+                wire.send_raw(ours, b"%d" % pid, [pidfd])
             except OSError:
                 os.kill(pid, signal.SIGKILL)
-                os.close(pidfd)
                 raise
             finally:
-                for fd in joined:
+                for fd in (pidfd, *joined):
                     os.close(fd)
         except OSError:
             cgroups.remove(plan["cgroup_dirs"])
             raise
         finally:
-            for fd in (go_read, go_write, cgroup_fd, *trees):
+            go.close()
+            ours.close()
+            for fd in (cgroup_fd, *trees):
                 if fd >= 0:
                     os.close(fd)
         self.sandboxes[pid] = plan["cgroup_dirs"]
         if plan["placeholders"]:
             self.placeholders[pid] = plan["placeholders"]
-        return pid, pidfd
 
     def open_trees(self, plan: Plan, pinned: list[int]) -> list[int]:
         """As host root: copy each tree from the host's own mounts, ids mapped where the plan says."""
@@ -233,10 +230,9 @@ def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
 
 
 def become_sandbox(
-    plan: Plan, control_fd: int, go: int, joined: list[int], trees: list[int]
+    plan: Plan, control: wire.Socket, go: wire.Socket, joined: list[int], trees: list[int]
 ) -> None:
     """In the new process: build, lock down, serve as PID 1. Never returns."""
-    control = wire.adopt(control_fd)
     try:
         boot(plan, control, go, joined, trees)
     except build.BuildError as exc:
@@ -248,16 +244,23 @@ def become_sandbox(
     os._exit(1)
 
 
-def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: list[int]) -> None:
-    if os.read(go, 1) != b"g":
-        os._exit(1)  # the zygote gave up before our ids were mapped
-    os.close(go)
+def boot(
+    plan: Plan, control: wire.Socket, go: wire.Socket, joined: list[int], trees: list[int]
+) -> None:
+    # While the zygote maps our ids, what needs none yet.
     cgroups.join(joined)
     namespaces.unshare(namespaces.CLONE_NEWCGROUP)
     os.setsid()
     # Python's own handler would let anybody inside interrupt PID 1; without a handler the kernel
     # drops every signal that PID 1 gets from its own namespace.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    namespaces.sethostname(plan["hostname"])
+    build.leave_host_network(plan)
+    build.make_mounts_private()
+    pid, pidfd = wire.receive_raw(go)
+    if not pid:
+        os._exit(1)  # the zygote gave up before our ids were mapped
+    go.close()
     if not plan["deny_setgroups"]:
         os.setgroups([])
     # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.
@@ -265,9 +268,9 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     os.setresuid(*[plan["setup_uid"]] * 3)
     # The change of ids hid our own /proc files from us; no guest exists yet.
     privileges.set_dumpable(True)
-    namespaces.sethostname(plan["hostname"])
     oom_score_fd = build.build_root(plan, trees)
-    namespace_fds = [
+    told = pidfd  # what the host gets with the word that we are ready
+    told += [
         os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")
     ]
     signal_fd = signals.signalfd([signal.SIGCHLD])
@@ -275,15 +278,13 @@ def boot(plan: Plan, control: wire.Socket, go: int, joined: list[int], trees: li
     init.point_standard_descriptors_at_null()
     privileges.set_name(b"ringfence-init")
     own = [control.detach(), signal_fd, oom_score_fd, io_fd]
-    control_fd, signal_fd, oom_score_fd, io_fd, *namespace_fds = init.pack_descriptors(
-        [*own, *namespace_fds]
-    )
+    control_fd, signal_fd, oom_score_fd, io_fd, *told = init.pack_descriptors([*own, *told])
     control = wire.adopt(control_fd)
     lockdown.apply_rlimits(plan["rlimits"])
     lockdown.become_user(plan, plan["uid"], plan["gid"])
     lockdown.seal(plan)
-    wire.send_raw(control, b"READY", namespace_fds)
-    for fd in namespace_fds:
+    wire.send_raw(control, b"READY" + pid, told)
+    for fd in told:
         os.close(fd)
     init.Init(plan, control, signal_fd, oom_score_fd, io_fd).run()
     os._exit(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from _thread import allocate_lock, start_new_thread
 
 from ...errors import InvalidRequest, IsolationError
@@ -68,6 +67,8 @@ class NativeBackend:
         profile = profile_named(spec.profile, self._profiles)
         uid = identity.uid_of(spec.user)
         here = host()
+        if profile.landlock and here.landlock_abi < planner.LEAST_LANDLOCK_ABI:
+            planner.require_allowed(spec, "landlock", "this kernel has no usable Landlock", "profile")
         zygote = self.zygote()
         sandbox_id = self._new_id(spec)
         first = self.host_ids().take() if here.trusted_root else 0
@@ -103,6 +104,10 @@ class NativeBackend:
         group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
         plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
+        if spec.limits.cpus and "cpu" not in group.paths and not group.version == 2:
+            planner.require_allowed(
+                spec, "cpu_limit", f"no cgroup to limit processors with: {layout.why}", "limits.cpus"
+            )
         if not layout.version:
             import resource
 
@@ -122,22 +127,17 @@ class NativeBackend:
         ours, theirs = wire.socketpair()
         try:
             try:
-                body, fds = zygote.ask("create", plan, [theirs.fileno(), *draft.fds])
+                zygote.tell_from(theirs, "create", plan, draft.fds)
             finally:
                 theirs.close()
-            pid, pidfd = int(body), fds[0]
-            try:
-                _body, namespace_fds = answer(ours, _READY_S)
-            except BaseException:
-                ours.close()
-                wait_until_ended(pidfd)  # only then may its host ids be used again
-                raise
+            body, fds = answer(ours, _READY_S)
         except Refused as exc:
             ours.close()
             raise isolation_error(exc) from exc
         except BaseException:
             ours.close()
             raise
+        pid, pidfd, namespace_fds = int(body), fds[0], fds[1:]
         ours.settimeout(None)
         return NativeSandbox(
             self, draft, profile, size, group, ours, plan, pid, pidfd, namespace_fds, zygote
@@ -234,14 +234,6 @@ class NativeBackend:
                 self._zygote = None
         if self._host_ids is not None:
             self._host_ids.close()
-
-
-def wait_until_ended(pidfd: int) -> None:
-    """Wait for a sandbox that did not come up, and close its descriptor."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(10_000)
-    os.close(pidfd)
 
 
 def isolation_error(exc: Refused) -> IsolationError:

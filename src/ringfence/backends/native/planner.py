@@ -27,6 +27,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 DEFAULT_PIDS = 1024
 DEFAULT_OPEN_FILES = 4096
 LEAST_OPEN_FILES = 64
+LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 _MOST_INODES = 1 << 18
 _LARGEST_DEFAULT_DISK = 8 * _GIB
 _RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
@@ -121,6 +122,23 @@ def check(spec: SandboxSpec) -> None:
         )
 
 
+def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: str) -> None:
+    """Refuse a start without `protection`, unless the user allowed that by name.
+
+    Raises:
+        Unsupported: It is not allowed to be missing.
+    """
+    if protection in spec.allow_degraded or "*" in spec.allow_degraded:
+        return
+    raise Unsupported(
+        f"{protection} cannot be enforced here: {why}",
+        backend="native",
+        operation=protection,
+        field=field_name,
+        hint=f"run `ringfence doctor` for the fix, or allow it by name: allow_degraded=[{protection!r}]",
+    )
+
+
 def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec = draft.spec
@@ -136,7 +154,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"
-    draft.steps += template.after_binds(lo=isolated)
+    draft.steps += template.after_binds()
     return _plan(draft, host, profile, isolated)
 
 

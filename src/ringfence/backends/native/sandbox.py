@@ -313,7 +313,9 @@ class NativeSandbox:
             except ProcessLookupError:
                 pass
             if was_suspended and self.group.can_freeze:
-                self.group.thaw()
+                # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
+                with suppress(OSError):
+                    self.group.thaw()
             self._wait_until_empty()
             self._release()
 

@@ -87,7 +87,7 @@ def skeleton(uid: int) -> tuple[Steps, list[Tree]]:
     """The root before any mount of the user's: steps, and the trees that they show."""
     if uid not in _skeletons:
         steps = [*_LAYOUT, *_etc_files(uid), *links()]
-        trees = []
+        trees: list[Tree] = []
         for source, target, attributes in shown():
             steps.append(("show", target, len(trees), os.path.isdir(source)))
             trees.append(tree(source, attributes))
@@ -145,12 +145,11 @@ def links() -> Steps:
     return steps
 
 
-def after_binds(lo: bool) -> Steps:
-    """/proc, masks, terminals and the loopback interface."""
+def after_binds() -> Steps:
+    """/proc, its masks, and terminals."""
     steps: Steps = [("proc",)]
     steps += [("mask", f"/proc/{name}") for name in _MASKED if os.path.exists(f"/proc/{name}")]
-    steps += [("proc_read_only",), ("devpts",)]
-    return [*steps, ("loopback",)] if lo else steps
+    return [*steps, ("proc_read_only",), ("devpts",)]
 
 
 def python_environment() -> list[tuple[str, str, int]]:

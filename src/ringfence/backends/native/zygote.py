@@ -69,12 +69,21 @@ class Zygote:
         ours, theirs = wire.socketpair()
         ours.close()
         try:
-            with self._send_lock:
-                wire.send(self._socket, (verb, argument), [theirs.fileno(), *fds])
-        except (BrokenPipeError, ConnectionResetError) as exc:
-            raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
+            self.tell_from(theirs, verb, argument, fds)
         finally:
             theirs.close()
+
+    def tell_from(self, reply: wire.Socket, verb: str, argument: Any, fds: list[int]) -> None:
+        """One request that is answered on the other end of `reply`.
+
+        Raises:
+            SandboxLost: The zygote is gone.
+        """
+        try:
+            with self._send_lock:
+                wire.send(self._socket, (verb, argument), [reply.fileno(), *fds])
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
 
     def ask(
         self,
@@ -93,13 +102,10 @@ class Zygote:
         ours, theirs = wire.socketpair()
         try:
             try:
-                with self._send_lock:
-                    wire.send(self._socket, (verb, argument), [theirs.fileno(), *(fds or [])])
+                self.tell_from(theirs, verb, argument, fds or [])
             finally:
                 theirs.close()
             return answer(ours, timeout_s)
-        except (BrokenPipeError, ConnectionResetError) as exc:
-            raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
         finally:
             ours.close()
 
@@ -142,8 +148,10 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
         raise IsolationError(
             f"no answer within {timeout_s} s", hint="the host may be overloaded"
         ) from exc
-    if data[:1] == b"O" or data == b"READY":
-        return data[1:] if data != b"READY" else data, fds
+    if data[:1] == b"O":
+        return data[1:], fds
+    if data[:5] == b"READY":
+        return data[5:], fds
     for fd in fds:
         os.close(fd)
     if data[:1] == b"E":
