@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 
+from . import cdata
 from .libc import declare, path_bytes, raise_errno
 
 # include/uapi/linux/openat2.h
@@ -14,8 +14,8 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
-_openat2 = declare("openat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
-_close_range = declare("close_range", ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
+_openat2 = declare("openat2", cdata.c_int, cdata.c_char_p, cdata.c_char_p, cdata.c_size_t)
+_close_range = declare("close_range", cdata.c_uint, cdata.c_uint, cdata.c_uint)
 
 
 def openat2(dir_fd: int, path: str, flags: int, *, resolve: int, mode: int = 0) -> int:

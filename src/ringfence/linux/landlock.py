@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
 
+from . import cdata
 from .libc import declare, raise_errno
 
 LANDLOCK_CREATE_RULESET_VERSION = 1  # include/uapi/linux/landlock.h
 LANDLOCK_RULE_PATH_BENEATH = 1
 
-_create_ruleset = declare(
-    "landlock_create_ruleset", ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint
-)
-_add_rule = declare("landlock_add_rule", ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-_restrict_self = declare("landlock_restrict_self", ctypes.c_int, ctypes.c_uint)
+_create_ruleset = declare("landlock_create_ruleset", cdata.c_char_p, cdata.c_size_t, cdata.c_uint)
+_add_rule = declare("landlock_add_rule", cdata.c_int, cdata.c_int, cdata.c_char_p, cdata.c_uint)
+_restrict_self = declare("landlock_restrict_self", cdata.c_int, cdata.c_uint)
 
 
 def abi_version() -> int:
     """The Landlock ABI of this kernel; 0 when it has none or it is switched off."""
     version = _create_ruleset(None, 0, LANDLOCK_CREATE_RULESET_VERSION)
     if version < 0:
-        if ctypes.get_errno() in (errno.ENOSYS, errno.EOPNOTSUPP):
+        if cdata.get_errno() in (errno.ENOSYS, errno.EOPNOTSUPP):
             return 0
         raise_errno("landlock_create_ruleset")
     return version

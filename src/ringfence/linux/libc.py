@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from _functools import partial  # the C half: `functools` costs every start a millisecond
+
+from . import cdata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
 _X86_64 = {
@@ -57,7 +56,7 @@ _NR = {**_COMMON, **(_AARCH64 if MACHINE == "aarch64" else _X86_64)}
 
 def raise_errno(call: str, *what: object) -> NoReturn:
     """Raise the OSError of the call that just failed, naming it and what it was about."""
-    number = ctypes.get_errno()
+    number = cdata.get_errno()
     raise OSError(number, f"{call}: {os.strerror(number)}", *(str(w) for w in what[:1]))
 
 
@@ -69,9 +68,7 @@ def declare(name: str, *types: type) -> Callable[..., int]:
 
     Source: syscall(2).
     """
-    function = _libc["syscall"]  # by item, each time a new object: argtypes are its own
-    function.restype = ctypes.c_long
-    function.argtypes = (ctypes.c_long, *types)
+    function = cdata.function("syscall", cdata.c_long, cdata.c_long, *types)
     call: Callable[..., int] = partial(function, _NR[name])
     return call
 
@@ -87,11 +84,9 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
     The kernel reads only their lower halves.
     Source: prlimit(2).
     """
-    if _prlimit64(pid, resource, ctypes.byref(_Limits(soft, hard)), None) < 0:
+    if _prlimit64(pid, resource, cdata.byref(_Limits(soft, hard)), None) < 0:
         raise_errno("prlimit64")
 
 
-_Limits = ctypes.c_uint64 * 2
-_prlimit64 = declare(
-    "prlimit64", ctypes.c_long, ctypes.c_long, ctypes.POINTER(_Limits), ctypes.c_void_p
-)
+_Limits = cdata.c_uint64 * 2
+_prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

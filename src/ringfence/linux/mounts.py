@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 
+from . import cdata
 from .libc import declare, path_bytes, raise_errno
 
 # include/uapi/linux/mount.h
@@ -30,9 +30,9 @@ AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
-_path, _fd, _flags = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint
-_mount = declare("mount", _path, _path, _path, ctypes.c_ulong, _path)
-_umount2 = declare("umount2", _path, ctypes.c_int)
+_path, _fd, _flags = cdata.c_char_p, cdata.c_int, cdata.c_uint
+_mount = declare("mount", _path, _path, _path, cdata.c_ulong, _path)
+_umount2 = declare("umount2", _path, cdata.c_int)
 _pivot_root = declare("pivot_root", _path, _path)
 _open_tree = declare("open_tree", _fd, _path, _flags)
 _move_mount = declare("move_mount", _fd, _path, _fd, _path, _flags)
@@ -95,20 +95,18 @@ def move_mount(tree_fd: int, target: str, *, dir_fd: int = AT_FDCWD) -> None:
         raise_errno("move_mount", target)
 
 
-class _MountAttr(ctypes.Structure):
+class _MountAttr(cdata.Structure):
     """struct mount_attr, include/uapi/linux/mount.h."""
 
-    _fields_ = [
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    ]
+    _fields_ = (
+        ("attr_set", cdata.c_uint64),
+        ("attr_clr", cdata.c_uint64),
+        ("propagation", cdata.c_uint64),
+        ("userns_fd", cdata.c_uint64),
+    )
 
 
-_mount_setattr = declare(
-    "mount_setattr", _fd, _path, _flags, ctypes.POINTER(_MountAttr), ctypes.c_size_t
-)
+_mount_setattr = declare("mount_setattr", _fd, _path, _flags, cdata.c_void_p, cdata.c_size_t)
 
 
 def mount_setattr(fd: int, attributes: int, *, userns_fd: int = 0, recursive: bool = True) -> None:
@@ -118,5 +116,5 @@ def mount_setattr(fd: int, attributes: int, *, userns_fd: int = 0, recursive: bo
     """
     attr = _MountAttr(attributes, 0, 0, userns_fd)
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    if _mount_setattr(fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr)) < 0:
+    if _mount_setattr(fd, b"", flags, cdata.byref(attr), cdata.sizeof(attr)) < 0:
         raise_errno("mount_setattr")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import _signal as signal
-import ctypes
 import os
 
+from . import cdata
 from .libc import declare, raise_errno
 
 # include/uapi/linux/sched.h
@@ -22,31 +22,31 @@ CLONE_INTO_CGROUP = 0x200000000
 
 
 # Looked up once, before any fork: in a child the look-up alone would copy a hundred pages.
-_after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+_after_fork_in_child = cdata.python_function("PyOS_AfterFork_Child")
 
 
-class _CloneArgs(ctypes.Structure):
+class _CloneArgs(cdata.Structure):
     """struct clone_args, include/uapi/linux/sched.h."""
 
-    _fields_ = [
-        ("flags", ctypes.c_uint64),
-        ("pidfd", ctypes.c_uint64),
-        ("child_tid", ctypes.c_uint64),
-        ("parent_tid", ctypes.c_uint64),
-        ("exit_signal", ctypes.c_uint64),
-        ("stack", ctypes.c_uint64),
-        ("stack_size", ctypes.c_uint64),
-        ("tls", ctypes.c_uint64),
-        ("set_tid", ctypes.c_uint64),
-        ("set_tid_size", ctypes.c_uint64),
-        ("cgroup", ctypes.c_uint64),
-    ]
+    _fields_ = (
+        ("flags", cdata.c_uint64),
+        ("pidfd", cdata.c_uint64),
+        ("child_tid", cdata.c_uint64),
+        ("parent_tid", cdata.c_uint64),
+        ("exit_signal", cdata.c_uint64),
+        ("stack", cdata.c_uint64),
+        ("stack_size", cdata.c_uint64),
+        ("tls", cdata.c_uint64),
+        ("set_tid", cdata.c_uint64),
+        ("set_tid_size", cdata.c_uint64),
+        ("cgroup", cdata.c_uint64),
+    )
 
 
-_clone3 = declare("clone3", ctypes.POINTER(_CloneArgs), ctypes.c_size_t)
-_unshare = declare("unshare", ctypes.c_int)
-_setns = declare("setns", ctypes.c_int, ctypes.c_int)
-_sethostname = declare("sethostname", ctypes.c_char_p, ctypes.c_size_t)
+_clone3 = declare("clone3", cdata.c_void_p, cdata.c_size_t)
+_unshare = declare("unshare", cdata.c_int)
+_setns = declare("setns", cdata.c_int, cdata.c_int)
+_sethostname = declare("sethostname", cdata.c_char_p, cdata.c_size_t)
 
 
 def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
@@ -55,13 +55,13 @@ def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     Precondition: the calling process has one thread (after fork(2) only it is in the child).
     Source: clone3(2), Linux 5.3; CLONE_INTO_CGROUP, Linux 5.7.
     """
-    pidfd = ctypes.c_int(-1)
+    pidfd = cdata.c_int(-1)
     args = _CloneArgs()
     args.flags = flags | CLONE_PIDFD | (CLONE_INTO_CGROUP if cgroup_fd >= 0 else 0)
-    args.pidfd = ctypes.addressof(pidfd)
+    args.pidfd = cdata.addressof(pidfd)
     args.exit_signal = signal.SIGCHLD
     args.cgroup = max(cgroup_fd, 0)
-    pid = _clone3(ctypes.byref(args), ctypes.sizeof(args))
+    pid = _clone3(cdata.byref(args), cdata.sizeof(args))
     if pid < 0:
         raise_errno("clone3")
     if pid == 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import struct
 
+from . import cdata
 from .libc import declare, raise_errno
 
 # include/uapi/linux/prctl.h, securebits.h, capability.h
@@ -23,10 +23,10 @@ SECUREBITS_LOCKED = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 _LEAST_KNOWN = 38  # CAP_AUDIT_READ, Linux 3.16: every kernel that we run on knows more
 _CAPABILITY_VERSION_3 = 0x20080522
 
-_word = ctypes.c_ulong
-_prctl = declare("prctl", ctypes.c_int, _word, _word, _word, _word)
-_prctl_text = declare("prctl", ctypes.c_int, ctypes.c_char_p, _word, _word, _word)
-_capset = declare("capset", ctypes.c_char_p, ctypes.c_char_p)
+_word = cdata.c_ulong
+_prctl = declare("prctl", cdata.c_int, _word, _word, _word, _word)
+_prctl_text = declare("prctl", cdata.c_int, cdata.c_char_p, _word, _word, _word)
+_capset = declare("capset", cdata.c_char_p, cdata.c_char_p)
 
 
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
@@ -51,7 +51,7 @@ def empty_bounding_set() -> None:
     # Forty calls on the way of every start. EINVAL is one past the last that this kernel knows.
     while _prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    if ctypes.get_errno() != errno.EINVAL or capability < _LEAST_KNOWN:
+    if cdata.get_errno() != errno.EINVAL or capability < _LEAST_KNOWN:
         raise_errno("prctl PR_CAPBSET_DROP", capability)
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-
+from . import cdata
 from .libc import declare, raise_errno
 
 SECCOMP_SET_MODE_FILTER = 1  # include/uapi/linux/seccomp.h
 
 
-class _SockFprog(ctypes.Structure):
+class _SockFprog(cdata.Structure):
     """struct sock_fprog, include/uapi/linux/filter.h."""
 
-    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+    _fields_ = (("len", cdata.c_ushort), ("filter", cdata.c_char_p))
 
 
-_seccomp = declare("seccomp", ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(_SockFprog))
+_seccomp = declare("seccomp", cdata.c_uint, cdata.c_uint, cdata.c_void_p)
 
 
 def install_filter(program: bytes) -> None:
@@ -27,5 +26,5 @@ def install_filter(program: bytes) -> None:
     Source: seccomp(2).
     """
     fprog = _SockFprog(len(program) // 8, program)
-    if _seccomp(SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(fprog)) < 0:
+    if _seccomp(SECCOMP_SET_MODE_FILTER, 0, cdata.byref(fprog)) < 0:
         raise_errno("seccomp")

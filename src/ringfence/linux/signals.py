@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import _signal as signal
-import ctypes
 import os
 import struct
 
+from . import cdata
 from .libc import declare, raise_errno
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_signalfd4 = declare("signalfd4", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_signalfd4 = declare("signalfd4", cdata.c_int, cdata.c_char_p, cdata.c_size_t, cdata.c_int)
 
 
 def signalfd(signals: Iterable[int]) -> int:
