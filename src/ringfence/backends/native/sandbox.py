@@ -314,8 +314,10 @@ class NativeSandbox:
                 pass
             if was_suspended and self.group.can_freeze:
                 # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
-                with suppress(OSError):
+                try:
                     self.group.thaw()
+                except OSError:
+                    pass
             self._wait_until_empty()
             self._release()
 
