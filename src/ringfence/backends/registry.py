@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from _thread import allocate_lock
 
-from ..errors import InvalidRequest
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .native.zygote import Zygote
+    from .native.spawn import Started
     from .protocol import Backend
 
 NAMES = ("native", "fake")
 _lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
-_warm: Zygote | None = None
+_warm: Started | None = None
 
 
 def warm_up(name: str) -> None:
     """Start what the backend will need, before its own modules are even read."""
     global _warm
     if name == "native":
-        from .native.zygote import Zygote
+        from .native.spawn import spawn
 
-        _warm = Zygote()
+        _warm = spawn()
 
 
 def backend_named(name: str) -> Backend:
@@ -35,6 +32,8 @@ def backend_named(name: str) -> Backend:
         InvalidRequest: There is none.
     """
     if name not in NAMES:
+        from ..errors import InvalidRequest
+
         raise InvalidRequest(
             f"unknown backend {name!r}", field="backend", hint=f"one of {', '.join(NAMES)}"
         )
@@ -44,6 +43,8 @@ def backend_named(name: str) -> Backend:
         if key not in _shared:
             _shared[key] = _make(name)
             if len(_shared) == 1:
+                import atexit
+
                 atexit.register(_close_all, os.getpid())
         return _shared[key]
 
@@ -61,5 +62,6 @@ def _make(name: str) -> Backend:
 
         return FakeBackend()
     from .native.backend import NativeBackend
+    from .native.zygote import Zygote
 
-    return NativeBackend(zygote=_warm)
+    return NativeBackend(zygote=Zygote(_warm) if _warm else None)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from .spawn import Started, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from ringfence.launcher.zygote import main; main()"
-)
 _ANSWER_S = 60.0
 
 
@@ -27,39 +24,9 @@ class Refused(OSError):
 class Zygote:
     """A zygote process of this process. Thread-safe; never forks the caller."""
 
-    def __init__(self) -> None:
-        package_parent = os.path.dirname(
-            os.path.dirname(os.path.abspath(sys.modules["ringfence"].__file__ or ""))
-        )
-        ours, theirs = wire.socketpair()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        # The base interpreter, isolated: no site-packages, no environment, no current directory.
-        python = getattr(sys, "_base_executable", sys.executable) or sys.executable
-        actions = [
-            (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, null, 1),
-            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
-        ]
-        # A duplicate onto itself would keep close-on-exec: make sure that 3 is not the source.
-        if theirs.fileno() == 3:
-            moved = wire.Socket(fileno=os.dup(3))
-            theirs.close()
-            theirs = moved
-            actions[2] = (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)
-        try:
-            # A session of its own: an interrupt from the terminal is the caller's to handle.
-            self.pid = os.posix_spawn(
-                python,
-                [python, "-I", "-S", "-c", _CODE, package_parent],
-                {},
-                file_actions=actions,
-                setsid=True,
-                setsigmask=[],
-            )
-        finally:
-            theirs.close()
-            os.close(null)
-        self._socket = ours
+    def __init__(self, started: Started | None = None) -> None:
+        started = started or spawn()
+        self.pid, self._socket = started.pid, started.control
         self._pidfd = os.pidfd_open(self.pid)
         self._send_lock = allocate_lock()
         self.owner = os.getpid()

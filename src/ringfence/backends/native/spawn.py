@@ -1,0 +1,57 @@
+"""Starting a zygote process: first of all things, so it imports next to nothing."""
+
+from __future__ import annotations
+
+import _socket as socket
+import os
+import sys
+
+_CODE = (
+    "import sys; sys.path.append(sys.argv[1]); from ringfence.launcher.zygote import main; main()"
+)
+_CONTROL_FD = 3  # launcher.zygote.CONTROL_FD
+
+
+class Started:
+    """A zygote that boots: its pid, and our end of its socket."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid, self.control = pid, control
+
+
+def spawn() -> Started:
+    """Start one. The caller is never forked, whatever threads it has."""
+    package = os.path.abspath(sys.modules["ringfence"].__file__ or "")
+    package_parent = os.path.dirname(os.path.dirname(package))
+    kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    # The base interpreter, isolated: no site-packages, no environment, no current directory.
+    python = getattr(sys, "_base_executable", sys.executable) or sys.executable
+    # A duplicate onto itself would keep close-on-exec: make sure that 3 is not the source.
+    if theirs.fileno() == _CONTROL_FD:
+        moved = socket.socket(fileno=os.dup(_CONTROL_FD))
+        theirs.close()
+        theirs = moved
+    actions = [
+        (os.POSIX_SPAWN_DUP2, null, 0),
+        (os.POSIX_SPAWN_DUP2, null, 1),
+        (os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD),
+    ]
+    try:
+        # A session of its own: an interrupt from the terminal is the caller's to handle.
+        pid = os.posix_spawn(
+            python,
+            [python, "-I", "-S", "-c", _CODE, package_parent],
+            {},
+            file_actions=actions,
+            setsid=True,
+            setsigmask=[],
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(null)
+    return Started(pid, ours)
