@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal as signal
+import _socket as socket
 import errno
 import os
 import select
@@ -85,11 +86,13 @@ class NativeExec:
     def _receive(self) -> None:
         if self._status is not None or self._problem is not None:
             return
-        self._reply.setblocking(False)
         try:
-            data, _fds = wire.receive_raw(self._reply)
+            # Left in the socket, so that `done` stays readable.
+            data = self._reply.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise LifecycleError("the exec has not ended", hint="wait for `done`") from None
+        except ConnectionResetError:
+            data = b""
         self._settle(data)
 
     def _settle(self, data: bytes) -> None:
@@ -216,6 +219,10 @@ class NativeExec:
                 self._problem = SandboxLost("the exec was closed before it ended")
             self._reply.close()
         self._sandbox.forget(self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
 
     def close_stdin(self) -> None:
         """End of input."""
