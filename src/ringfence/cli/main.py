@@ -22,6 +22,9 @@ def main() -> int:
             from ..backends.registry import warm_up
 
             warm_up("native")
+        import gc
+
+        gc.disable()  # a short life, and nothing cyclic in it
         from .run import main as run
 
         # Nothing is left to flush or close, and an interpreter takes milliseconds to die.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from _thread import start_new_thread
 
 from .commands import RUN
 from .options import parse
@@ -79,6 +80,8 @@ def _run(given: dict[str, Any], command: list[str]) -> int:
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
     backend = backend_named(given.get("backend", "native"))
+    # Read while the kernel builds the sandbox and this thread waits for it.
+    start_new_thread(_read_ahead, ())
     try:
         sandbox = backend.provision(_tolerant(spec))
         try:
@@ -96,6 +99,10 @@ def _tolerant(spec: SandboxSpec) -> SandboxSpec:
     from dataclasses import replace
 
     return replace(spec, allow_degraded=(*spec.allow_degraded, "cpu_limit"))
+
+
+def _read_ahead() -> None:
+    from . import supervise  # noqa: F401
 
 
 def _close(backend: Backend) -> None:

@@ -37,6 +37,7 @@ def main() -> None:
     gc.disable()
     gc.freeze()
     Zygote(wire.adopt(CONTROL_FD)).run()
+    os._exit(0)  # an interpreter takes milliseconds to end in style
 
 
 def rename_process(name: bytes) -> None:

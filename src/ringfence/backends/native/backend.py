@@ -12,7 +12,6 @@ from ...model.ids import new_id
 from . import cgroups, identity, journal, planner
 from .host import Host, host
 from .profiles import Profile, profile_named
-from .sandbox import NativeSandbox
 from .zygote import Refused, Zygote, answer
 
 TYPE_CHECKING = False
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from .sandbox import NativeSandbox
     from ...snapshots.catalogue import Catalogue
 
 NAME = "native"
@@ -130,6 +130,9 @@ class NativeBackend:
                 zygote.tell_from(theirs, "create", plan, draft.fds)
             finally:
                 theirs.close()
+            # Read while the kernel builds the sandbox: the first start need not wait for it.
+            from .sandbox import NativeSandbox
+
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
             ours.close()

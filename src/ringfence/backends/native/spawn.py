@@ -7,7 +7,8 @@ import os
 import sys
 
 _CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from ringfence.launcher.zygote import main; main()"
+    "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
+    "from ringfence.launcher.zygote import main; main()"
 )
 _CONTROL_FD = 3  # launcher.zygote.CONTROL_FD
 
