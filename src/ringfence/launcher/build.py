@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .plan import Plan, Tree
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # include/uapi/linux/sockios.h, if.h
+_MOST_TERMINALS = 256  # the host has 4096 for everybody: sysctl kernel.pty.max
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -279,7 +280,8 @@ def _proc_read_only(root: NewRoot) -> None:
 def _devpts(root: NewRoot) -> None:
     root.make_dir("/dev/pts")
     flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
-    mounts.mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    options = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
+    mounts.mount("devpts", "dev/pts", "devpts", flags, options)
     os.symlink("pts/ptmx", "dev/ptmx")
 
 
