@@ -31,4 +31,6 @@ def _check(words: Sequence[str]) -> None:
 
     for word in words:
         if word not in BENCH.words.split():
-            raise InvalidRequest(f"no measure {word!r}", field="MEASURE", hint=f"one of {BENCH.words}")
+            raise InvalidRequest(
+                f"no measure {word!r}", field="MEASURE", hint=f"one of {BENCH.words}"
+            )

@@ -7,6 +7,16 @@ from .options import Command, Option
 HELP = Option("help", "", "show this help", short="h")
 JSON = Option("json", "", "print JSON instead of text")
 
+# Options of `run` whose value may hold less than asked, and the protection that says so.
+LIMITS = {
+    "memory": "memory_limit",
+    "cpus": "cpu_limit",
+    "pids": "pids_limit",
+    "disk": "disk_quota",
+    "inodes": "inode_quota",
+    "open-files": "open_files_limit",
+}
+
 RUN = Command(
     "run",
     "Run one command in a fresh sandbox that ends with it.",
@@ -27,13 +37,20 @@ RUN = Command(
             field="network",
             words="none unrestricted",
         ),
-        Option("memory", "SIZE", "memory of the whole sandbox, as 256m or 1g", field="memory_bytes"),
+        Option(
+            "memory", "SIZE", "memory of the whole sandbox, as 256m or 1g", field="memory_bytes"
+        ),
         Option("cpus", "N", "cores' worth of processor time, as 0.5"),
         Option("pids", "N", "processes and threads"),
         Option("disk", "SIZE", "what may be written outside mounts", field="disk_bytes"),
         Option("inodes", "N", "files and directories that may be made outside mounts"),
         Option("open-files", "N", "open files of each process", field="open_files"),
-        Option("output-bytes", "SIZE", "how much of each of stdout and stderr is kept", field="output_bytes"),
+        Option(
+            "output-bytes",
+            "SIZE",
+            "with --json, how much of each of stdout and stderr is kept",
+            field="output_bytes",
+        ),
         Option(
             "protect",
             "PATH",
@@ -51,11 +68,29 @@ RUN = Command(
         Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
         Option("workdir", "DIR", "where the command starts, absolute inside"),
         Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
-        Option("memory-dir", "DIR", "host directory behind /mnt/memory", field="memory_dir", words="<directories>"),
-        Option("python-env", "", "also show this Python and its packages, read-only", field="python_env"),
-        Option("profile", "NAME", "how much of the lock-down is in force", words="os_hardened debug unrestricted"),
+        Option(
+            "memory-dir",
+            "DIR",
+            "host directory behind /mnt/memory",
+            field="memory_dir",
+            words="<directories>",
+        ),
+        Option(
+            "python-env",
+            "",
+            "also show this Python and its packages, read-only",
+            field="python_env",
+        ),
+        Option(
+            "profile",
+            "NAME",
+            "how much of the lock-down is in force",
+            words="os_hardened debug unrestricted",
+        ),
         Option("backend", "NAME", "what isolates", words="native"),
-        Option("tier", "light|strong", "how strongly; never replaced silently", words="light strong"),
+        Option(
+            "tier", "light|strong", "how strongly; never replaced silently", words="light strong"
+        ),
         Option(
             "allow-degraded",
             "NAME",
@@ -63,18 +98,28 @@ RUN = Command(
             repeat=True,
             field="allow_degraded",
         ),
-        Option("tty", "", "run on a terminal; the default when all three streams are one", short="t", field="pty"),
+        Option(
+            "tty",
+            "",
+            "run on a terminal; the default when all three streams are one",
+            short="t",
+            field="pty",
+        ),
         Option("json", "", "print one JSON object instead of passing the streams through"),
         HELP,
     ),
     details="""\
-stdin, stdout and stderr are the command's own, as streams. Without --mount, the script to run is shown
-read-only in the working directory (./step.sh, or step.py in `python3 step.py`), and nothing else.
+stdin, stdout and stderr are the command's own, as streams. Without --mount, the script to run is
+shown read-only in the working directory (./step.sh, or step.py in `python3 step.py`), and nothing
+else.
 
 Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
 failed, and stderr says why; 126 not executable; 127 not found.""",
     examples=(
-        ("a script, with no network and nothing of yours but itself", "ringfence run -- python3 step.py"),
+        (
+            "a script, with no network and nothing of yours but itself",
+            "ringfence run -- python3 step.py",
+        ),
         (
             "a build that may write this directory only",
             "ringfence run --mount .:/work:rw --workdir /work -- make",
@@ -94,10 +139,10 @@ DOCTOR = Command(
         Option("attack", "", "run the bundled escape probes inside a sandbox here"),
         HELP,
     ),
-    details="Exit codes: 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",
+    details="Exits 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",
     examples=(
         ("what holds here", "ringfence doctor"),
-        ("only what does not", "ringfence doctor --json | jq '.backends[].protections[]|select(.status!=\"enforced\")'"),
+        ("for a program", "ringfence doctor --json > host.json"),
         ("see it attacked", "ringfence doctor --attack"),
     ),
 )

@@ -54,7 +54,8 @@ def _flags(command: Command) -> list[str]:
 _BASH = """\
 # bash completion for ringfence: source <(ringfence completion bash)
 _ringfence() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}} i
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
+  local command=${{COMP_WORDS[1]}} i
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W "{names} --help --version" -- "$word"))
@@ -86,15 +87,19 @@ def bash() -> str:
         if option.value
     ]
     commands = [
-        f'    {command.name}) COMPREPLY=($(compgen -W "{" ".join([*_flags(command), command.words])}" -- "$word")) ;;'
+        f"    {command.name}) {_bash_reply([*_flags(command), command.words])} ;;"
         for command in COMMANDS
     ]
     return _BASH.format(names=_names(), values="\n".join(values), commands="\n".join(commands))
 
 
+def _bash_reply(words: Sequence[str]) -> str:
+    return f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word"))'
+
+
 def _bash_words(option: Option) -> str:
     if option.words == FILES:
-        return "compopt -o nospace 2>/dev/null; COMPREPLY=($(compgen -f -- \"$word\"));"
+        return 'compopt -o nospace 2>/dev/null; COMPREPLY=($(compgen -f -- "$word"));'
     if option.words == DIRECTORIES:
         return 'COMPREPLY=($(compgen -d -- "$word"));'
     return f'COMPREPLY=($(compgen -W "{option.words}" -- "$word"));' if option.words else ""
@@ -136,7 +141,8 @@ def _zsh_case(command: Command) -> str:
     elif command.name == "run":
         lines.append("'*::command:_normal'")
     body = " \\\n        ".join(lines)
-    return f"    {command.name})\n      shift words; (( CURRENT-- ))\n      _arguments -S \\\n        {body}\n      ;;"
+    head = f"    {command.name})\n      shift words; (( CURRENT-- ))\n      _arguments -S"
+    return f"{head} \\\n        {body}\n      ;;"
 
 
 def _zsh_option(option: Option) -> str:
@@ -161,7 +167,9 @@ def fish() -> str:
     lines = ["# fish completion for ringfence", "complete -c ringfence -f"]
     for command in COMMANDS:
         text = command.summary.replace("'", "\\'")
-        lines.append(f"complete -c ringfence -n __fish_use_subcommand -a {command.name} -d '{text}'")
+        lines.append(
+            f"complete -c ringfence -n __fish_use_subcommand -a {command.name} -d '{text}'"
+        )
     for command in COMMANDS:
         lines += [_fish_option(command, option) for option in command.options]
         if command.words:

@@ -70,7 +70,8 @@ def _print(reports: Sequence[BackendReport]) -> None:
     colours = Colours(sys.stdout.fileno())
     facts = host_facts()
     who = "root" if facts["uid"] == 0 else f"uid {facts['uid']}"
-    print(f"ringfence {facts['ringfence']}, kernel {facts['kernel']}, Python {facts['python']}, as {who}\n")
+    versions = (f"{name} {facts[name]}" for name in ("ringfence", "kernel"))
+    print(f"{', '.join(versions)}, Python {facts['python']}, as {who}\n")
     for report in reports:
         print("\n".join(backend_lines(report, colours)))
     print("\n".join(_summary(reports)))
@@ -79,7 +80,11 @@ def _print(reports: Sequence[BackendReport]) -> None:
 def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
     """One backend's table: what, status, why, and the fix below it."""
     tiers = f" (tier {', '.join(report.tiers)})" if report.tiers else ""
-    usable = colours.paint("green", "usable") if report.available else colours.paint("red", "not usable here")
+    usable = (
+        colours.paint("green", "usable")
+        if report.available
+        else colours.paint("red", "not usable here")
+    )
     lines = [f"backend {colours.paint('bold', report.backend)}{tiers}: {usable}"]
     if not report.available:
         lines.append(f"  {report.reason}")
@@ -103,7 +108,7 @@ def _protection_lines(each: Protection, width: int, colours: Colours) -> list[st
 def _summary(reports: Sequence[BackendReport]) -> list[str]:
     lines = []
     for report in reports:
-        counts = {status: 0 for status in _COLOUR_OF}
+        counts = dict.fromkeys(_COLOUR_OF, 0)
         for each in report.protections:
             counts[each.status] += 1
         said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)

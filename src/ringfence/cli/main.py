@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _open_standard_descriptors() -> None:
-    """Where 0, 1 or 2 is closed, something of ours would take its number and be mistaken for a stream."""
+    """A closed 0, 1 or 2 would become a descriptor of ours, and be mistaken for a stream."""
     while True:
         fd = os.open(os.devnull, os.O_RDWR)
         if fd > 2:

@@ -25,7 +25,7 @@ class Option:
         self,
         name: str,
         value: str,
-        help: str,  # noqa: A002  it is the option's help
+        help: str,
         *,
         field: str = "",
         words: str = "",
@@ -101,7 +101,9 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
             continue
         if not equals:
             if at == len(argv) or argv[at] == "--":
-                raise InvalidRequest(f"needs a value: {option.flag} {option.value}", field=option.flag)
+                raise InvalidRequest(
+                    f"needs a value: {option.flag} {option.value}", field=option.flag
+                )
             value = argv[at]
             at += 1
         if option.repeat:

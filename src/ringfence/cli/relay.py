@@ -32,11 +32,9 @@ class Flow:
         source: Where to read.
         target: Where to write, or what to call with each chunk.
         ended: Called in the thread when it is over.
-        at_most: Bytes to pass on; the rest is read, counted and dropped.
 
     Attributes:
         moved: Bytes passed on so far.
-        dropped: Bytes read and not passed on.
         error: Why it stopped early; None at the end of the source.
     """
 
@@ -45,19 +43,17 @@ class Flow:
         source: int,
         target: int | Callable[[bytes], None],
         ended: Callable[[Flow], None],
-        at_most: int | None = None,
     ) -> None:
         self.source, self.target = source, target
         self._is_terminal = os.isatty(source)
-        self.moved, self.dropped, self.at_most = 0, 0, at_most
+        self.moved = 0
         self.error: OSError | None = None
         self.done = False
         self._ended = ended
 
-    def start(self) -> Flow:
+    def start(self) -> None:
         """Begin copying."""
         start_new_thread(self._run, ())
-        return self
 
     @property
     def reader_gone(self) -> bool:
@@ -68,17 +64,13 @@ class Flow:
         try:
             if callable(self.target):
                 self._collect(self.target)
-            elif self._by_hand or not self._splice(self.target):
+            elif self._is_terminal or not self._splice(self.target):
                 self._copy(self.target)
         except OSError as exc:
             self.error = exc
         finally:
             self.done = True
             self._ended(self)
-
-    @property
-    def _by_hand(self) -> bool:
-        return self.at_most is not None or self._is_terminal
 
     def _splice(self, target: int) -> bool:
         """Copy inside the kernel; False where these descriptors cannot."""
@@ -104,9 +96,6 @@ class Flow:
     def _copy(self, target: int) -> None:
         while data := self._read():
             view = memoryview(data)
-            if self.at_most is not None:
-                view = view[: max(0, self.at_most - self.moved)]
-                self.dropped += len(data) - len(view)
             while view:
                 try:
                     count = os.write(target, view)
@@ -155,17 +144,15 @@ class Flows:
 
     @property
     def bell(self) -> int:
-        """What to write to in order to wake whoever polls `wake`: one byte, 0 or a signal number."""
+        """Where to write, to wake whoever polls `wake`: one byte, 0 or a signal number."""
         return self._bell
 
-    def output(
-        self, source: int, target: int | Callable[[bytes], None], at_most: int | None = None
-    ) -> Flow:
+    def output(self, source: int, target: int | Callable[[bytes], None]) -> None:
         """Pass the command's output on."""
         os.set_blocking(source, True)
-        flow = Flow(source, target, self._rung, at_most)
+        flow = Flow(source, target, self._rung)
         self.outputs.append(flow)
-        return flow.start()
+        flow.start()
 
     def input(self, source: int, target: int, close: Callable[[], None]) -> None:
         """Pass our input on; `close` is called at its end, or when the command no longer reads."""
@@ -195,7 +182,7 @@ class Flows:
 
 
 def _wait(source: int | None, target: int | None) -> None:
-    """Wait for whichever end said that it would block: a descriptor shared with others may be non-blocking."""
+    """Wait for the end that would block: a descriptor shared with others may be non-blocking."""
     for fd, events in ((source, select.POLLIN), (target, select.POLLOUT)):
         if fd is not None:
             poll = select.poll()

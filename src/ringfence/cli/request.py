@@ -1,4 +1,4 @@
-"""From the options of `run` to a spec and a request; everything is checked before anything starts."""
+"""From the options of `run` to a spec and a request: checked before anything starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..model.limits import Limits, parse_duration, parse_size
 from ..model.mount import Mount
 from ..model.network import NetworkPolicy
 from ..model.spec import SandboxSpec
+from .commands import LIMITS
 from .scripts import script_of
 
 TYPE_CHECKING = False
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 _SIZES = {"memory": "memory_bytes", "disk": "disk_bytes", "output-bytes": "output_bytes"}
 _COUNTS = {"pids": "pids", "inodes": "inodes", "open-files": "open_files"}
-_SAME = {"user": "user", "workdir": "workdir", "profile": "profile", "tier": "tier", "python-env": "python_env"}
+_SAME = {
+    "user": "user",
+    "workdir": "workdir",
+    "profile": "profile",
+    "tier": "tier",
+    "python-env": "python_env",
+}
 _HOME = "/home/sandbox"
 
 
@@ -34,9 +41,12 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         parts["network"] = NetworkPolicy.parse(given["net"])
     if "memory-dir" in given:
         parts["memory_dir"] = os.path.abspath(_not_empty(given["memory-dir"], "memory_dir"))
-    for name in ("protect", "unprotect", "allow-degraded"):
+    for name in ("protect", "unprotect"):
         if name in given:
-            parts[name.replace("-", "_")] = tuple(given[name])
+            parts[name] = tuple(given[name])
+    # Naming a limit here allows the weaker form of it, which `run` then warns of.
+    weaker = [LIMITS[name] for name in LIMITS if name in given]
+    parts["allow_degraded"] = (*given.get("allow-degraded", ()), *weaker)
     return SandboxSpec(
         env=environment(given.get("env", ())),
         limits=limits(given),

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 SIGKILL = 9
 
 
-def run_for_json(supervisor: Supervisor, sandbox: BackendSandbox) -> int:
+def run_for_json(supervisor: Supervisor, sandbox: BackendSandbox, at_most: int | None) -> int:
     """Run it, print the object, return what our exit code is to be."""
-    limit = DEFAULT_OUTPUT_BYTES if supervisor.at_most is None else supervisor.at_most
-    supervisor.at_most = None  # the streams keep the bound, so that they also keep the tail
+    limit = DEFAULT_OUTPUT_BYTES if at_most is None else at_most
     stdout, stderr = Stream(limit), Stream(limit)
     supervisor.start(stdout.feed, stderr.feed)
     protections = [each.to_json() for each in sandbox.protections()]
@@ -38,7 +37,15 @@ def _result(supervisor: Supervisor, stdout: Stream, stderr: Stream) -> ExecResul
     status = supervisor.status
     known: dict[str, Any] = {"signal": SIGKILL, "timed_out": True, "killed_by": "timeout"}
     if status is not None:
-        names = ("exit_code", "signal", "timed_out", "oom_killed", "killed_by", "duration_s", "resource_usage")
+        names = (
+            "exit_code",
+            "signal",
+            "timed_out",
+            "oom_killed",
+            "killed_by",
+            "duration_s",
+            "resource_usage",
+        )
         known = {name: getattr(status, name) for name in names}
     else:
         known["duration_s"] = supervisor.elapsed_s

@@ -6,7 +6,7 @@ import os
 import stat
 from _thread import start_new_thread
 
-from .commands import RUN
+from .commands import LIMITS, RUN
 from .options import parse
 from .signals import Interrupted, interrupt
 
@@ -19,17 +19,7 @@ if TYPE_CHECKING:
     from ..model.exec import ExecRequest
     from ..model.spec import SandboxSpec
 
-TIMED_OUT, OWN_FAILURE = 124, 125
 _NULL = (1, 3)  # Documentation/admin-guide/devices.txt
-# Options whose value may be weaker here than asked, and the protection that says so.
-_LIMITS = {
-    "memory": "memory_limit",
-    "cpus": "cpu_limit",
-    "pids": "pids_limit",
-    "disk": "disk_quota",
-    "inodes": "inode_quota",
-    "open-files": "open_files_limit",
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return 128 + exc.number
     except BaseException as exc:  # noqa: BLE001  whatever it is, a script gets 125 and one line
         _report_failure(exc, as_json=bool(given.get("json")))
-        return OWN_FAILURE
+        return 125
 
 
 def _asks_for_json(argv: Sequence[str]) -> bool:
@@ -83,22 +73,13 @@ def _run(given: dict[str, Any], command: list[str]) -> int:
     # Read while the kernel builds the sandbox and this thread waits for it.
     start_new_thread(_read_ahead, ())
     try:
-        sandbox = backend.provision(_tolerant(spec))
+        sandbox = backend.provision(spec)
         try:
             return _supervise(given, spec, request, sandbox)
         finally:
             sandbox.terminate()
     finally:
         _close(backend)
-
-
-def _tolerant(spec: SandboxSpec) -> SandboxSpec:
-    """Naming a limit on the command line allows the weaker form of it, which is then warned of."""
-    if not spec.limits.cpus:
-        return spec
-    from dataclasses import replace
-
-    return replace(spec, allow_degraded=(*spec.allow_degraded, "cpu_limit"))
 
 
 def _read_ahead() -> None:
@@ -118,29 +99,31 @@ def _supervise(
 ) -> int:
     from .supervise import Supervisor
 
-    asked = {name for option, name in _LIMITS.items() if option in given}
-    if asked:
-        _warn_of_weak_limits(asked, spec.allow_degraded, sandbox)
-    supervisor = Supervisor(sandbox, request, spec.limits.output_bytes)
+    _warn_of_weak_limits(given, sandbox)
+    supervisor = Supervisor(sandbox, request)
     if given.get("json"):
         from .result import run_for_json
 
-        return run_for_json(supervisor, sandbox)
+        return run_for_json(supervisor, sandbox, spec.limits.output_bytes)
     return supervisor.run_through()
 
 
-def _warn_of_weak_limits(
-    asked: set[str], allowed: Sequence[str], sandbox: BackendSandbox
-) -> None:
+def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None:
+    """One line for each limit that holds less than asked, unless that was allowed by name."""
+    allowed = given.get("allow-degraded", ())
+    options = {name: option for option, name in LIMITS.items() if option in given}
+    if not options or "*" in allowed:
+        return
     from .terminal import say
 
     for each in sandbox.protections():
-        if each.name in asked and each.status != "enforced" and not {each.name, "*"} & set(allowed):
-            say(f"warning: {each.name} {each.status}: {each.why}" + (f" ({each.fix})" if each.fix else ""))
+        if each.name in options and each.status != "enforced" and each.name not in allowed:
+            fix, flag = f" ({each.fix})" if each.fix else "", options[each.name]
+            say(f"warning: --{flag} is degraded: {each.name} {each.status}: {each.why}{fix}")
 
 
 def wants_terminal(given: dict[str, Any]) -> bool:
-    """Whether the command gets a terminal: asked for, or all three streams are ours and in front."""
+    """Whether the command gets a terminal: asked for, or we have one on all three streams."""
     if given.get("json"):
         return False
     if given.get("tty"):
@@ -153,6 +136,8 @@ def wants_terminal(given: dict[str, Any]) -> bool:
 
 
 def _is_null(fd: int) -> bool:
-    """Whether `fd` is /dev/null: then the sandbox's own does as well, and nothing is to be relayed."""
+    """Whether `fd` is /dev/null: then the sandbox's own does as well."""
     found = os.fstat(fd)
-    return stat.S_ISCHR(found.st_mode) and (os.major(found.st_rdev), os.minor(found.st_rdev)) == _NULL
+    return (
+        stat.S_ISCHR(found.st_mode) and (os.major(found.st_rdev), os.minor(found.st_rdev)) == _NULL
+    )

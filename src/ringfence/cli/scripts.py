@@ -1,4 +1,4 @@
-"""Which file `ringfence run -- python3 step.py` brings in: the script that is named, and nothing else."""
+"""Which file `ringfence run -- python3 step.py` brings in: the script named, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,19 @@ _INTERPRETERS = {
     "lua": ("-l",),
 }
 # What the sandbox has of its own; a host path there is not the caller's script.
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/sys", "/dev")
+_SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/proc",
+    "/sys",
+    "/dev",
+)
 
 
 def script_of(argv: Sequence[str], workdir: str) -> tuple[str, str] | None:

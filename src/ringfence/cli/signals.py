@@ -1,4 +1,4 @@
-"""Signals to `ringfence run`: before the command runs they end the start, then they are passed on."""
+"""Signals to `ringfence run`: first they end the start, then they are passed on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 # What a terminal sends to a whole job; the others are for the command itself.
 TO_THE_JOB = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 RESIZED, STOP = signal.SIGWINCH, signal.SIGTSTP

@@ -31,8 +31,8 @@ class Supervisor:
         timed_out: It was ended for its timeout.
     """
 
-    def __init__(self, sandbox: BackendSandbox, request: ExecRequest, at_most: int | None) -> None:
-        self.sandbox, self.request, self.at_most = sandbox, request, at_most
+    def __init__(self, sandbox: BackendSandbox, request: ExecRequest) -> None:
+        self.sandbox, self.request = sandbox, request
         self.flows = Flows()
         self.status: ExecStatus | None = None
         self.timed_out = False
@@ -55,16 +55,20 @@ class Supervisor:
                 self._terminal.restore()
         return self._conclude()
 
-    def start(self, stdout: int | Callable[[bytes], None], stderr: int | Callable[[bytes], None]) -> None:
+    def start(
+        self, stdout: int | Callable[[bytes], None], stderr: int | Callable[[bytes], None]
+    ) -> None:
         """Start the command and its streams."""
         if self.request.pty is not None:
             self._take_terminal()
-        signals.ring(self.flows.bell, (signals.RESIZED, signals.STOP) if self._terminal else (signals.STOP,))
+        signals.ring(
+            self.flows.bell, (signals.RESIZED, signals.STOP) if self._terminal else (signals.STOP,)
+        )
         run = self._run = self.sandbox.start(self.request)
         if run.stdout is not None:
-            self.flows.output(run.stdout, stdout, self.at_most)
+            self.flows.output(run.stdout, stdout)
         if run.stderr is not None:
-            self.flows.output(run.stderr, stderr, self.at_most)
+            self.flows.output(run.stderr, stderr)
         if run.stdin is not None and self.request.stream_stdin:
             self.flows.input(0, run.stdin, self._end_input)
 
@@ -162,9 +166,6 @@ class Supervisor:
                 return READER_GONE
             say(f"{_stream_name(failed)}: {failed.error.strerror if failed.error else ''}")
             return OWN_FAILURE
-        for flow in self.flows.outputs:
-            if flow.dropped:
-                say(f"{_stream_name(flow)}: {flow.dropped} bytes over --output-bytes were dropped")
         self.explain()
         return self.exit_code
 
@@ -185,7 +186,8 @@ class Supervisor:
         if note:
             say(note.decode("utf-8", "replace").removeprefix("ringfence: "))
         if self.timed_out:
-            say(f"timed out after {self.request.timeout_s:g} s; every process of the command was killed")
+            after = f"{self.request.timeout_s:g} s"
+            say(f"timed out after {after}; every process of the command was killed")
         elif self.status is not None and self.status.oom_killed:
             say("a process was killed: the sandbox reached its memory limit (raise --memory)")
 
@@ -202,4 +204,4 @@ class Supervisor:
 
 
 def _stream_name(flow: Flow) -> str:
-    return {1: "standard output", 2: "standard error"}.get(flow.target, "output")  # type: ignore[call-overload,no-any-return]
+    return "standard error" if flow.target == 2 else "standard output"

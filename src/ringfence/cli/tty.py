@@ -27,7 +27,9 @@ class RawTerminal:
             | termios.IXON
         )
         mode[_OFLAG] &= ~termios.OPOST
-        mode[_LFLAG] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN)
+        mode[_LFLAG] &= ~(
+            termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
+        )
         mode[_CFLAG] = (mode[_CFLAG] & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
         mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
         termios.tcsetattr(fd, termios.TCSADRAIN, mode)
