@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ..backends.protocol import BackendFiles, Progress
+    from ..errors import RingfenceError
     from ..model.files import FileInfo
 
 _CHUNK = 1 << 22
@@ -35,8 +36,12 @@ class Files:
         self, path: str, data: bytes | str, *, append: bool = False, mode: int = 0o644
     ) -> None:
         """Write a file, creating or replacing it; its directory must exist."""
-        with self._inner.open_write(path, append=append, mode=mode) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+        stream = self._inner.open_write(path, append=append, mode=mode)
+        try:
+            with stream as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+        except OSError as exc:
+            raise _typed(exc, path) from exc
 
     def open_read(self, path: str) -> BinaryIO:
         """A stream over a file of any size."""
@@ -83,8 +88,13 @@ class Files:
         if os.path.isdir(local):
             self._inner.upload_tree(local, remote, progress=progress)
             return
-        with open(local, "rb") as source, self._inner.open_write(remote) as target:
-            _copy(source, target, local, progress)
+        with open(local, "rb") as source:
+            stream = self._inner.open_write(remote)
+            try:
+                with stream as target:
+                    _copy(source, target, local, progress)
+            except OSError as exc:
+                raise _typed(exc, remote) from exc
 
     def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
         """Copy a file or directory tree out of the sandbox; `local` is the copy's own path."""
@@ -95,6 +105,13 @@ class Files:
             return
         with self._inner.open_read(remote) as source, open(local, "wb") as target:
             _copy(source, target, remote, progress)
+
+
+def _typed(exc: OSError, path: str) -> RingfenceError:
+    """What the kernel said while a stream into the sandbox was written: its disk may be full."""
+    from ..errors import file_error
+
+    return file_error(exc.errno or 5, path)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:
