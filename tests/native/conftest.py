@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.cgroups import Layout
 from ringfence.backends.native.profiles import Profile
 from tests.features import require
 
@@ -66,3 +68,9 @@ def private_dir(tmp_path: Path) -> Path:
 
 def am_root() -> bool:
     return 0 == os.geteuid()
+
+
+@functools.cache
+def has_cgroups() -> bool:
+    """Whether limits are the kernel's here; else they are sampled, and told as degraded."""
+    return 0 != Layout().version
