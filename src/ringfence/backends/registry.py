@@ -7,6 +7,8 @@ from _thread import allocate_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .native.spawn import Started
     from .protocol import Backend
 
@@ -47,6 +49,19 @@ def backend_named(name: str) -> Backend:
 
                 atexit.register(_close_all, os.getpid())
         return _shared[key]
+
+
+def new_backend(name: str, **options: Any) -> Backend:
+    """A backend of the caller's own, who closes it; options as its class takes them.
+
+    Raises:
+        InvalidRequest: There is none of that name.
+    """
+    if name == "native":
+        from .native.backend import NativeBackend
+
+        return NativeBackend(**options)
+    return _make(name) if name in NAMES else backend_named(name)
 
 
 def _close_all(owner: int) -> None:

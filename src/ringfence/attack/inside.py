@@ -1,0 +1,86 @@
+"""Sending the package `probes` into a sandbox, or a plain process, and hearing what was found."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import zipfile
+
+from ..policy.seccomp import MACHINES
+from .probes import kit, main
+from .result import INCONCLUSIVE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..sandbox.sync import Sandbox
+
+PYTHON = "/usr/bin/python3"
+ARCHIVE = "/tmp/probes.zip"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
+    "getattr(import_module('probes.' + sys.argv[2]), sys.argv[3])(*sys.argv[4:])"
+)
+_PATIENCE_S = 60.0
+
+Found = dict[str, tuple[str, str]]
+"""Probe to status and evidence."""
+
+
+def registered() -> dict[str, kit.Probe]:
+    """Every probe that runs inside."""
+    assert main.AREAS  # importing them registers their probes
+    return kit.PROBES
+
+
+@functools.cache
+def archive() -> bytes:
+    """The package `probes` as a zip file that Python can import from."""
+    directory = os.path.dirname(main.__file__)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name in sorted(os.listdir(directory)):
+            if name.endswith(".py"):
+                file.write(os.path.join(directory, name), f"probes/{name}")
+    return content.getvalue()
+
+
+def command(module: str, function: str, *arguments: str, path: str = ARCHIVE) -> list[str]:
+    """What calls a function of `probes`, whose archive is at `path`."""
+    return [PYTHON, "-I", "-S", "-B", "-c", _START, path, module, function, *arguments]
+
+
+def request(probes: Sequence[str], context: dict[str, Any]) -> str:
+    """What `main.main` reads."""
+    machine = MACHINES.get(os.uname().machine)
+    numbers = dict(machine.numbers) if machine else {}
+    return json.dumps({"context": context, "numbers": numbers, "probes": list(probes)})
+
+
+def read_answers(probes: Sequence[str], output: str, problem: str) -> Found:
+    """What was found; a probe without an answer is inconclusive because of `problem`."""
+    found: Found = {}
+    for line in output.splitlines():
+        try:
+            id, status, evidence = json.loads(line)
+        except ValueError:
+            continue
+        found[id] = (status, evidence)
+    return {id: found.get(id, (INCONCLUSIVE, f"no answer: {problem}")) for id in probes}
+
+
+def run_inside(sandbox: Sandbox, probes: Sequence[str], context: dict[str, Any]) -> Found:
+    """Run probes one by one in a sandbox."""
+    sandbox.files.write(ARCHIVE, archive())
+    result = sandbox.exec(
+        command("main", "main"),
+        stdin=request(probes, context),
+        timeout_s=_PATIENCE_S,
+        cwd="/tmp",
+    )
+    problem = f"{result.exit_code=} {result.signal=} {result.stderr_text[-300:]}"
+    return read_answers(probes, result.stdout_text, problem)

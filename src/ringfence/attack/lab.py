@@ -1,0 +1,155 @@
+"""Where the attack happens: sandboxes, canaries, and whether the protection under test is on."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..backends.registry import new_backend
+from ..model.mount import READ_ONLY, READ_WRITE, Mount
+from ..sandbox.sync import Sandbox
+from .canaries import PROTECTED, RO, RO_FILE, RW
+from .inside import ARCHIVE, archive, command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..backends.protocol import Backend
+    from ..model.exec import ExecResult
+    from ..sandbox.process import Process
+    from .canaries import Canaries
+
+_PATIENCE_S = 10.0
+
+
+class Lab:
+    """What probes that run on the host work with.
+
+    Attributes:
+        protected: False in a control: the probe then leaves the protection out, and must fire.
+    """
+
+    def __init__(self, backend: Backend, canaries: Canaries, *, protected: bool = True) -> None:
+        self.backend, self.canaries, self.protected = backend, canaries, protected
+        self.looked: tuple[list[str], str] | None = None  # see outside/neighbours.py
+
+    @property
+    def rootless(self) -> bool:
+        return bool(self.canaries.context["rootless"])
+
+    def sandbox(self, **options: Any) -> Sandbox:
+        """A new sandbox, to be used as a context manager."""
+        return Sandbox.create(backend=self.backend, **options)
+
+    def mounted(self, **options: Any) -> Sandbox:
+        """A new sandbox that shows the planted directories."""
+        return self.sandbox(mounts=self.mounts(), protect=PROTECTED, **options)
+
+    def mounts(self, *, access: str = READ_ONLY) -> tuple[Mount, ...]:
+        """The planted directories: one read-only, one writable and protected, and a single file."""
+        return (
+            Mount(RO, self.canaries.ro, access),
+            Mount(RW, self.canaries.rw, READ_WRITE),
+            Mount(RO_FILE, self.canaries.ro_file, access),
+        )
+
+    def other_backend(self, **options: Any) -> Backend:
+        """A backend of one probe's own; close it."""
+        return new_backend(self.backend.name, **options)
+
+
+def run(sandbox: Sandbox, module: str, function: str, *words: str, **options: Any) -> ExecResult:
+    """Call a function of the package `probes` inside, and wait for its end."""
+    sandbox.files.write(ARCHIVE, archive())
+    options.setdefault("timeout_s", _PATIENCE_S)
+    return sandbox.exec(command(module, function, *words), **options)
+
+
+def start(sandbox: Sandbox, module: str, function: str, *words: str, **options: Any) -> Process:
+    """Call a function of the package `probes` inside, in the background."""
+    sandbox.files.write(ARCHIVE, archive())
+    return sandbox.start(command(module, function, *words), **options)
+
+
+def first_line(process: Process) -> str:
+    """What a process says first."""
+    said: list[bytes] = []
+
+    def whole() -> bool:
+        said.append(process.stdout.read())
+        return b"\n" in said[-1] or not process.running
+
+    eventually(whole, patience_s=5)
+    return b"".join(said).decode("utf-8", "replace").partition("\n")[0]
+
+
+def others(sandbox: Sandbox) -> list[str]:
+    """Everything that runs inside, but PID 1 and who asks.
+
+    Raises:
+        RuntimeError: It could not be asked.
+    """
+    result = run(sandbox, "trees", "census")
+    if not result.ok:
+        raise RuntimeError(f"no census: {result.stderr_text[-200:]}")
+    return result.stdout_text.splitlines()
+
+
+def eventually(condition: Callable[[], bool], *, patience_s: float = 2.0) -> bool:
+    """Whether `condition()` becomes true in time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+# -- processes as the host sees them --------------------------------------------------------------
+
+
+def first_host_pid(sandbox: Sandbox) -> int:
+    """The host's number of PID 1; 0 where the backend has none."""
+    return int(getattr(sandbox._inner, "pid", 0))
+
+
+def host_tree(pid: int) -> list[int]:
+    """`pid` and all its descendants, as the host numbers them."""
+    found = [pid] if pid else []
+    for parent in found:
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+        except OSError:
+            continue
+    return found
+
+
+def host_pid(sandbox: Sandbox, inside: int) -> int:
+    """The host's number of a process inside; 0 when it is not found."""
+    for pid in host_tree(first_host_pid(sandbox)):
+        try:
+            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+                lines = [line.split() for line in file if line.startswith("NSpid:")]
+        except OSError:
+            continue
+        if lines and int(lines[0][-1]) == inside:
+            return pid
+    return 0
+
+
+def host_processes(marker: str) -> list[int]:
+    """Processes of this host whose command line holds `marker`, this one left out."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    if marker.encode() in file.read():
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,13 @@
+"""Probes judged from the host: bombs, timeouts, neighbours, residue, and errands for guests."""
+
+from __future__ import annotations
+
+from . import bombs, host_side, neighbours, residue, timeouts
+from .register import PROBES, OutsideProbe
+
+AREAS = (host_side, bombs, neighbours, residue, timeouts)
+
+
+def registered() -> dict[str, OutsideProbe]:
+    """Every probe that runs on the host, in order."""
+    return PROBES

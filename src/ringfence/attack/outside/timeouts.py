@@ -1,0 +1,288 @@
+"""Trees that try to outlive a timeout, a kill, their sandbox or its maker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from ...errors import RingfenceError
+from ..inside import archive, command
+from ..lab import (
+    eventually,
+    first_host_pid,
+    host_processes,
+    host_tree,
+    others,
+    run,
+    start,
+)
+from ..probes import trees
+from ..probes.kit import Outcome, escaped, held, inconclusive
+from .register import PLAIN_PROCESS, probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...sandbox.sync import Sandbox
+    from ..lab import Lab
+
+_TIMEOUT_S = 0.4
+_LATE_S = 1.2
+_ENDS_ANYWAY = "none: a signal to the one process ends it on a plain host too"
+_NO_INIT = "none: a plain host has no PID 1 that watches over timeouts"
+
+
+def _timed(name: str) -> Callable[[Lab], Outcome]:
+    def attack(lab: Lab) -> Outcome:
+        if not lab.protected:
+            return timed_plainly(lab, name)
+        with lab.sandbox() as sandbox:
+            began = time.monotonic()
+            try:
+                result = run(sandbox, "trees", name, timeout_s=_TIMEOUT_S)
+            except RingfenceError as exc:
+                return escaped(f"no result: {exc}")
+            took_s = time.monotonic() - began
+            left = others(sandbox)
+        said = f"returned after {took_s:.2f} s, timeout {_TIMEOUT_S}"
+        if left:
+            return escaped(f"{len(left)} left: {left[0]}; {said}")
+        if not result.timed_out or took_s > _TIMEOUT_S + _LATE_S:
+            return escaped(f"{said}, {result.timed_out=}")
+        return held(f"{said}, nothing left")
+
+    return attack
+
+
+def timed_plainly(lab: Lab, name: str) -> Outcome:
+    """The same on the host, with what Python offers: a timeout that ends one process."""
+    path = f"{lab.canaries.directory}/{name}-{lab.canaries.token[:8]}.zip"
+    with open(path, "wb") as file:
+        file.write(archive())
+    child = subprocess.Popen(
+        command("trees", name, path=path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_TIMEOUT_S)
+        child.kill()
+        child.wait()
+        left = host_processes(path)
+        return escaped(f"{len(left)} left") if left else held("nothing left")
+    finally:
+        _sweep(path)
+
+
+def _sweep(marker: str) -> None:
+    """End what is left: only processes that this probe started have its archive's path."""
+    for _ in range(100):
+        found = host_processes(marker)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+for _tree in (*trees.DETACHED, *trees.NOT_DETACHED):
+    probe(
+        f"lifecycle.timeout-{_tree.__name__.replace('_', '-')}",
+        "high",
+        PLAIN_PROCESS if _tree in trees.DETACHED else _ENDS_ANYWAY,
+        about=f"{_tree.__doc__} must not outlive its timeout.",
+    )(_timed(_tree.__name__))
+
+
+@probe("lifecycle.stop-the-next", "high", _NO_INIT)
+def stop_the_next(lab: Lab) -> Outcome:
+    """Who stops every other process must not keep the next command from being timed out."""
+    slowest = 0.0
+    with lab.sandbox() as sandbox:
+        stopper = start(sandbox, "trees", "stop_everybody")
+        time.sleep(0.15)
+        for _ in range(2):
+            began = time.monotonic()
+            try:
+                sandbox.exec(["sleep", "5"], timeout_s=_TIMEOUT_S)
+            except RingfenceError as exc:
+                return escaped(f"no result after {time.monotonic() - began:.1f} s: {exc}")
+            slowest = max(slowest, time.monotonic() - began)
+        stopper.kill()
+    said = f"timeouts of {_TIMEOUT_S} s came after {slowest:.2f} s"
+    return held(said) if slowest < _TIMEOUT_S + _LATE_S else escaped(said)
+
+
+@probe("lifecycle.kill-tree", "high", PLAIN_PROCESS)
+def kill_tree(lab: Lab) -> Outcome:
+    """Killing an exec must leave nothing of its tree."""
+    if not lab.protected:
+        return timed_plainly(lab, "double_fork")
+    with lab.sandbox() as sandbox:
+        process = start(sandbox, "trees", "double_fork")
+        eventually(lambda: len(host_tree(first_host_pid(sandbox))) >= 3)
+        process.kill()
+        process.wait(5)
+        left = others(sandbox)
+    return escaped(f"left: {left[0]}") if left else held("nothing left")
+
+
+@probe("lifecycle.kill-terminal", "high", PLAIN_PROCESS)
+def kill_terminal(lab: Lab) -> Outcome:
+    """A tree that was started on a terminal must not outlive its timeout."""
+    if not lab.protected:
+        return timed_plainly(lab, "double_fork")
+    with lab.sandbox() as sandbox:
+        process = start(sandbox, "trees", "double_fork", pty=(24, 80), timeout_s=_TIMEOUT_S)
+        result = process.wait(5)
+        left = others(sandbox)
+    if left or not result.timed_out:
+        return escaped(f"left: {left}, {result.timed_out=}")
+    return held("nothing left")
+
+
+@probe("lifecycle.kill-only-its-own", "medium", "none: a control would kill what it must not")
+def kill_only_its_own(lab: Lab) -> Outcome:
+    """A timeout must not end what another exec of the same sandbox runs."""
+    with lab.sandbox() as sandbox:
+        bystander = sandbox.start(["sleep", "20"])
+        run(sandbox, "trees", "many", timeout_s=_TIMEOUT_S)
+        left = others(sandbox)
+        running = bystander.running
+        bystander.kill()
+    if running and len(left) == 1:
+        return held("the other one runs on")
+    return escaped(f"the other one runs: {running}; left: {left}")
+
+
+@probe("lifecycle.other-user", "high", _NO_INIT)
+def other_user(lab: Lab) -> Outcome:
+    """A command run as another user must not outlive its timeout by ending its watcher."""
+    with lab.sandbox() as sandbox:
+        began = time.monotonic()
+        try:
+            run(sandbox, "trees", "end_parent", user="nobody", timeout_s=_TIMEOUT_S)
+            said = "returned"
+        except RingfenceError as exc:
+            if exc.code == "unsupported":
+                return inconclusive(f"{exc.code}: {exc}")
+            said = f"{exc.code}: {exc}"
+        took_s = time.monotonic() - began
+        if not eventually(lambda: not _alive(sandbox), patience_s=1.0):
+            return escaped(f"{said} after {took_s:.2f} s, and its processes run on")
+    said = f"{said} after {took_s:.2f} s, timeout {_TIMEOUT_S}"
+    return escaped(said) if took_s > _TIMEOUT_S + _LATE_S else held(f"{said}, nothing left")
+
+
+def _alive(sandbox: Sandbox) -> list[str]:
+    try:
+        return others(sandbox)
+    except RingfenceError:
+        return []  # the sandbox was ended with them
+
+
+@probe("lifecycle.terminate", "critical", PLAIN_PROCESS)
+def terminate(lab: Lab) -> Outcome:
+    """When a sandbox has been terminated, no process of it may be left on the host."""
+    if not lab.protected:
+        return timed_plainly(lab, "many")
+    with lab.sandbox() as sandbox:
+        first = first_host_pid(sandbox)
+        start(sandbox, "trees", "many")
+        if not first or not eventually(lambda: len(host_tree(first)) > 30):
+            return inconclusive("its processes cannot be seen from the host")
+        tree = host_tree(first)
+        sandbox.terminate()
+        # PID 1 is a zombie until its parent has looked.
+        left = [pid for pid in tree if _runs(pid)]
+    return escaped(f"{len(left)} of {len(tree)} left") if left else held(f"all {len(tree)} gone")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+_MAKER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ringfence import Sandbox
+sandbox = Sandbox.create()
+sandbox.start(["sh", "-c", "setsid sleep 30 & sleep 30"])
+print(sandbox._inner.pid, flush=True)
+sys.stdin.read()
+"""
+_PLAIN_MAKER = """
+import subprocess, sys
+print(subprocess.Popen(["/bin/sleep", "5"]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@probe("lifecycle.maker-killed", "critical", PLAIN_PROCESS)
+def maker_killed(lab: Lab) -> Outcome:
+    """When the process that made a sandbox is killed, the sandbox must end with it."""
+    package_parent = os.path.dirname(lab.canaries.context["package_directory"])
+    maker = subprocess.Popen(
+        [sys.executable, "-c", _MAKER if lab.protected else _PLAIN_MAKER, package_parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with maker:
+        line = maker.stdout.readline() if maker.stdout else b""
+        time.sleep(0.1)
+        tree = host_tree(int(line)) if line.strip() else []
+        maker.kill()
+    if not tree:
+        return inconclusive("the maker made no sandbox")
+    if eventually(lambda: not any(map(_runs, tree))):
+        return held(f"all {len(tree)} processes gone")
+    if not lab.protected:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(tree[0], signal.SIGKILL)
+    return escaped("processes are left after 2 s")
+
+
+@probe("lifecycle.suspended", "medium", "the same sandbox, not suspended")
+def suspended(lab: Lab) -> Outcome:
+    """A suspended sandbox must not run."""
+    with lab.sandbox() as sandbox:
+        start(sandbox, "trees", "tick", "/tmp/ticks")
+        if not eventually(lambda: sandbox.files.exists("/tmp/ticks")):
+            return inconclusive("it never ran")
+        if lab.protected:
+            sandbox.suspend()
+        first = first_host_pid(sandbox)
+        before = _processor_ticks(first)
+        time.sleep(0.3)
+        after = _processor_ticks(first)
+        if lab.protected:
+            sandbox.resume()
+    if not first:
+        return inconclusive("its processes cannot be seen from the host")
+    return held("it did not run") if after == before else escaped("it ran meanwhile")
+
+
+def _processor_ticks(first: int) -> list[tuple[int, int]]:
+    """Times that each process of a tree gave up the processor or was switched from it."""
+    found = []
+    for pid in host_tree(first)[1:]:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
+        ):
+            switches = [int(line.split()[1]) for line in file if "ctxt_switches" in line]
+            found.append((pid, sum(switches)))
+    return found

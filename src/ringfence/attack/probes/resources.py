@@ -1,0 +1,145 @@
+"""Limits that a process must not lift, and things of the host that are scarce.
+
+The bombs themselves are set off from outside: see outside/bombs.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+
+from .kit import (
+    BOTH,
+    HOST,
+    HOST_ROOT,
+    Outcome,
+    attempt,
+    call,
+    escaped,
+    first_escape,
+    held,
+    inconclusive,
+    probe,
+    read,
+    said,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_LIMITS = {
+    "processes": resource.RLIMIT_NPROC,
+    "open-files": resource.RLIMIT_NOFILE,
+    "locked-memory": resource.RLIMIT_MEMLOCK,
+    "pending-signals": resource.RLIMIT_SIGPENDING,
+    "queues": resource.RLIMIT_MSGQUEUE,
+    "real-time": resource.RLIMIT_RTPRIO,
+}
+
+
+def _raise_limit(which: int) -> Callable[[dict[str, Any]], Outcome]:
+    def run(_context: dict[str, Any]) -> Outcome:
+        _soft, hard = resource.getrlimit(which)
+        if hard == resource.RLIM_INFINITY:
+            return escaped("unlimited")
+        try:
+            resource.setrlimit(which, (hard + 1, hard + 1))
+        except (OSError, ValueError) as exc:
+            return held(f"{hard}; to raise it: {exc}")
+        return escaped(f"raised from {hard}")
+
+    return run
+
+
+for _name, _which in _LIMITS.items():
+    probe(
+        f"resources.raise-{_name}",
+        "medium",
+        HOST_ROOT,
+        where=BOTH,
+        about=f"The limit of {_name} must be set, and not be raisable.",
+    )(_raise_limit(_which))
+
+
+@probe("resources.real-time", "high", HOST_ROOT)
+def real_time(_context: dict[str, Any]) -> Outcome:
+    """A process must not get in front of all others of the host."""
+    parameter = os.sched_param(1)
+    return first_escape(
+        [
+            attempt(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, parameter), "SCHED_FIFO"),
+            attempt(lambda: os.sched_setscheduler(0, os.SCHED_RR, parameter), "SCHED_RR"),
+            attempt(lambda: os.setpriority(os.PRIO_PROCESS, 0, -5), "nice -5"),
+            _result("real-time I/O", call("ioprio_set", 1, 0, 1 << 13)),
+        ]
+    )
+
+
+def _result(what: str, result: int) -> Outcome:
+    return escaped(f"{what}: worked") if result == 0 else held(f"{what}: {said(result)}")
+
+
+@probe("resources.lock-memory", "medium", HOST_ROOT)
+def lock_memory(_context: dict[str, Any]) -> Outcome:
+    """No more than the allowed 8 MiB of memory may be locked."""
+    size = 9 << 20
+    memory = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return _result("mlock of 9 MiB", call("mlock", address, size))
+
+
+@probe("resources.core-dump", "medium", HOST)
+def core_dump(_context: dict[str, Any]) -> Outcome:
+    """A crash must neither leave a core file nor start the host's crash handler.
+
+    A handler behind a pipe is started whatever the limit is, unless that is exactly 1.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard == 1:
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        except (OSError, ValueError) as exc:
+            return held(f"the limit is 1 and stays: {exc}")
+        return escaped("the limit is 1, and can be lowered to 0, with which a handler would start")
+    pattern = read("/proc/sys/kernel/core_pattern").strip()
+    if hard == 0 and not pattern.startswith(b"|"):
+        return held(f"the limit is 0; core_pattern is {pattern.decode()}")
+    return escaped(f"limit {hard}, core_pattern {pattern.decode()}")
+
+
+def _shared_limit(name: str, take: Callable[[], int], most: int = 4096) -> Outcome:
+    """Take half of what the host allows; escaped when one sandbox may have that much."""
+    text = read(f"/proc/sys/fs/inotify/{name}").strip()
+    if not text.isdigit():
+        return inconclusive("this kernel has no such limit")
+    half = min(int(text) // 2, most)
+    for taken in range(half):
+        result = take()
+        if result < 0:
+            return held(f"{taken} of the host's {text.decode()}, then {said(result)}")
+    return escaped(
+        f"{half} taken, of {text.decode()} that all sandboxes of this user and the host share"
+    )
+
+
+@probe("resources.inotify-instances", "medium", HOST_ROOT)
+def inotify_instances(_context: dict[str, Any]) -> Outcome:
+    """One sandbox must not take the watchers (inotify instances) of the user who started it."""
+    return _shared_limit("max_user_instances", lambda: call("inotify_init1", os.O_CLOEXEC))
+
+
+@probe("resources.open-files", "medium", HOST)
+def open_files(_context: dict[str, Any]) -> Outcome:
+    """One sandbox must not be able to take the open files of the whole host."""
+    most = int(read("/proc/sys/fs/file-max").strip() or 0)
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if resource.RLIM_INFINITY in (processes, files):
+        return escaped("no limit at all")
+    product = processes * files
+    words = f"{processes} processes with {files} files each, of {most} on the host"
+    return held(words) if product < most // 2 else escaped(words)

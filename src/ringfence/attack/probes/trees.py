@@ -1,0 +1,205 @@
+"""Process trees that try to outlive a timeout. Each ends by itself after a few seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_EXIT = {"x86_64": 60, "aarch64": 93}
+_CLONE_PARENT = 0x8000
+_LONG_S, _SHORT_S = 8, 5
+
+
+def _clone(flags: int) -> int:
+    return int(_libc.syscall(_CLONE[os.uname().machine], flags, 0, 0, 0, 0))
+
+
+def _detached(run: Callable[[], object]) -> None:
+    """Run something in a grandchild, in a session of its own, whose parent has ended."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            run()
+        os._exit(0)
+
+
+def _linger() -> None:
+    time.sleep(_LONG_S)
+
+
+def deaf() -> None:
+    """A process that ignores every signal"""
+    for number in range(1, 65):
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError):
+            continue
+    _linger()
+
+
+def new_session() -> None:
+    """A child in a session of its own"""
+    if os.fork() == 0:
+        os.setsid()
+    _linger()
+
+
+def double_fork() -> None:
+    """A grandchild whose parent has ended"""
+    _detached(_linger)
+    _linger()
+
+
+def many() -> None:
+    """Many orphans in sessions of their own"""
+    for _ in range(30):
+        _detached(_linger)
+    _linger()
+
+
+def moving() -> None:
+    """A process that forks and ends, over and over"""
+
+    def run() -> None:
+        end = time.monotonic() + _SHORT_S
+        while time.monotonic() < end:
+            if os.fork():
+                os._exit(0)
+
+    _detached(run)
+    _linger()
+
+
+def first_thread_gone() -> None:
+    """A process whose first thread has ended, so that it looks like a zombie"""
+    threading.Thread(target=_linger, daemon=True).start()
+    _libc.syscall(_EXIT[os.uname().machine], 0)
+
+
+def stopped() -> None:
+    """A stopped process with a stopped child"""
+    if os.fork() == 0:
+        os.setsid()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    _linger()
+
+
+def sibling() -> None:
+    """A child that was made a child of PID 1 (CLONE_PARENT)"""
+    if _clone(_CLONE_PARENT | signal.SIGCHLD) == 0:
+        os.setsid()
+    _linger()
+
+
+def silent() -> None:
+    """Orphans whose end is told by no signal"""
+    for _ in range(5):
+        if _clone(0) == 0:
+            os.setsid()
+            _linger()
+            os._exit(0)
+    _linger()
+
+
+def waiting() -> None:
+    """A parent that waits in vfork"""
+    if os.fork() == 0:
+        os.setsid()
+    subprocess.run(["/bin/sleep", str(_LONG_S)], close_fds=False, check=False)
+
+
+def replaced() -> None:
+    """A process that a second thread has replaced by a new program"""
+    arguments = ["sleep", str(_LONG_S)]
+    threading.Thread(target=os.execv, args=("/bin/sleep", arguments)).start()
+    _linger()
+
+
+def flood() -> None:
+    """A flood of orphans that keeps PID 1 busy"""
+    end = time.monotonic() + _SHORT_S
+    for _ in range(4):
+        if os.fork() == 0:
+            os.setsid()
+            break
+    while time.monotonic() < end:
+        pid = os.fork()
+        if pid == 0:
+            os.fork()
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def talking() -> None:
+    """A child that keeps the output open"""
+
+    def run() -> None:
+        end = time.monotonic() + _LONG_S
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            os.write(1, b"x")
+
+    _detached(run)
+    _linger()
+
+
+# A signal to the one process ends these on a plain host too.
+NOT_DETACHED = (deaf, first_thread_gone, replaced)
+DETACHED = (
+    *(new_session, double_fork, many, moving, stopped, sibling, silent, waiting, flood, talking),
+)
+
+
+def stop_everybody() -> None:
+    """Stop every other process, over and over."""
+    end = time.monotonic() + _LONG_S
+    while time.monotonic() < end:
+        try:
+            os.kill(-1, signal.SIGSTOP)
+        except OSError:
+            continue
+
+
+def end_parent() -> None:
+    """Leave a grandchild behind and kill whoever started this process, unless that is PID 1."""
+    parent = os.getppid()
+    _detached(_linger)
+    try:
+        os.kill(parent, signal.SIGKILL)
+    except OSError:
+        pass
+    _linger()
+
+
+def tick(path: str) -> None:
+    """Show signs of life in a file."""
+    end = time.monotonic() + _LONG_S
+    while time.monotonic() < end:
+        with open(path, "a", encoding="ascii") as file:
+            file.write("x")
+        time.sleep(0.005)
+
+
+def census() -> None:
+    """Print every process but PID 1 and this one."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in (1, os.getpid()):
+            continue
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+            with open(f"/proc/{name}/cmdline", encoding="utf-8", errors="replace") as file:
+                words = file.read().replace("\0", " ")
+        except OSError:
+            continue  # it ended while we looked
+        print(name, state, ascii(words[-60:]))

@@ -1,0 +1,86 @@
+"""Plants canaries, runs every probe against sandboxes of this host, and judges."""
+
+from __future__ import annotations
+
+from ..backends.registry import new_backend
+from . import outside
+from .canaries import RO, RO_FILE, RW, Canaries
+from .inside import Found, registered, run_inside
+from .probes.kit import BOTH, MOUNTED, PLAIN, Probe
+from .result import ProbeResult, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..backends.protocol import Backend
+    from .lab import Lab
+
+__all__ = ["ProbeResult", "run_attack"]
+
+
+def run_attack(
+    emit: Callable[[ProbeResult], None] | None = None, backend: Backend | None = None
+) -> list[ProbeResult]:
+    """Run every probe, one result each, in about ten seconds.
+
+    Args:
+        emit: Called with each result as soon as it is known.
+        backend: What is attacked; None is a native backend of its own, closed afterwards.
+    """
+    from .lab import Lab
+
+    results: list[ProbeResult] = []
+
+    def tell(result: ProbeResult) -> None:
+        results.append(result)
+        if emit:
+            emit(result)
+
+    with Canaries() as canaries:
+        # Started with the canaries in place: what leaks into its processes is found.
+        attacked = backend or new_backend("native")
+        try:
+            lab = Lab(attacked, canaries)
+            for result in attack_from_inside(lab):
+                tell(result)
+            for probe in outside.registered().values():
+                tell(probe.attack(lab))
+        finally:
+            if backend is None:
+                attacked.close()
+    return results
+
+
+def attack_from_inside(lab: Lab) -> list[ProbeResult]:
+    """The probes that run inside, in the two kinds of sandbox: without and with mounts."""
+    probes = registered()
+    found: dict[str, list[ProbeResult]] = {id: [] for id in probes}
+    for kind in (PLAIN, MOUNTED):
+        chosen = [id for id, probe in probes.items() if probe.where in (kind, BOTH)]
+        for id, result in _run(lab, kind, chosen).items():
+            found[id].append(_judge(probes[id], kind, *result))
+    return [worst(results) for results in found.values()]
+
+
+def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
+    context = dict(lab.canaries.context)
+    if kind == PLAIN:
+        with lab.sandbox() as sandbox:
+            return run_inside(sandbox, chosen, context)
+    context["targets"] = [RO, RW, RO_FILE]
+    with lab.mounted() as sandbox:
+        return run_inside(sandbox, chosen, context)
+
+
+def _judge(probe: Probe, kind: str, status: str, evidence: str) -> ProbeResult:
+    return ProbeResult(
+        id=probe.id,
+        area=probe.area,
+        severity=probe.severity,
+        description=probe.description,
+        status=status,
+        evidence=evidence,
+        control=probe.control,
+        where=kind,
+    )
