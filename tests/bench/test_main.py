@@ -12,6 +12,7 @@ from ringfence.bench import main as bench
 from ringfence.bench import processes
 from ringfence.bench.measures import create, parked
 from ringfence.bench.peers import gather
+from ringfence.bench.peers.peer import PeerMissingError
 from ringfence.bench.rows import Missing, Row, Target
 from ringfence.bench.settings import Settings
 from ringfence.errors import ResourceExhausted
@@ -160,3 +161,22 @@ def test_memory_nobody_may_see_is_not_invented() -> None:
         assert row.ours is None
         assert "" == row.verdict
         assert "needs root" in row.note
+
+
+def test_create_says_its_time_without_bubblewrap_and_no_row_for_other_missing_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(_all: object) -> Quick:
+        raise PeerMissingError("not installed")
+
+    monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": absent})
+    monkeypatch.setattr(gather, "ONCE", {"nsjail": absent})
+
+    missing_bwrap, row, missing_nsjail = create.measure(Settings(quick=True, peers=True))
+
+    assert Missing("bwrap", "not installed") == missing_bwrap
+    assert Missing("nsjail", "not installed") == missing_nsjail
+    assert isinstance(row, Row)
+    assert "" == row.peer
+    assert row.ours is not None

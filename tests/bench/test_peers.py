@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,11 @@ def _program(path: Path, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+def test_a_peer_is_waited_for_not_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a timeout `subprocess` sleeps between looks, which would make every peer slower."""
+    peer = CommandPeer("peer", _program(tmp_path / "peer", "exit 0"))
+    monkeypatch.setattr(time, "sleep", lambda _s: pytest.fail("slept while a peer was timed"))
+
+    peer.run_true()

@@ -9,8 +9,9 @@ from ..turns import OURS, take_turns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from ..peers.peer import Peer
     from ..rows import Missing
     from ..settings import Settings
     from ..turns import Samples
@@ -23,15 +24,19 @@ _SLOW = {"runc", "runsc", "docker"}
 def measure(settings: Settings) -> Iterator[Row | Missing]:
     """Full hardening, beside bubblewrap as a process, and with `peers` beside every other."""
     openers = {**gather.BUBBLEWRAP, **(gather.ONCE if settings.peers else {})}
-    with gather.Gathered(openers) as gathered:
-        yield from gathered.missing
-        fast = {n: p.run_true for n, p in gathered.peers.items() if n not in _SLOW}
-        slow = {n: p.run_true for n, p in gathered.peers.items() if n in _SLOW}
-        samples = take_turns({OURS: one_life, **fast}, settings.rounds)
-        yield from rows(WHAT, "create", samples, list(fast) or [""], _TARGETS)
-        if slow:
-            samples = take_turns({OURS: one_life, **slow}, settings.slow_rounds)
-            yield from rows(WHAT, "create", samples, list(slow), _TARGETS)
+    for name, opener in openers.items():
+        with gather.Gathered({name: opener}) as gathered:
+            yield from gathered.missing
+            if gathered.peers or name in gather.BUBBLEWRAP:
+                yield from _beside(gathered.peers, settings)
+
+
+def _beside(peers: Mapping[str, Peer], settings: Settings) -> Iterator[Row]:
+    """In turns with one peer alone: what a third leaves to the kernel would slow both down."""
+    rounds = settings.slow_rounds if _SLOW & peers.keys() else settings.rounds
+    contenders = {name: peer.run_true for name, peer in peers.items()}
+    samples = take_turns({OURS: one_life, **contenders}, rounds)
+    yield from rows(WHAT, "create", samples, list(contenders) or [""], _TARGETS)
 
 
 def one_life() -> None:

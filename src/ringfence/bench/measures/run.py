@@ -41,8 +41,13 @@ def _command() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # Run from a source tree, the child must find the same package.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    # Run from a source tree, the child must find the same package; nothing else of our path,
+    # which would make the interpreter beside us slower or faster than it is.
+    parent = os.path.dirname(
+        os.path.dirname(os.path.abspath(sys.modules["ringfence"].__file__ or ""))
+    )
+    given = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([parent, given] if given else [parent])}
 
 
 def _problem(argv: list[str]) -> str:

@@ -72,14 +72,14 @@ class CommandPeer:
         call(*argv)
 
     def run_true(self) -> float | None:
-        # No pipes: what the peer prints goes nowhere, and only its process is timed.
+        # No pipes: what the peer prints goes nowhere, and only its process is timed. No timeout
+        # either: with one, `subprocess` looks only now and then whether the process has ended.
         subprocess.run(
             self.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,
-            timeout=_PATIENCE_S,
         )
         return None
 
