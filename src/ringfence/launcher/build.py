@@ -116,15 +116,19 @@ def restrict_tree(fd: int, tree: Tree, idmap_fd: int) -> None:
         mounts.mount_setattr(fd, mounts.MOUNT_ATTR_IDMAP, userns_fd=idmap_fd, recursive=False)
 
 
+def open_trees(plan: Plan, trees: list[int]) -> None:
+    """Open those that the zygote has not; an ordinary user may copy mounts only from in here."""
+    for i, tree in enumerate(plan["trees"]):
+        if trees[i] < 0:
+            trees[i] = _step(f"open {tree['source']}", open_tree, tree, -1)
+
+
 def build_root(plan: Plan, trees: list[int]) -> int:
     """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
 
     Raises:
         BuildError: naming the step that failed.
     """
-    if not trees:
-        # An ordinary user: the host's mounts can be copied only from inside this namespace.
-        trees = [_step(f"open {t['source']}", open_tree, t, -1) for t in plan["trees"]]
     scratch = plan["scratch"]
     options = f"mode=0755,size={plan['root_size_bytes']},nr_inodes={plan['root_inodes']}"
     flags = mounts.MS_NOSUID | mounts.MS_NODEV

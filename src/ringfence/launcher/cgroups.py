@@ -35,21 +35,20 @@ def write(path: str, value: str) -> None:
         os.close(fd)
 
 
-def open_tasks(directories: list[str], version: int) -> list[int]:
-    """Version 1: descriptors that the new process writes "0" to. Version 2 clones straight into it.
+def open_tasks(directories: list[str]) -> list[int]:
+    """Version 1: descriptors that a new process writes "0" to.
 
     `tasks`, not `cgroup.procs`: a thread that moves itself takes no global lock, whereas a write to
     `cgroup.procs` waits for an RCU grace period, 8 to 20 ms on an idle machine.
     """
-    if version != 1:
-        return []
     return [os.open(d + "/tasks", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
 
 
 def open_procs(directories: list[str], version: int) -> list[int]:
     """Descriptors for a process that joins later, when a pause of some milliseconds does no harm."""
-    name = "/tasks" if version == 1 else "/cgroup.procs"
-    return [os.open(d + name, os.O_WRONLY | os.O_CLOEXEC) for d in directories]
+    if version == 1:
+        return open_tasks(directories)
+    return [os.open(d + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
 
 
 def join(descriptors: list[int]) -> None:

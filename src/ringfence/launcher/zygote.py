@@ -102,56 +102,69 @@ class Zygote:
 
     def create(self, plan: Plan, control: wire.Socket, pinned: list[int]) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
-        trees = self.open_trees(plan, pinned) if plan["trusted_root"] else []
+        trees = self.open_trees(plan, pinned)
         go, ours = wire.socketpair()
-        cgroup_fd = -1
         try:
-            cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
-            joined = cgroups.open_tasks(plan["cgroup_dirs"], plan["cgroup_version"])
-            if plan["cgroup_version"] == 2 and plan["cgroup_dirs"]:
-                cgroup_fd = os.open(
-                    plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                )
+            # Version 2 clones straight into its cgroup; version 1 is made while the clone boots.
+            cgroup_fd = make_cgroup_v2(plan)
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
                 ours.close()
-                become_sandbox(plan, control, go, joined, trees)
+                become_sandbox(plan, control, go, trees)
             try:
-                namespaces.write_id_maps(
-                    pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
-                )
-                prefer(pid)
-                # With the word to go, its own pidfd, for the host: one wake-up of the host is enough.
-                wire.send_raw(ours, b"%d" % pid, [pidfd])
+                self.let_go(plan, pid, pidfd, ours)
             except OSError:
                 os.kill(pid, signal.SIGKILL)
                 raise
             finally:
-                for fd in (pidfd, *joined):
-                    os.close(fd)
+                os.close(pidfd)
+                if cgroup_fd >= 0:
+                    os.close(cgroup_fd)
         except OSError:
             cgroups.remove(plan["cgroup_dirs"])
             raise
         finally:
             go.close()
             ours.close()
-            for fd in (cgroup_fd, *trees):
+            for fd in trees:
                 if fd >= 0:
                     os.close(fd)
         self.sandboxes[pid] = plan["cgroup_dirs"]
         if plan["placeholders"]:
             self.placeholders[pid] = plan["placeholders"]
 
+    def let_go(self, plan: Plan, pid: int, pidfd: int, go: wire.Socket) -> None:
+        """Give a booting sandbox its ids and cgroups, and the word to go on."""
+        tasks: list[int] = []
+        try:
+            if plan["cgroup_version"] == 1:
+                cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+                tasks = cgroups.open_tasks(plan["cgroup_dirs"])
+            namespaces.write_id_maps(
+                pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
+            )
+            prefer(pid)
+            # With it, its own pidfd, for the host: one wake-up of the host is enough.
+            wire.send_raw(go, b"%d" % pid, [pidfd, *tasks])
+        finally:
+            for fd in tasks:
+                os.close(fd)
+
     def open_trees(self, plan: Plan, pinned: list[int]) -> list[int]:
-        """As host root: copy each tree from the host's own mounts, ids mapped where the plan says."""
+        """As host root: copy what the user mounts from the host's own mounts, ids mapped.
+
+        Returns -1 for the trees that the sandbox can open itself, while its ids are being mapped.
+        """
         made: dict[tuple[str, str], int] = {}
         trees: list[int] = []
         try:
             for tree in plan["trees"]:
-                trees.append(self.open_one_tree(tree, pinned, made))
+                ours = plan["trusted_root"] and tree["inode"]
+                trees.append(self.open_one_tree(tree, pinned, made) if ours else -1)
         except OSError:
             for fd in trees:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
             raise
         finally:
             for fd in made.values():
@@ -213,6 +226,14 @@ class Zygote:
             self.forget(pid)
 
 
+def make_cgroup_v2(plan: Plan) -> int:
+    """A descriptor of the sandbox's new cgroup; -1 where it has none of version 2."""
+    if plan["cgroup_version"] != 2:
+        return -1
+    cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+    return os.open(plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def prefer(pid: int) -> None:
     """Let PID 1 run before a thousand spinning children of its own; they start at nice 0 again."""
     try:
@@ -231,11 +252,11 @@ def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
 
 
 def become_sandbox(
-    plan: Plan, control: wire.Socket, go: wire.Socket, joined: list[int], trees: list[int]
+    plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]
 ) -> None:
     """In the new process: build, lock down, serve as PID 1. Never returns."""
     try:
-        boot(plan, control, go, joined, trees)
+        boot(plan, control, go, trees)
     except build.BuildError as exc:
         init.refuse(control, exc.cause, exc.step)
     except OSError as exc:
@@ -246,11 +267,9 @@ def become_sandbox(
 
 
 def boot(
-    plan: Plan, control: wire.Socket, go: wire.Socket, joined: list[int], trees: list[int]
+    plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]
 ) -> None:
-    # While the zygote maps our ids, what needs none yet.
-    cgroups.join(joined)
-    namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+    # While the zygote maps our ids and makes our cgroups, what needs neither.
     os.setsid()
     # Python's own handler would let anybody inside interrupt PID 1; without a handler the kernel
     # drops every signal that PID 1 gets from its own namespace.
@@ -258,10 +277,13 @@ def boot(
     namespaces.sethostname(plan["hostname"])
     build.leave_host_network(plan)
     build.make_mounts_private()
-    pid, pidfd = wire.receive_raw(go)
+    build.open_trees(plan, trees)
+    pid, [*passed] = wire.receive_raw(go)
     if not pid:
         os._exit(1)  # the zygote gave up before our ids were mapped
     go.close()
+    cgroups.join(passed[1:])
+    namespaces.unshare(namespaces.CLONE_NEWCGROUP)
     if not plan["deny_setgroups"]:
         os.setgroups([])
     # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.
@@ -270,7 +292,7 @@ def boot(
     # The change of ids hid our own /proc files from us; no guest exists yet.
     privileges.set_dumpable(True)
     oom_score_fd = build.build_root(plan, trees)
-    told = pidfd  # what the host gets with the word that we are ready
+    told = passed[:1]  # our pidfd: what the host gets with the word that we are ready
     told += [
         os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")
     ]
