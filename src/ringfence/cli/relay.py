@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import select
+import stat
 from _thread import allocate_lock, start_new_thread
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ class Flow:
         try:
             if callable(self.target):
                 self._collect(self.target)
-            elif self._is_terminal or not self._splice(self.target):
+            elif self._is_terminal or not _is_pipe(self.target) or not self._splice(self.target):
                 self._copy(self.target)
         except OSError as exc:
             self.error = exc
@@ -73,7 +74,12 @@ class Flow:
             self._ended(self)
 
     def _splice(self, target: int) -> bool:
-        """Copy inside the kernel; False where these descriptors cannot."""
+        """Copy inside the kernel; False where these descriptors cannot.
+
+        Only into pipes: into a file, splice(2) reads the offset first and writes it back without
+        the lock that write(2) takes, also when nothing came. Standard output and error of the same
+        file, or our shell's next line, would be overwritten.
+        """
         enlarge_at = _BUSY_BYTES
         while True:
             try:
@@ -124,6 +130,10 @@ class Flow:
                 import time
 
                 time.sleep(_BACKGROUND_S)
+
+
+def _is_pipe(fd: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)
 
 
 def in_background() -> bool:
