@@ -30,6 +30,7 @@ LEAST_OPEN_FILES = 64
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 _MOST_INODES = 1 << 18
 _LARGEST_DEFAULT_DISK = 8 * _GIB
+_SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
 _RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
 
 
@@ -150,12 +151,19 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
     made = [template.HOME, *(m.target for m in draft.mounts)]
-    if not any(_is_below(workdir, directory) for directory in made) or workdir.startswith(template.HOME + "/"):
+    is_made = any(_is_below(workdir, directory) for directory in made)
+    if _is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"
     draft.steps += template.after_binds()
     return _plan(draft, host, profile, isolated)
+
+
+def _is_own(path: str) -> bool:
+    """Whether a directory may be made there; the system's own are for starting in, as they are."""
+    first = path.split("/")[1]
+    return bool(first) and first not in _SYSTEM and not first.startswith("lib")
 
 
 def session_root(spec: SandboxSpec) -> str:
