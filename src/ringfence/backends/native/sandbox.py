@@ -84,7 +84,7 @@ class NativeSandbox:
         self.lockdown = plan.copy()
         self.lockdown["trees"], self.lockdown["steps"] = [], []
         self._lock = RLock()
-        self._send_lock = allocate_lock()
+        self._send_lock, self._order = allocate_lock(), allocate_lock()
         self._state = State.PROVISIONED
         self._created = time.monotonic()
         self._numbers = 0
@@ -142,17 +142,15 @@ class NativeSandbox:
     def start(self, request: ExecRequest) -> NativeExec:
         with self._lock:
             self._require(State.RUNNING, "exec")
-            self._numbers += 1
-            number = self._numbers
         control = self.control
         if request.user is not None and identity.uid_of(request.user) != self.uid:
             from .users import control_of
 
             with self._lock:
                 control = control_of(self, request.user)
-        return self._start(request, number, control)
+        return self._start(request, control)
 
-    def _start(self, request: ExecRequest, number: int, control: wire.Socket) -> NativeExec:
+    def _start(self, request: ExecRequest, control: wire.Socket) -> NativeExec:
         ours, theirs = wire.socketpair()
         inner, outer = open_streams(request)
         environment = {**self._environment, **request.env}
@@ -160,18 +158,24 @@ class NativeSandbox:
             environment.setdefault("TERM", "xterm-256color")
         cwd = self.working_directory(request.cwd)
         timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
-        message = ("exec", number, list(request.argv), environment, cwd, timeout, request.pty)
-        run = NativeExec(self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd)
-        self._live[number] = run
-        try:
-            self._send(message, [theirs.fileno(), *inner], control)
-        except BaseException:
-            run.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in set(inner):
-                os.close(fd)
+        rest = (list(request.argv), environment, cwd, timeout, request.pty)
+        # Numbers reach PID 1 in order: the limit that carries a process's tag can only be lowered.
+        with self._order:
+            self._numbers += 1
+            number = self._numbers
+            run = NativeExec(
+                self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd
+            )
+            self._live[number] = run
+            try:
+                self._send(("exec", number, *rest), [theirs.fileno(), *inner], control)
+            except BaseException:
+                run.close()
+                raise
+            finally:
+                theirs.close()
+                for fd in set(inner):
+                    os.close(fd)
         if request.pty is not None:
             run.take_terminal()
         return run
