@@ -102,8 +102,7 @@ class NativeExec:
             self._problem = self._sandbox.lost_error()
             return
         self._sandbox.forget(self)
-        if self._hurried:
-            self._sandbox.hurry(False)
+        self._calm_down()
         if report.spawn_errno:
             self._settle_unstarted(report)
             return
@@ -195,8 +194,16 @@ class NativeExec:
 
     def overdue(self) -> None:
         """The driver's word that the timeout has passed: nothing may slow the killing down."""
-        self._hurried = True
-        self._sandbox.hurry(True)
+        with self._lock:
+            # Of an exec that has ended nobody would take the hurry back.
+            if not self._hurried and self._status is None and self._problem is None:
+                self._hurried = True
+                self._sandbox.hurry(True)
+
+    def _calm_down(self) -> None:
+        if self._hurried:
+            self._hurried = False
+            self._sandbox.hurry(False)
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell the terminal its new size; the foreground processes get SIGWINCH."""
@@ -217,6 +224,7 @@ class NativeExec:
                 self._receive()
             except LifecycleError:
                 self._problem = SandboxLost("the exec was closed before it ended")
+                self._calm_down()
             self._reply.close()
         self._sandbox.forget(self)
 

@@ -85,6 +85,7 @@ class NativeSandbox:
         self.lockdown["trees"], self.lockdown["steps"] = [], []
         self._lock = RLock()
         self._send_lock, self._order = allocate_lock(), allocate_lock()
+        self._hurry_lock, self._hurries = allocate_lock(), 0
         self._state = State.PROVISIONED
         self._created = time.monotonic()
         self._numbers = 0
@@ -128,11 +129,15 @@ class NativeSandbox:
         return sandbox_protections(self)
 
     def hurry(self, on: bool) -> None:
-        """Whether something is being killed, which the processor limit must not slow down."""
-        try:
-            self.group.hurry(on)
-        except OSError:
-            pass  # the cgroup is gone: everything in it is dead
+        """Something is being killed, which the processor limit must not slow down; or is no more."""
+        with self._hurry_lock:
+            self._hurries += 1 if on else -1
+            if self._hurries != (1 if on else 0):
+                return  # something else is being killed as well
+            try:
+                self.group.hurry(on)
+            except OSError:
+                pass  # the cgroup is gone: everything in it is dead
 
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
