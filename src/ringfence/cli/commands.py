@@ -62,11 +62,12 @@ RUN = Command(
             "NAME",
             "leave a path writable that is protected by default; `all` for every one",
             repeat=True,
-            words="all .git/hooks .git/config .envrc .vscode .claude .codex .cursor .mcp.json",
+            words="all .git/hooks .git/config .git/commondir .git/config.worktree .envrc .vscode "
+            ".claude .codex .cursor .mcp.json",
         ),
         Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
         Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
-        Option("workdir", "DIR", "where the command starts, absolute inside"),
+        Option("workdir", "DIR", "where the command starts, absolute inside", field="cwd"),
         Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
         Option(
             "memory-dir",

@@ -11,7 +11,7 @@ from ..model.mount import Mount
 from ..model.network import NetworkPolicy
 from ..model.spec import SandboxSpec
 from .commands import LIMITS
-from .scripts import script_of
+from .scripts import scripts_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,12 +98,9 @@ def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
     if "mount" in given:
         here = os.getcwd()
         return tuple(Mount.parse(text, relative_to=here) for text in given["mount"])
-    script = script_of(argv, given.get("workdir", _HOME)) if argv else None
-    if script is None:
-        return ()
-    source, target = script
+    scripts = scripts_of(argv, given.get("workdir", _HOME)) if argv else []
     try:
-        return (Mount(target, source),)
+        return tuple(Mount(target, source) for source, target in scripts)
     except InvalidRequest:
         return ()  # a working directory that is no place for a mount is refused by its own name
 

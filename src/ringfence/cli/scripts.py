@@ -37,27 +37,28 @@ _SYSTEM = (
 )
 
 
-def script_of(argv: Sequence[str], workdir: str) -> tuple[str, str] | None:
-    """The script to bring in read-only: (host path, path inside), or None.
+def scripts_of(argv: Sequence[str], workdir: str) -> list[tuple[str, str]]:
+    """What to bring in read-only, as (host path, path inside): nothing, as a rule one file.
 
-    It is argv[0] when that is a path, else the first non-option argument of a known interpreter
+    It is argv[0] when that is a path, and the first non-option argument of a known interpreter
     when that is a relative path. Relative paths must lead below the current directory.
     """
+    found = []
     command = argv[0]
     if "/" in command:
-        return _absolute(command) if command.startswith("/") else _relative(command, workdir)
+        found.append(_absolute(command) if command[0] == "/" else _relative(command, workdir))
     with_value = _INTERPRETERS.get(_family(command))
-    if with_value is None:
-        return None
-    operand = _first_operand(argv[1:], with_value)
-    if not operand or operand.startswith("/"):
-        return None
-    return _relative(operand, workdir)
+    if with_value is not None:
+        operand = _first_operand(argv[1:], with_value)
+        if operand and not operand.startswith("/"):
+            found.append(_relative(operand, workdir))
+    return [each for each in found if each is not None]
 
 
 def _family(command: str) -> str:
-    """`python3.12` is a python, `node20` a node."""
-    return command.rstrip("0123456789.") or command
+    """`python3.12` is a python, `/opt/node20` a node."""
+    name = command.rpartition("/")[2]
+    return name.rstrip("0123456789.") or name
 
 
 def _first_operand(arguments: Sequence[str], with_value: Sequence[str]) -> str:

@@ -1,0 +1,147 @@
+"""How it ended: exit codes, timeouts, and the JSON object."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import time
+
+import pytest
+
+from ringfence.cli.commands import LIMITS
+from tests.cli.command import PATIENCE_S, run, run_json, start
+
+KEYS = {
+    "stdout", "stderr", "exit_code", "signal", "timed_out", "oom_killed", "killed_by", "truncated",
+    "stdout_dropped_bytes", "stderr_dropped_bytes", "duration_s", "resource_usage", "protections",
+}  # fmt: skip
+TREE = "echo so far; setsid sleep 60 & sleep 60"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -9 $$", 137)],
+)
+def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
+    assert code == run("--", "sh", "-c", script).returncode
+    assert code == run("--json", "--", "sh", "-c", script).returncode
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("no-such-command", 127, b"no-such-command: No such file or directory"),
+        ("/no/such/command", 127, b"No such file or directory"),
+        ("/usr", 126, b"/usr: Permission denied"),
+        ("/usr/lib/os-release", 126, b"Permission denied"),
+    ],
+)
+def test_what_cannot_be_run_is_reported_as_a_shell_does(
+    command: str, code: int, says: bytes
+) -> None:
+    result = run("--", command)
+
+    assert code == result.returncode
+    assert result.stderr.startswith(b"ringfence: ")
+    assert says in result.stderr
+    assert says.decode() in run_json("--", command)["stderr"]
+
+
+def test_a_timeout_ends_the_tree_in_time_and_keeps_the_output() -> None:
+    began = time.monotonic()
+    result = run("--timeout", "1s", "--", "sh", "-c", TREE)
+    took_s = time.monotonic() - began
+
+    assert 124 == result.returncode
+    assert b"so far\n" == result.stdout
+    assert b"ringfence: timed out after 1 s" in result.stderr
+    assert 1.0 <= took_s < 3  # 1.3 where nothing else runs: `ringfence bench` says
+
+
+def test_a_timeout_with_a_reader_that_stands_still_returns_all_the_same() -> None:
+    with start("--timeout", "500ms", "--", "yes", stdout=subprocess.PIPE) as process:
+        began = time.monotonic()
+        assert 124 == process.wait(PATIENCE_S)
+        assert time.monotonic() - began < 5
+
+
+def test_json_has_everything() -> None:
+    result = run_json("--", "sh", "-c", "echo out; echo err >&2; exit 4")
+
+    assert KEYS == set(result)
+    assert ("out\n", "err\n", 4, None) == tuple(
+        result[key] for key in ("stdout", "stderr", "exit_code", "signal")
+    )
+    assert not result["timed_out"]
+    assert not result["truncated"]
+    assert result["duration_s"] > 0
+    assert result["resource_usage"]["cpu_ns"] > 0
+    assert {"seccomp", "landlock", "namespaces", "network"} <= {
+        each["name"] for each in result["protections"]
+    }
+
+
+def test_json_reads_input_too() -> None:
+    assert "fed" == run_json("--", "cat", stdin=b"fed")["stdout"]
+
+
+def test_json_keeps_bytes_that_are_not_text() -> None:
+    result = run_json("--", "printf", r"\377\000x")
+
+    assert b"\xff\0x" == base64.b64decode(result["stdout_base64"])
+
+
+def test_json_of_a_signal() -> None:
+    result = run_json("--", "sh", "-c", "kill -TERM $$")
+
+    assert (None, 15) == (result["exit_code"], result["signal"])
+
+
+def test_json_of_a_timeout() -> None:
+    result = run_json("--timeout", "500ms", "--", "sh", "-c", TREE)
+
+    assert result["timed_out"]
+    assert "timeout" == result["killed_by"]
+    assert "so far\n" == result["stdout"]
+
+
+def test_json_bounds_what_it_keeps() -> None:
+    result = run_json("--output-bytes", "1000", "--", "head", "-c", "1000000", "/dev/zero")
+
+    assert result["truncated"]
+    assert 1000 == len(result["stdout"])
+    assert 999_000 == result["stdout_dropped_bytes"]
+
+
+def test_json_is_one_line_and_alone() -> None:
+    result = run("--json", "--", "sh", "-c", "echo a; echo b")
+
+    assert 1 == result.stdout.count(b"\n")
+    assert b"" == result.stderr
+
+
+def test_memory_that_runs_out_is_named() -> None:
+    grow = "x = bytearray()\nwhile True: x += bytes(1 << 20)"
+    result = run_json("--memory", "64m", "--timeout", "30s", "--", "python3", "-c", grow)
+
+    assert result["oom_killed"] or "MemoryError" in result["stderr"]
+    assert not result["timed_out"]
+
+
+def test_a_limit_that_holds_less_is_warned_of() -> None:
+    """Where every limit holds nothing is said, where not each is named; never silence."""
+    flags = ["--memory", "200m", "--cpus", "0.5", "--pids", "50", "--disk", "50m"]
+    weak = {
+        each["name"]
+        for each in run_json(*flags, "--", "true")["protections"]
+        if each["status"] != "enforced"
+    }
+
+    result = run(*flags, "--", "true")
+    warned = [line for line in result.stderr.decode().splitlines() if "warning" in line]
+    allowed = run(*flags, "--allow-degraded", "*", "--", "true")
+
+    assert 0 == result.returncode
+    assert len(weak & set(LIMITS.values())) == len(warned)
+    assert all(line.startswith("ringfence: warning: --") for line in warned)
+    assert b"" == allowed.stderr

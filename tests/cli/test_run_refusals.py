@@ -1,0 +1,113 @@
+"""Bad input: exit code 125, one line that names the option, and nothing started."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.command import ringfence_command, run
+
+REFUSED = [
+    ([], "CMD", "argv"),
+    (["--"], "CMD", "argv"),
+    (["--mount", "/no/such/path:/x", "--", "true"], "--mount", "mounts.source"),
+    (["--mount", "lonely", "--", "true"], "--mount", "mount"),
+    (["--mount", ".:relative", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/a/../b", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/proc", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/proc/self", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/", "--", "true"], "--mount", "mount.target"),
+    (["--memory-dir", "/no/such/path", "--", "true"], "--memory-dir", ""),
+    (["--memory", "lots", "--", "true"], "--memory", "limits.memory_bytes"),
+    (["--memory", "-1", "--", "true"], "--memory", "limits.memory_bytes"),
+    (["--memory", "1", "--", "true"], "--memory", ""),
+    (["--memory", "99999999999g", "--", "true"], "--memory", ""),
+    (["--cpus", "-1", "--", "true"], "--cpus", ""),
+    (["--cpus", "nan", "--", "true"], "--cpus", ""),
+    (["--cpus", "two", "--", "true"], "--cpus", "limits.cpus"),
+    (["--pids", "0", "--", "true"], "--pids", ""),
+    (["--pids", "1.5", "--", "true"], "--pids", "limits.pids"),
+    (["--disk", "x", "--", "true"], "--disk", "limits.disk_bytes"),
+    (["--inodes", "-5", "--", "true"], "--inodes", ""),
+    (["--open-files", "x", "--", "true"], "--open-files", "limits.open_files"),
+    (["--timeout", "soon", "--", "true"], "--timeout", "timeout_s"),
+    (["--timeout", "-1", "--", "true"], "--timeout", "timeout_s"),
+    (["--timeout", "0", "--", "true"], "--timeout", "timeout_s"),
+    (["--env", "1A=b", "--", "true"], "--env", "env.1A"),
+    (["--env", "NOVALUE", "--", "true"], "--env", "env"),
+    (["--workdir", "relative", "--", "true"], "--workdir", "workdir"),
+    (["--user", "nosuchuser", "--", "true"], "--user", "user"),
+    (["--profile", "nosuchprofile", "--", "true"], "--profile", "profile"),
+    (["--backend", "nosuchbackend", "--", "true"], "--backend", "backend"),
+    (["--tier", "medium", "--", "true"], "--tier", "tier"),
+    (["--tier", "strong", "--", "true"], "--tier", "tier"),
+    (["--net", "example.com", "--", "true"], "--net", "network"),
+    (["--net", "exa mple.com", "--", "true"], "--net", ""),
+    (["--protect", "../up", "--", "true"], "--protect", ""),
+    (["--mount", ".:/w:rw", "--unprotect", "nothing", "--", "true"], "--unprotect", "unprotect"),
+    (["--no-such-option", "--", "true"], "--no-such-option", "--no-such-option"),
+    (["--memory"], "--memory", "--memory"),
+    (["--json=yes", "--", "true"], "--json", "--json"),
+]
+
+
+@pytest.mark.parametrize(("args", "flag", "field"), REFUSED, ids=lambda value: str(value)[:40])
+def test_it_is_refused_by_name(args: list[str], flag: str, field: str) -> None:
+    result = run(*args)
+
+    assert (125, b"") == (result.returncode, result.stdout)
+    assert 1 == result.stderr.count(b"\n")
+    assert result.stderr.startswith(f"ringfence: {flag}: ".encode())
+    if "--json=yes" not in args:
+        _check_json(run("--json", *args).stdout, field)
+
+
+def _check_json(stdout: bytes, field: str) -> None:
+    error = json.loads(stdout)["error"]
+
+    assert {"code", "message", "hint", "field", "retryable"} <= set(error)
+    assert error["message"]
+    assert error["field"]
+    assert field in ("", error["field"])
+
+
+def test_a_nul_never_gets_as_far_as_an_argument() -> None:
+    """exec(2) itself ends an argument at NUL, so the kernel's caller refuses it."""
+    with pytest.raises(ValueError, match="null byte"):
+        run("--", "echo", "a\0b")
+
+
+def test_a_misspelt_option_gets_a_suggestion() -> None:
+    assert b"did you mean --memory?" in run("--memroy", "1g", "--", "true").stderr
+
+
+def test_a_commands_own_options_are_not_ours() -> None:
+    assert b"--memory lots\n" == run("--", "echo", "--memory", "lots").stdout
+    assert b"--json\n" == run("echo", "--json").stdout
+
+
+@pytest.mark.parametrize(
+    "args", [["no-such-command"], ["rum"], ["doctor", "extra"], ["bench", "x"]]
+)
+def test_other_commands_refuse_too(args: list[str]) -> None:
+    result = ringfence_command(*args)
+
+    assert 125 == result.returncode
+    assert result.stderr.startswith(b"ringfence: ")
+    assert 1 == result.stderr.count(b"\n")
+
+
+@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["doctor", "-h"], ["bench", "-h"]])
+def test_help_has_examples(args: list[str]) -> None:
+    result = ringfence_command(*args)
+
+    assert 0 == result.returncode
+    assert b"Examples:" in result.stdout
+    assert b"\x1b" not in result.stdout
+
+
+def test_version() -> None:
+    from ringfence import __version__
+
+    assert f"ringfence {__version__}\n".encode() == ringfence_command("--version").stdout
