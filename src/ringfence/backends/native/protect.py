@@ -1,14 +1,15 @@
 """Protected paths: read-only inside a writable mount, also where they do not exist yet.
 
-An absent path is given a placeholder, an empty directory on the host, because the kernel can
-protect only what exists; every directory on the way is pinned by a mount of itself, because a
-directory that merely contains a mount point can still be renamed. Placeholders are removed when
-the sandbox ends.
+An absent path is given a placeholder, an empty directory on the host (for two files of git, a file
+that says nothing new), because the kernel can protect only what exists; every directory on the way
+is pinned by a mount of itself, because a directory that merely contains a mount point can still be
+renamed. Placeholders are removed when the last sandbox that needs them ends.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 DEFAULTS = (
     ".git/hooks",
     ".git/config",
+    ".git/commondir",  # leads git to settings and hooks elsewhere
+    ".git/config.worktree",
     ".envrc",
     ".vscode",
     ".claude",
@@ -51,6 +54,7 @@ HOME_DEFAULTS = (
     ".config/autostart",
     ".local/bin",
 )
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -64,9 +68,13 @@ class Protected:
     def __init__(self) -> None:
         self.steps: list[tuple[Any, ...]] = []
         self.placeholders: list[tuple[str, str, int, int]] = []
+        self.locks: list[int] = []  # descriptors that keep others from removing what we need
 
     def remove_placeholders(self) -> None:
-        """Remove those that are still what we made and still empty; anything else stays."""
+        """Remove those that are still what we made and that no other sandbox needs."""
+        for fd in self.locks:
+            os.close(fd)
+        self.locks.clear()
         placeholders.remove(self.placeholders)
         self.placeholders.clear()
 
@@ -130,8 +138,8 @@ def _protect_one(
         if kind == "absent":
             if path in _ONLY_EXISTING and not named:
                 return
-            _make_placeholder(result, source, names[:depth])
-            kind = "directory"
+            kind = _make_placeholder(result, source, names[:depth])
+        _keep(result, source, names[:depth], path)
         inside = f"{mount.target}/{done}"
         if last or kind != "directory":
             # `.git` may be a file that points elsewhere: then that file is what to protect.
@@ -165,10 +173,14 @@ def _kind(source: str, names: list[str]) -> str:
     return "directory" if stat.S_ISDIR(mode) else "file"
 
 
-def _make_placeholder(result: Protected, source: str, names: list[str]) -> None:
+def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
     parent = _open_below(source, names[:-1])
+    kind = "file" if names[:-1] == [".git"] and names[-1] in placeholders.FILES else "directory"
     try:
-        os.mkdir(names[-1], 0o755, dir_fd=parent)
+        if kind == "file":
+            _make_file(parent, names[-1])
+        else:
+            os.mkdir(names[-1], placeholders.MARK | 0o755, dir_fd=parent)
         owner = os.fstat(parent)
         made = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
         if os.geteuid() == 0:
@@ -184,6 +196,63 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> None:
         os.close(parent)
     directory = "/".join([source, *names[:-1]])
     result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
+    return kind
+
+
+def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
+    """Hold what is a placeholder, ours or another sandbox's, and share its removal.
+
+    Raises:
+        InvalidRequest: Somebody, a sandbox perhaps, does not let go of it.
+    """
+    parent = _open_below(source, names[:-1])
+    fd = -1
+    try:
+        fd = os.open(names[-1], _OPEN, dir_fd=parent)
+        if not placeholders.is_one(fd, names[-1]):
+            return
+        if not _lock(fd) or not _is_still(fd, parent, names[-1]):
+            raise InvalidRequest(
+                f"{path}: somebody else holds or changes {'/'.join(names)}",
+                field="protect",
+                hint="try again; another sandbox on this directory may just be ending",
+            )
+        info = os.fstat(fd)
+        made = ("/".join([source, *names[:-1]]), names[-1], info.st_dev, info.st_ino)
+        if made not in result.placeholders:
+            result.placeholders.append(made)
+        result.locks.append(fd)
+        fd = -1
+    except PermissionError:
+        return  # not ours to read, nor ours to remove
+    finally:
+        os.close(parent)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(fd: int, parent: int, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=parent, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _make_file(parent: int, name: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o644, dir_fd=parent)
+    try:
+        os.write(fd, placeholders.FILES[name])
+    finally:
+        os.close(fd)
 
 
 def _open_below(source: str, names: list[str]) -> int:
