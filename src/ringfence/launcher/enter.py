@@ -112,7 +112,7 @@ def _join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
 
 
 def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
-    """Pack or unpack a tree: fds are user, mnt and pid namespace, and the pipe.
+    """Pack, unpack or remove a tree: fds are user, mnt and pid namespace, and the pipe.
 
     `as_root`: for snapshots, as the namespace's own root, which reads and owns every file of the
     writable layer; else locked down as the sandbox's user.
@@ -120,7 +120,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     from . import trees  # tarfile takes 10 ms to import, and must be imported on this side
 
     plan: Plan = request["plan"]
-    user_fd, mount_fd, pid_fd, stream = fds
+    user_fd, mount_fd, pid_fd, *stream = fds
     cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
     namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
     namespaces.setns(pid_fd, namespaces.CLONE_NEWPID)
@@ -136,8 +136,9 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         else:
             lockdown.become_user(plan, plan["uid"], plan["gid"])
             lockdown.seal(plan, with_parent=False)
-        operation = trees.pack if request["direction"] == "out" else trees.unpack
-        operation(stream, request["path"], one_file_system=request["as_root"])
+        trees.OPERATIONS[request["direction"]](
+            *stream, request["path"], one_file_system=request["as_root"]
+        )
         wire.send_raw(reply, b"O")
     except OSError as exc:
         init.refuse(reply, exc)

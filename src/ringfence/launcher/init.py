@@ -386,12 +386,10 @@ class Init:
         else:
             os.mkdir(path)
 
-    def _do_remove(self, path: str, recursive: bool) -> None:
+    def _do_remove(self, path: str) -> None:
         info = os.lstat(path)
         if (info.st_mode & 0o170000) != 0o040000:
             os.unlink(path)
-        elif recursive:
-            _remove_tree(path)
         else:
             os.rmdir(path)
 
@@ -479,17 +477,6 @@ def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, in
     finally:
         os.close(master)
     return name, slave
-
-
-def _remove_tree(path: str) -> None:
-    """Remove a directory and all below it, never following a symlink."""
-    for name in os.listdir(path):
-        child = os.path.join(path, name)
-        if (os.lstat(child).st_mode & 0o170000) == 0o040000:
-            _remove_tree(child)
-        else:
-            os.unlink(child)
-    os.rmdir(path)
 
 
 def _signed(word: int) -> int:

@@ -156,3 +156,35 @@ def _finish_directory(target: str, member: tarfile.TarInfo) -> None:
         os.utime(target, (member.mtime, member.mtime))
     except PermissionError:
         return  # /tmp and the like: not the sandbox user's, and already as they should be
+
+
+def remove(path: str, *, one_file_system: bool) -> None:
+    """Remove a directory and all below it; symlinks are removed, never followed.
+
+    Without recursion, for a guest's tree may be deeper than any stack, and with an end: who adds
+    files meanwhile gets ENOTEMPTY.
+    """
+    del one_file_system
+    waiting, seen = [path], set()
+    while waiting:
+        here = waiting[-1]
+        inner = [] if here in seen else _empty(here)
+        seen.add(here)
+        if not inner:
+            os.rmdir(waiting.pop())
+        waiting += inner
+
+
+def _empty(directory: str) -> list[str]:
+    """Remove what is no directory; returns the directories."""
+    inner = []
+    for name in os.listdir(directory):
+        child = os.path.join(directory, name)
+        if stat.S_ISDIR(os.lstat(child).st_mode):
+            inner.append(child)
+        else:
+            os.unlink(child)
+    return inner
+
+
+OPERATIONS: dict[str, Any] = {"out": pack, "in": unpack, "remove": remove}

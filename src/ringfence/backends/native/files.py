@@ -66,7 +66,12 @@ class NativeFiles:
         where = self._absolute(path)
         if where == "/":
             raise FileError("the root cannot be removed", path=path)
-        self._ask(where, "remove", where, recursive)
+        if recursive and self.stat(where).kind == DIRECTORY:
+            from .trees import remove
+
+            remove(self._sandbox, where)
+            return
+        self._ask(where, "remove", where)
 
     def move(self, src: str, dst: str) -> None:
         source = self._absolute(src)

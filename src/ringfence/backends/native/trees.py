@@ -16,6 +16,7 @@ from .zygote import Refused
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .sandbox import NativeSandbox
 
@@ -72,6 +73,28 @@ def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress
     helper.finish(remote)
 
 
+def remove(sandbox: NativeSandbox, path: str) -> None:
+    """Remove a tree, by a helper: PID 1 must not be kept busy by however many files there are."""
+    sandbox.require_awake()
+    request = _request(sandbox, "remove", path, as_root=False)
+    try:
+        send(sandbox, request, sandbox.namespace_fds, None)
+    except Refused as exc:
+        raise file_error(exc.errno or errno.EIO, path) from exc
+
+
+def _request(sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool) -> dict[str, Any]:
+    return {
+        "op": "tree",
+        "plan": replay(sandbox),
+        "direction": direction,
+        "path": path,
+        "as_root": as_root,
+        # What is written counts as the sandbox's memory; a reader must not be frozen with it.
+        "cgroup_dirs": sandbox.group.directories if direction == "in" else [],
+    }
+
+
 class Helper:
     """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
 
@@ -89,15 +112,7 @@ class Helper:
     def _run(
         self, sandbox: NativeSandbox, direction: str, path: str, as_root: bool, theirs: int
     ) -> None:
-        request = {
-            "op": "tree",
-            "plan": replay(sandbox),
-            "direction": direction,
-            "path": path,
-            "as_root": as_root,
-            # What is written counts as the sandbox's memory; a reader must not be frozen with it.
-            "cgroup_dirs": sandbox.group.directories if direction == "in" else [],
-        }
+        request = _request(sandbox, direction, path, as_root=as_root)
         try:
             try:
                 send(sandbox, request, [*sandbox.namespace_fds, theirs], None)
