@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...launcher.plan import Plan, Tree
 
 _MIB, _GIB = 1 << 20, 1 << 30
-DEFAULT_PIDS = 1024
+DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
 DEFAULT_OPEN_FILES = 4096
 LEAST_OPEN_FILES = 64
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
