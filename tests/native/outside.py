@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ringfence import Sandbox
+
 PATIENCE_S = 20.0
 """When a test has failed; never how fast something has to be."""
 
@@ -16,6 +18,11 @@ PATIENCE_S = 20.0
 def new_marker() -> str:
     """A word that no other process on this machine has on its command line."""
     return f"marker-{uuid.uuid4().hex}"
+
+
+def new_length() -> str:
+    """An argument for sleep(1), longer than any test and unlike that of any other process."""
+    return f"6{uuid.uuid4().int % 10**17:017d}"
 
 
 def pids_with(marker: str) -> list[int]:
@@ -31,6 +38,12 @@ def pids_with(marker: str) -> list[int]:
         if marker.encode() in command:
             found.append(pid)
     return found
+
+
+def init_pid(sandbox: Sandbox) -> int:
+    """The host's pid of the sandbox's PID 1."""
+    pid: int = sandbox._inner.pid  # type: ignore[attr-defined]
+    return pid
 
 
 def children_of(pid: int) -> list[int]:
