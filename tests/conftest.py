@@ -36,9 +36,7 @@ def _close_shared_backends() -> None:
     """End what lives as long as its process, on purpose: the shared backends and their zygotes."""
     registry = sys.modules.get("ringfence.backends.registry")
     if registry is not None:
-        for backend in registry._shared.values():
-            backend.close()
-        registry._shared.clear()
+        registry.close_all()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -64,11 +64,19 @@ def new_backend(name: str, **options: Any) -> Backend:
     return _make(name) if name in NAMES else backend_named(name)
 
 
+def close_all() -> None:
+    """End every shared backend of this process with all its sandboxes; the next use makes new ones."""
+    with _lock:
+        backends = list(_shared.values())
+        _shared.clear()
+    for backend in backends:
+        backend.close()
+
+
 def _close_all(owner: int) -> None:
     """At the end of the process: nothing is left when it is gone, not a moment later."""
     if os.getpid() == owner:
-        for backend in list(_shared.values()):
-            backend.close()
+        close_all()
 
 
 def _make(name: str) -> Backend:

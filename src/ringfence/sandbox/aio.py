@@ -185,6 +185,18 @@ class AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
         return cls(await _owned(partial(Sandbox.restore, snapshot_id, spec, backend=backend)))
 
+    @staticmethod
+    async def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
+        """Every snapshot that is kept, oldest first."""
+        return await in_thread(Sandbox.snapshots, backend=backend)
+
+    @staticmethod
+    async def delete_snapshot(
+        snapshot_id: str, *, backend: Backend | str = DEFAULT_BACKEND
+    ) -> None:
+        """Remove a snapshot; sandboxes restored from it are not touched."""
+        await in_thread(Sandbox.delete_snapshot, snapshot_id, backend=backend)
+
     async def exec(
         self,
         argv: Sequence[str],

@@ -95,6 +95,22 @@ class Sandbox:
         inner = chosen.restore(snapshot_id, spec)
         return cls(inner, spec or inner.spec)
 
+    @staticmethod
+    def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
+        """Every snapshot that is kept, oldest first."""
+        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        return chosen.snapshots()
+
+    @staticmethod
+    def delete_snapshot(snapshot_id: str, *, backend: Backend | str = DEFAULT_BACKEND) -> None:
+        """Remove a snapshot; sandboxes restored from it are not touched.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+        """
+        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        chosen.delete_snapshot(snapshot_id)
+
     # -- running commands -------------------------------------------------------------------
 
     def exec(

@@ -1,0 +1,60 @@
+"""Output within a bound: head and tail are exact, and so is the count of what lies between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.sandbox.stream import Stream
+
+pieces = st.lists(st.binary(max_size=40), max_size=12)
+
+
+@given(pieces, st.integers(0, 64))
+def test_head_and_tail_are_kept(written: list[bytes], limit: int) -> None:
+    stream = Stream(limit)
+    for piece in written:
+        stream.feed(piece)
+
+    whole = b"".join(written)
+    head, tail = limit - limit // 2, limit // 2
+    kept = whole if len(whole) <= limit else whole[:head] + whole[len(whole) - tail :]
+    assert kept == stream.getvalue()
+    assert len(whole) - len(kept) == stream.dropped_bytes
+
+
+@given(pieces)
+def test_a_reader_that_keeps_up_gets_every_byte_once(written: list[bytes]) -> None:
+    stream = Stream(1 << 20)
+    got = b""
+    for piece in filter(None, written):
+        stream.feed(piece)
+        got += stream.read()
+    stream.close()
+
+    assert b"".join(written) == got + stream.read()
+
+
+@given(pieces, st.integers(2, 32))
+def test_a_reader_that_falls_behind_gets_what_is_kept(written: list[bytes], limit: int) -> None:
+    stream = Stream(limit)
+    for piece in written:
+        stream.feed(piece)
+    stream.close()
+
+    assert stream.getvalue() == b"".join(stream)
+
+
+def test_waiting_has_an_end() -> None:
+    with pytest.raises(TimeoutError):
+        Stream().read(timeout_s=0.01)
+
+
+def test_lines_are_whole_whatever_the_pieces() -> None:
+    stream = Stream()
+    for piece in (b"one\ntw", b"o\nthr", b"ee"):
+        stream.feed(piece)
+    stream.close()
+
+    assert ["one", "two", "three"] == list(stream.lines())
