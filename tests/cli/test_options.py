@@ -1,0 +1,105 @@
+"""The table-driven parser, and what else is made from the tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.backends.native.protect import DEFAULTS
+from ringfence.cli.commands import COMMANDS, LIMITS, RUN
+from ringfence.cli.help import help_of, overview
+from ringfence.cli.options import Command, Option, parse
+from ringfence.errors import InvalidRequest
+
+TABLE = Command(
+    "test",
+    "Nothing.",
+    options=(
+        Option("name", "WORD", "one"),
+        Option("many", "WORD", "several", repeat=True, field="items"),
+        Option("switch", "", "on", short="s"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("argv", "given", "rest"),
+    [
+        ([], {}, []),
+        (["--name", "a"], {"name": "a"}, []),
+        (["--name=a"], {"name": "a"}, []),
+        (["--name="], {"name": ""}, []),
+        (["--name", "-a"], {"name": "-a"}, []),
+        (["--name", "a", "--name", "b"], {"name": "b"}, []),
+        (["--many", "a", "--many=b"], {"many": ["a", "b"]}, []),
+        (["-s", "x", "--switch"], {"switch": True}, ["x", "--switch"]),
+        (["--", "--switch"], {}, ["--switch"]),
+        (["--name", "a", "--", "--", "b"], {"name": "a"}, ["--", "b"]),
+        (["-"], {}, ["-"]),
+        (["--many=a=b"], {"many": ["a=b"]}, []),
+    ],
+)
+def test_what_is_read(argv: list[str], given: dict[str, object], rest: list[str]) -> None:
+    assert (given, rest) == parse(TABLE, argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "field"),
+    [
+        (["--nmae", "a"], "--nmae"),
+        (["--name"], "--name"),
+        (["--name", "--", "a"], "--name"),
+        (["--switch=1"], "--switch"),
+        (["-x"], "-x"),
+        (["-sx"], "-sx"),
+    ],
+)
+def test_what_is_refused(argv: list[str], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(TABLE, argv)
+
+    assert field == refusal.value.field
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("name", "--name"),
+        ("items", "--many"),
+        ("items[3].part", "--many"),
+        ("--name", "--name"),
+        ("argv", "CMD"),
+        ("argv[0]", "CMD"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_errors_name_the_option(field: str, flag: str) -> None:
+    assert flag == TABLE.flag_of(field)
+
+
+@pytest.mark.parametrize("limit", ["memory_bytes", "cpus", "pids", "disk_bytes", "open_files"])
+def test_every_limit_leads_to_its_option(limit: str) -> None:
+    assert RUN.flag_of(f"limits.{limit}").startswith("--")
+
+
+def test_limits_are_options() -> None:
+    assert set(LIMITS) <= {option.name for option in RUN.options}
+
+
+def test_the_default_set_is_offered_for_unprotect() -> None:
+    option = next(option for option in RUN.options if "unprotect" == option.name)
+
+    assert {"all", *DEFAULTS} == set(option.words.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_help_names_everything_and_fits(command: Command) -> None:
+    text = help_of(command)
+
+    assert all(option.flag in text for option in command.options)
+    assert all(line in text for _what, line in command.examples)
+    assert command.examples
+    assert 100 >= max(len(line) for line in text.splitlines())
+
+
+def test_the_overview_names_every_command() -> None:
+    assert all(command.name in overview() for command in COMMANDS)
