@@ -100,6 +100,7 @@ class NativeExec:
             report = wire.ExecReport.unpack(data)
         except ValueError:
             self._problem = self._sandbox.lost_error()
+            self._sandbox.end_unwatched()
             return
         self._sandbox.forget(self)
         self._calm_down()

@@ -330,6 +330,16 @@ class NativeSandbox:
             self._wait_until_empty()
             self._release()
 
+    def end_unwatched(self) -> None:
+        """Who watched over a process tree is gone without a word, PID 1 or another user's agent.
+
+        What it watched may run on, and nobody could end it in time: so everything ends.
+        """
+        try:
+            self.terminate()
+        except ExecError:
+            pass  # reported by the next call
+
     def _remember_stats(self) -> None:
         """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
         from .usage import read_cgroup_stats
