@@ -142,4 +142,4 @@ def open_files(_context: dict[str, Any]) -> Outcome:
         return escaped("no limit at all")
     product = processes * files
     words = f"{processes} processes with {files} files each, of {most} on the host"
-    return held(words) if product < most // 2 else escaped(words)
+    return held(words) if product < most // 10 * 9 else escaped(words)
