@@ -121,6 +121,8 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
 
     plan: Plan = request["plan"]
     user_fd, mount_fd, pid_fd, *stream = fds
+    # Before any guest can see us: without root we have its uid, and hold the host's files open.
+    privileges.set_dumpable(False)
     cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
     namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
     namespaces.setns(pid_fd, namespaces.CLONE_NEWPID)
@@ -155,6 +157,7 @@ def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     """Start an agent for another user: like PID 1, but of that user; fds are pidfd and its control."""
     plan: Plan = request["plan"]
     pidfd, control_fd = fds
+    privileges.set_dumpable(False)
     cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
     namespaces.setns(pidfd, _ALL)
     if os.fork():
