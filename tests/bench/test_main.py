@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -180,3 +182,31 @@ def test_create_says_its_time_without_bubblewrap_and_no_row_for_other_missing_pe
     assert isinstance(row, Row)
     assert "" == row.peer
     assert row.ours is not None
+
+
+@pytest.mark.slow
+def test_live_stops_cleanly_at_the_limit_of_open_files() -> None:
+    require("user namespaces")
+    script = (
+        "import resource, sys;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300));"
+        "from ringfence.bench.measures import parked;"
+        "from ringfence.bench.settings import Settings;"
+        "parked._allow_open_files = lambda: None;"
+        "[row] = parked.measure_count(Settings());"
+        "print(row.ours, row.note)"
+    )
+    path = os.pathsep.join(sys.path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "" == done.stderr
+    assert 5 <= float(done.stdout.split()[0]) < 60
+    assert "stopped there: " in done.stdout
+    assert "open files" in done.stdout

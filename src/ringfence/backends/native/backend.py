@@ -10,7 +10,7 @@ from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
 from . import cgroups, identity, journal, planner
-from .host import Host, host
+from .host import Host, host, out_of_files
 from .profiles import Profile, profile_named
 from .zygote import Refused, Zygote, answer
 
@@ -63,6 +63,14 @@ class NativeBackend:
         self.zygote()
 
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
+        try:
+            return self._provision(spec)
+        except OSError as exc:
+            if problem := out_of_files(exc):
+                raise problem from exc
+            raise
+
+    def _provision(self, spec: SandboxSpec) -> NativeSandbox:
         planner.check(spec)
         profile = profile_named(spec.profile, self._profiles)
         uid = identity.uid_of(spec.user)

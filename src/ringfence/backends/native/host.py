@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
+from ...errors import ResourceExhausted
 from ...linux import landlock
 
 _GIB = 1 << 30
@@ -30,6 +32,13 @@ def _owns_initial_user_namespace() -> bool:
     with open("/proc/self/uid_map", encoding="utf-8") as file:
         inside, outside, count = (int(word) for word in file.read().split()[:3])
     return (inside, outside) == (0, 0) and count >= 1 << 31
+
+
+def out_of_files(exc: OSError) -> ResourceExhausted | None:
+    """What `exc` means when it says that this process has too many files open; else None."""
+    if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
+        return None
+    return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
 
 
 def start_time(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _signal as signal
-import errno
 import os
 import select
 import time
@@ -13,7 +12,6 @@ from ...errors import (
     ExecError,
     LifecycleError,
     NetworkPolicyError,
-    ResourceExhausted,
     SandboxLost,
 )
 from ...launcher import wire
@@ -23,6 +21,7 @@ from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
 from . import identity, journal, planner
 from .files import NativeFiles
+from .host import out_of_files
 from .process import NativeExec
 from .zygote import answer
 
@@ -156,8 +155,7 @@ class NativeSandbox:
         return self._start(request, control)
 
     def _start(self, request: ExecRequest, control: wire.Socket) -> NativeExec:
-        ours, theirs = wire.socketpair()
-        inner, outer = open_streams(request)
+        ours, theirs, inner, outer = open_channels(request)
         environment = {**self._environment, **request.env}
         if request.pty is not None:
             environment.setdefault("TERM", "xterm-256color")
@@ -198,15 +196,9 @@ class NativeSandbox:
         try:
             with self._send_lock:
                 wire.send(control, message, fds)
-        except (BrokenPipeError, ConnectionResetError, OSError) as exc:
-            if isinstance(exc, OSError) and exc.errno in (
-                errno.EMFILE,
-                errno.ENFILE,
-                errno.ETOOMANYREFS,
-            ):
-                raise ResourceExhausted(
-                    "too many open files in this process", hint="raise `ulimit -n`"
-                ) from exc
+        except OSError as exc:
+            if problem := out_of_files(exc):
+                raise problem from exc
             raise self.lost_error() from exc
 
     def ask(
@@ -342,11 +334,14 @@ class NativeSandbox:
 
     def _remember_stats(self) -> None:
         """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
-        from .usage import read_cgroup_stats
+        try:
+            from .usage import read_cgroup_stats
 
-        self._last_stats = read_cgroup_stats(
-            self, State.TERMINATED, time.monotonic() - self._created, self._numbers
-        )
+            self._last_stats = read_cgroup_stats(
+                self, State.TERMINATED, time.monotonic() - self._created, self._numbers
+            )
+        except OSError:
+            pass  # out of file descriptors: that the sandbox ends matters more
 
     def _wait_until_empty(self) -> None:
         """PID 1 ends only when its PID namespace is empty: then every process is gone."""
@@ -415,18 +410,43 @@ class Awake:
             self._lock.release()
 
 
-def open_streams(
-    request: ExecRequest,
-) -> tuple[list[int], tuple[int | None, int | None, int | None]]:
-    """Pipes for one exec: (ends for inside, ends for the host); a terminal needs none."""
+_Outer = tuple[int | None, int | None, int | None]
+
+
+def open_channels(request: ExecRequest) -> tuple[wire.Socket, wire.Socket, list[int], _Outer]:
+    """The reply's two ends, the streams' ends for inside, and for the host: all of them or none.
+
+    Raises:
+        ResourceExhausted: This process has too many files open.
+    """
+    opened: list[int] = []
+    try:
+        inner, outer = open_streams(request, opened)
+        return (*wire.socketpair(), inner, outer)
+    except OSError as exc:
+        for fd in opened:
+            os.close(fd)
+        if problem := out_of_files(exc):
+            raise problem from exc
+        raise
+
+
+def open_streams(request: ExecRequest, opened: list[int]) -> tuple[list[int], _Outer]:
+    """Pipes for one exec, noted in `opened`; a terminal needs none."""
     if request.pty is not None:
         return [], (None, None, None)
-    out_read, out_write = os.pipe2(os.O_CLOEXEC)
-    err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    out_read, out_write = _pipe(opened)
+    err_read, err_write = _pipe(opened)
     for fd in (out_read, err_read):
         os.set_blocking(fd, False)
     if not request.has_stdin:  # PID 1 opens the sandbox's own /dev/null
         return [out_write, err_write], (None, out_read, err_read)
-    in_read, in_write = os.pipe2(os.O_CLOEXEC)
+    in_read, in_write = _pipe(opened)
     os.set_blocking(in_write, False)
     return [in_read, out_write, err_write], (in_write, out_read, err_read)
+
+
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    opened.extend(ends)
+    return ends

@@ -62,23 +62,36 @@ def measure_count(settings: Settings) -> Iterator[Row]:
         except (RingfenceError, OSError) as exc:
             stopped = f"stopped there: {exc}"
         elapsed = time.perf_counter() - started
+        silent = "" if sandboxes else "none was made"
+        for sandbox in sandboxes[-2:] if stopped else ():
+            sandbox.terminate()  # what is exhausted is needed to look at the others
         used = before - processes.available_bytes()
-        answering = all(s.exec(["true"]).ok for s in _sample(sandboxes))
+        for sandbox in _sample(sandboxes[:-2]):
+            silent = silent or _silence(sandbox)
     finally:
         for sandbox in sandboxes:
             sandbox.terminate()
     count = len(sandboxes)
     each = used / max(count, 1) / _MIB
     note = f"{elapsed:.1f} s, {each:.2f} MiB each of kernel and user memory together"
-    if stopped or not answering:
-        note = f"{note}; {stopped or 'not all of them answer'}"
+    if stopped or silent:
+        note = "; ".join(filter(None, (note, stopped, silent)))
     elif count < settings.live or settings.live < 1000:
         target = Target(VALUE, HIGHER)  # fewer were asked for than the target: no verdict
     elif not settings.full:
         target = Target(VALUE, HIGHER, must=1000)
         note += "; asked for no more, --full does"
-    ours = float(count) if answering else 0.0
+    ours = 0.0 if silent else float(count)
     yield Row("live", WHAT_LIVE, "sandboxes", ours, target=target, note=note)
+
+
+def _silence(sandbox: Sandbox) -> str:
+    """Why this one is not alive; empty when it is."""
+    try:
+        result = sandbox.exec(["true"])
+    except (RingfenceError, OSError) as exc:
+        return f"not all of them answer: {exc}"
+    return "" if result.ok else f"not all of them work: {result}"
 
 
 def _sample(sandboxes: list[Sandbox]) -> list[Sandbox]:
