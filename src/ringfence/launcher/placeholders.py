@@ -36,6 +36,15 @@ def remove(made: list[Placeholder]) -> None:
             os.close(parent)
 
 
+def erase_note(path: str) -> None:
+    """Remove the note of placeholders that are gone now; its directory goes with the last one."""
+    try:
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+    except OSError:
+        pass  # swept by another start, or other notes are in it
+
+
 def _remove_one(parent: int, name: str, identity: tuple[int, int]) -> None:
     fd = os.open(name, _OPEN, dir_fd=parent)
     try:

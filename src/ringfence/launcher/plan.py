@@ -53,4 +53,5 @@ class Plan(TypedDict):
     cgroup_version: int  # 0: none
     memory_watchdog_bytes: int  # 0: off
     placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
+    note: str  # the file that tells of them, to remove after them; "" for none
     trusted_root: bool  # the zygote may open trees and map ids as host root

@@ -57,6 +57,7 @@ class Zygote:
         self.host = host
         self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
         self.placeholders: dict[int, list[Placeholder]] = {}  # pid of PID 1 -> what to remove
+        self.notes: dict[int, str] = {}  # pid of PID 1 -> the file that tells of these
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
     def run(self) -> None:
@@ -132,6 +133,7 @@ class Zygote:
         self.sandboxes[pid] = plan["cgroup_dirs"]
         if plan["placeholders"]:
             self.placeholders[pid] = plan["placeholders"]
+            self.notes[pid] = plan["note"]
 
     def let_go(self, plan: Plan, pid: int, pidfd: int, go: wire.Socket) -> None:
         """Give a booting sandbox its ids and cgroups, and the word to go on."""
@@ -188,7 +190,9 @@ class Zygote:
     def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into a running sandbox; it answers on `reply` itself."""
         if request.get("placeholders"):
-            self.placeholders.setdefault(request["sandbox_pid"], []).extend(request["placeholders"])
+            pid = request["sandbox_pid"]
+            self.placeholders.setdefault(pid, []).extend(request["placeholders"])
+            self.notes[pid] = request["note"]
         if os.fork() == 0:
             status = 1
             try:
@@ -215,6 +219,8 @@ class Zygote:
         if directories:
             cgroups.remove(directories)
         placeholders.remove(self.placeholders.pop(pid, []))
+        if note := self.notes.pop(pid, ""):
+            placeholders.erase_note(note)
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""

@@ -99,6 +99,7 @@ def _send(
         "link": link,
         "steps": steps,
         "placeholders": placeholders,
+        "note": (journal.path_of(sandbox.id) or "") if placeholders else "",
         "sandbox_pid": sandbox.pid,
     }
     try:

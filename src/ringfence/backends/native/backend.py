@@ -85,6 +85,7 @@ class NativeBackend:
             plan = planner.make_plan(draft, here, profile)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
             draft.note = journal.note(sandbox_id, plan["placeholders"])
+            plan["note"] = draft.note or ""
             size = planner.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
             sandbox = self._launch(zygote, draft, plan, profile, size, group)

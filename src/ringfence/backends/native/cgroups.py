@@ -228,7 +228,7 @@ def sweep(layout: Layout) -> list[str]:
 
     A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here.
     """
-    removed = []
+    orphaned = []
     for base in dict.fromkeys(layout.bases.values()):
         for name in os.listdir(base):
             words = name.split(".")
@@ -236,12 +236,13 @@ def sweep(layout: Layout) -> list[str]:
                 continue
             if start_time(int(words[1])) == int(words[2]):
                 continue
-            directory = f"{base}/{name}"
-            _kill_members(directory)
-            launcher_cgroups.thaw([directory])
-            launcher_cgroups.remove([directory])
-            removed.append(directory)
-    return removed
+            orphaned.append(f"{base}/{name}")
+    # All of them before any is removed: in version 1 what is frozen sits in several of them.
+    for directory in orphaned:
+        _kill_members(directory)
+    launcher_cgroups.thaw(orphaned)
+    launcher_cgroups.remove(orphaned)
+    return orphaned
 
 
 def _kill_members(directory: str) -> None:

@@ -125,8 +125,13 @@ class HostIds:
 
     def _try_lock(self, path: str) -> int:
         """A descriptor that holds the lock; -1 when somebody else does."""
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while True:
+            try:
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                break
+            except FileNotFoundError:
+                continue  # another process, closing the last block but ours, took it along
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its last holder may have removed the file after we opened it: then it locks nothing.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ...launcher.placeholders import Placeholder
 
 _HEADER = b"ringfence placeholders 1\n"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def runtime_directory() -> str | None:
@@ -39,25 +40,31 @@ def runtime_directory() -> str | None:
 
 def note(sandbox_id: str, made: list[Placeholder]) -> str | None:
     """Write down what was made for a sandbox; returns the note's path."""
-    base = runtime_directory()
-    if base is None or not made:
+    if not made:
         return None
-    pid = os.getpid()
-    path = os.path.join(base, f"placeholders.{pid}.{start_time(pid)}.{sandbox_id}")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(_HEADER + marshal.dumps(made))
-    return path
+    while (path := path_of(sandbox_id)) is not None:
+        try:
+            fd = os.open(path, _NEW, 0o600)
+        except FileNotFoundError:
+            continue  # whoever erased the last other note took the directory along
+        with open(fd, "wb") as file:
+            file.write(_HEADER + marshal.dumps(made))
+        return path
+    return None
+
+
+def path_of(sandbox_id: str) -> str | None:
+    """Where a sandbox's note is, if there is one."""
+    base, pid = runtime_directory(), os.getpid()
+    if base is None:
+        return None
+    return os.path.join(base, f"placeholders.{pid}.{start_time(pid)}.{sandbox_id}")
 
 
 def erase(path: str | None) -> None:
     """The placeholders of this note are gone."""
     if path is not None:
-        try:
-            os.unlink(path)
-            os.rmdir(os.path.dirname(path))
-        except OSError:
-            pass  # swept by another start, or other notes are in it
+        placeholders.erase_note(path)
 
 
 def sweep() -> None:
@@ -65,7 +72,11 @@ def sweep() -> None:
     base = runtime_directory()
     if base is None:
         return
-    for name in os.listdir(base):
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return  # another process has just swept it
+    for name in names:
         words = name.split(".")
         if words[0] != "placeholders" or len(words) != 4 or not (words[1] + words[2]).isdigit():
             continue

@@ -308,6 +308,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "cgroup_version": 0,
         "memory_watchdog_bytes": 0,
         "placeholders": [],
+        "note": "",
         "trusted_root": host.trusted_root,
     }
 
@@ -320,7 +321,7 @@ def _namespaces(isolated: bool) -> int:
 
 def _rlimits(spec: SandboxSpec, size: Sizes) -> list[tuple[int, int, int]]:
     limits = {
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
         resource.RLIMIT_NOFILE: size.open_files,
         resource.RLIMIT_MEMLOCK: 8 * _MIB,
         resource.RLIMIT_MSGQUEUE: 800 * 1024,
