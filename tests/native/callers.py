@@ -26,6 +26,7 @@ def say(value=None):
 def listen():
     return sys.stdin.readline()
 
+sys.argv += json.loads(listen())  # not on our command line, where tests look for sandboxes' own
 """
 
 
@@ -48,7 +49,7 @@ class Caller:
     ) -> None:
         path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
-            [*under, python, "-c", _PRELUDE + code, *map(str, args)],
+            [*under, python, "-c", _PRELUDE + code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -57,6 +58,7 @@ class Caller:
         )
         self.pid = self.process.pid
         self._rest = b""
+        self.tell(json.dumps([str(each) for each in args]))
 
     def hear(self, patience_s: float = PATIENCE_S) -> Any:
         """The next value it says; its standard error is the failure when it says nothing."""

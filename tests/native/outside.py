@@ -26,7 +26,7 @@ def new_length() -> str:
 
 
 def pids_with(marker: str) -> list[int]:
-    """Every process of the host with `marker` on its command line, zombies not counted."""
+    """Every process of the host with `marker` as an argument, zombies not counted."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if pid == os.getpid():
@@ -35,7 +35,7 @@ def pids_with(marker: str) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue  # it ended while we looked
-        if marker.encode() in command:
+        if marker.encode() in command.split(b"\0"):
             found.append(pid)
     return found
 
@@ -103,17 +103,27 @@ def namespaces_of(pids: Iterable[int]) -> set[str]:
     """Names like `net:[4026532281]` of every namespace these processes are in, as far as told."""
     found = set()
     for pid in pids:
-        for path in Path(f"/proc/{pid}/ns").glob("*"):
-            try:
-                found.add(os.readlink(path))
-            except OSError:
-                continue  # it ended, or is not ours to look into
+        try:
+            for name in os.listdir(f"/proc/{pid}/ns"):
+                found.add(os.readlink(f"/proc/{pid}/ns/{name}"))
+        except OSError:
+            continue  # it ended, or is not ours to look into
     return found
 
 
-def namespaces() -> set[str]:
-    """Every namespace that a process of this machine is in."""
-    return namespaces_of(map(int, filter(str.isdigit, os.listdir("/proc"))))
+def pids_before(moment_s: float) -> list[int]:
+    """Processes that were there at `moment_s` of CLOCK_BOOTTIME: the numbers of namespaces that
+    have ended are soon given to new ones, which say nothing of the old."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            continue
+        if int(stat.rpartition(b")")[2].split()[19]) / ticks <= moment_s:
+            found.append(pid)
+    return found
 
 
 def cgroups_of(sandbox_id: str) -> list[str]:
