@@ -139,7 +139,9 @@ def test_the_terminal_is_put_back_after_a_timeout(on_terminal: Any) -> None:
 
 
 def test_ctrl_c_interrupts_inside(on_terminal: Any) -> None:
-    terminal = on_terminal("--", "sh", "-c", "trap 'echo caught; exit 9' INT; echo ready; sleep 60")
+    terminal = on_terminal(
+        "--", "sh", "-c", "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
+    )
     terminal.read_until(b"ready")
     terminal.type(b"\x03")
 
