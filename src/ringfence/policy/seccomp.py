@@ -35,6 +35,7 @@ ACTIONS = {
     "trap": SECCOMP_RET_TRAP,
     "kill": SECCOMP_RET_KILL_PROCESS,
     "errno": SECCOMP_RET_ERRNO | errno.EPERM,
+    "pretend": SECCOMP_RET_ERRNO | 0,  # nothing is done, and the caller is told that it was
     **{name: SECCOMP_RET_ERRNO | number for number, name in errno.errorcode.items()},
 }
 DEFAULT = "os_hardened"  # what a policy can extend
@@ -195,7 +196,7 @@ class SeccompPolicy:
     def from_json(cls, data: object) -> SeccompPolicy:
         """A user's own policy: a default action, and rules of names and an action.
 
-        An action is "allow", "log", "trap", "kill", "errno" (EPERM) or the name of an errno.
+        An action is "allow", "log", "trap", "kill", "errno" (EPERM), "pretend" or the name of an errno.
         `"extends": "os_hardened"` puts the rules before those of the default policy. The guards
         of the default policy hold in any case.
 

@@ -17,6 +17,7 @@ NAMES = {machine: {n: name for name, n in table.items()} for machine, table in T
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 ALLOW = 0x7FFF0000
+PRETEND = 0x00050000
 KILL = 0x80000000
 
 
@@ -123,7 +124,7 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
                 return fail(errno.EPROTONOSUPPORT)
             return ALLOW
         case "setrlimit":
-            return EPERM if low[0] == 15 else ALLOW
+            return PRETEND if low[0] == 4 else EPERM if low[0] == 15 else ALLOW
         case "prlimit64":
             if tag_key is not None and (args[0], args[1]) == (
                 tag_key >> 32 << 32,
@@ -131,6 +132,8 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
             ):
                 return ALLOW
             sets = args[2] != 0
+            if sets and low[1] == 4:
+                return fail(errno.EINVAL) if args[3] else PRETEND
             return EPERM if sets and (low[0] == 1 or low[1] == 15) else ALLOW
         case "prctl":
             if low[0] in (35, 36):

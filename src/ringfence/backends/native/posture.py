@@ -288,9 +288,15 @@ def _open_files_limit(seen: Inspection) -> Protection:
 
 
 def _core_dumps(seen: Inspection) -> Protection:
-    if seen.limit("Max core file size") != "0":
-        return Protection("core_dumps", MISSING, "RLIMIT_CORE is not 0")
-    return Protection("core_dumps", ENFORCED, "none: they would run a program of the host")
+    limit = seen.limit("Max core file size")
+    if limit == "1":
+        return Protection("core_dumps", ENFORCED, "none, and no handler of the host is started")
+    with open("/proc/sys/kernel/core_pattern", encoding="utf-8", errors="replace") as file:
+        handler = file.read(1) == "|"
+    if limit == "0" and not handler:
+        return Protection("core_dumps", ENFORCED, "none: RLIMIT_CORE is 0")
+    # The caller's own hard limit was 0 already, and only 1 keeps a handler from being started.
+    return Protection("core_dumps", MISSING, f"RLIMIT_CORE is {limit}: a crash starts the handler")
 
 
 def _mib(count: int) -> str:
