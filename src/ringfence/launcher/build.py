@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import _socket as socket
+import _stat as stat
+import _struct as struct
 import errno
 import fcntl
-import os
-import stat
-import struct
+import posix as os
 
 from ..linux import files, mounts, namespaces
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import posix as os
 import time
 
 _REMOVE_TRIES = 200

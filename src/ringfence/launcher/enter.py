@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
-import os
+import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
 from . import build, cgroups, idmap, init, lockdown, wire

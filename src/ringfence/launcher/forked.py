@@ -8,9 +8,10 @@ goes on, and learns from a pipe, once the child has ended, whether it ever began
 from __future__ import annotations
 
 import _signal as signal
+import _stat as stat
+import _struct as struct
 import errno
-import os
-import struct
+import posix as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _begin(paths: list[str], argv: list[str], env: dict[str, str]) -> int:
     found = errno.ENOENT
     for path in paths:
         try:
-            if os.path.isdir(path):
+            if stat.S_ISDIR(os.stat(path).st_mode):
                 raise PermissionError(errno.EACCES, "is a directory", path)
             os.execve(path, argv, env)
         except (FileNotFoundError, NotADirectoryError):

@@ -8,12 +8,12 @@ the kernel kills all that is left in its PID namespace.
 from __future__ import annotations
 
 import _signal as signal
+import _struct as struct
 import errno
 import fcntl
-import os
+import posix as os
 import resource
 import select
-import struct
 import time
 
 from ..linux import files, libc
@@ -36,6 +36,7 @@ _WATCHDOG_S = 0.05
 _SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 _SIGRTMAX = 64
+_DEFAULT_PATH = "/bin:/usr/bin"
 # include/uapi/asm-generic/ioctls.h
 _TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
 _ALL_SIGNALS = [n for n in range(1, _SIGRTMAX + 1) if n not in (9, 19, 32, 33)]
@@ -173,7 +174,7 @@ class Init:
         self.execs[number] = self.by_pid[run.pid] = run
 
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
-        paths = _candidates(argv[0], env.get("PATH", os.defpath))
+        paths = _candidates(argv[0], env.get("PATH", _DEFAULT_PATH))
         self._oom_score(_PREFER_FOR_OOM)
         try:
             if _has_children():
@@ -382,7 +383,7 @@ class Init:
 
     def _do_mkdir(self, path: str, parents: bool) -> None:
         if parents:
-            os.makedirs(path, exist_ok=True)
+            _make_dirs(path)
         else:
             os.mkdir(path)
 
@@ -400,7 +401,7 @@ class Init:
         info = os.lstat(path)
         link = os.readlink(path) if (info.st_mode & 0o170000) == 0o120000 else ""
         head = f"{info.st_mode} {info.st_size} {info.st_mtime_ns} "
-        return head.encode() + os.fsencode(link)
+        return head.encode() + libc.path_bytes(link)
 
 
 def _answer(reply: wire.Socket, data: bytes) -> None:
@@ -421,7 +422,7 @@ def _candidates(name: str, path: str) -> list[str]:
     """Where `name` may be, as execvp(3) looks for it."""
     if "/" in name:
         return [name]
-    return [os.path.join(directory or ".", name) for directory in path.split(":")]
+    return [f"{directory or '.'}/{name}" for directory in path.split(":")]
 
 
 def _has_children() -> bool:
@@ -477,6 +478,28 @@ def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, in
     finally:
         os.close(master)
     return name, slave
+
+
+def _make_dirs(path: str) -> None:
+    """A directory and those above it, where they are not there yet."""
+    done = "/" if path.startswith("/") else ""
+    for name in path.split("/"):
+        if not name:
+            continue
+        done += name
+        try:
+            os.mkdir(done)
+        except OSError:
+            if not _is_directory(done):
+                raise
+        done += "/"
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return (os.stat(path).st_mode & 0o170000) == 0o040000
+    except OSError:
+        return False
 
 
 def _signed(word: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _signal as signal
-import os
+import posix as os
 import resource
 
 from ..linux import landlock, privileges, seccomp

@@ -7,7 +7,7 @@ sandbox still needs is left, or that one's protection would vanish with it.
 from __future__ import annotations
 
 import fcntl
-import os
+import posix as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def erase_note(path: str) -> None:
     """Remove the note of placeholders that are gone now; its directory goes with the last one."""
     try:
         os.unlink(path)
-        os.rmdir(os.path.dirname(path))
+        os.rmdir(path.rpartition("/")[0])
     except OSError:
         pass  # swept by another start, or other notes are in it
 

@@ -7,9 +7,9 @@ interpreter). What comes back out of a sandbox is never unmarshalled: it is a fi
 from __future__ import annotations
 
 import _socket as socket
+import _struct as struct
 import marshal
-import os
-import struct
+import posix as os
 
 TYPE_CHECKING = False  # `typing` costs milliseconds that every start would pay
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ Socket = socket.socket
 _INLINE_BYTES = 60_000  # a datagram must fit the socket buffer; longer requests travel in a memfd
 _RECEIVE_BYTES = 1 << 17
 _MAX_FDS = 64
+_SEEK_END = 2  # include/uapi/linux/fs.h
 MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
 
 # What PID 1 answers to an exec: see ExecReport.
@@ -138,7 +139,7 @@ def receive(sock: Socket) -> tuple[Any, list[int]]:
         return None, fds
     if data[:1] == b"M":
         return marshal.loads(data[1:]), fds
-    size = os.lseek(fds[0], 0, os.SEEK_END)
+    size = os.lseek(fds[0], 0, _SEEK_END)
     body = os.pread(fds[0], size, 0)
     os.close(fds[0])
     return marshal.loads(body), fds[1:]

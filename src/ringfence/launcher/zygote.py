@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal as signal
 import errno
 import gc
-import os
+import posix as os
 import select
 import sys
 

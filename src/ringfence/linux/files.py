@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import struct
+import _struct as struct
+import posix as os
 
 from . import cdata
 from .libc import declare, path_bytes, raise_errno

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _struct as struct
 import errno
-import os
-import struct
+import posix as os
 
 from . import cdata
 from .libc import declare, raise_errno

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix as os
 from _functools import partial  # the C half: `functools` costs every start a millisecond
 
 from . import cdata
@@ -75,7 +75,7 @@ def declare(name: str, *types: type) -> Callable[..., int]:
 
 def path_bytes(path: str | bytes) -> bytes:
     """`path` as the kernel wants it."""
-    return os.fsencode(path)
+    return path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
 
 
 def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:

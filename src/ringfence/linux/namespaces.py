@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _signal as signal
-import os
+import posix as os
 
 from . import cdata
 from .libc import declare, raise_errno
@@ -93,7 +93,7 @@ def sethostname(name: str) -> None:
 
     Source: sethostname(2).
     """
-    data = os.fsencode(name)
+    data = name.encode()
     if _sethostname(data, len(data)) < 0:
         raise_errno("sethostname")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _struct as struct
 import errno
-import struct
 
 from . import cdata
 from .libc import declare, raise_errno

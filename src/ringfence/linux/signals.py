@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import _signal as signal
-import os
-import struct
+import _struct as struct
+import posix as os
 
 from . import cdata
 from .libc import declare, raise_errno
