@@ -295,9 +295,9 @@ def make_mounts_private() -> None:
     _step("make mounts private", mounts.mount, "none", "/", "none", flags)
 
 
-def leave_host_network(plan: Plan) -> None:
+def leave_host_network(flags: int) -> None:
     """In a network namespace of our own, bring `lo` up; there is no other interface."""
-    if plan["namespaces"] & namespaces.CLONE_NEWNET:
+    if flags & namespaces.CLONE_NEWNET:
         _step("bring lo up", _loopback)
 
 

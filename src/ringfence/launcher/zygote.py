@@ -12,6 +12,7 @@ import gc
 import posix as os
 import select
 import sys
+import time
 
 from ..linux import cdata, files, mounts, namespaces, privileges, signals
 from . import build, cgroups, enter, idmap, init, lockdown, placeholders, wire
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .plan import Plan, Tree
 
 CONTROL_FD = 3
+_BURST_S = 0.1  # creates this close together are a burst
 
 
 def main() -> None:
@@ -58,6 +60,8 @@ class Zygote:
         self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
         self.placeholders: dict[int, list[Placeholder]] = {}  # pid of PID 1 -> what to remove
         self.notes: dict[int, str] = {}  # pid of PID 1 -> the file that tells of these
+        self.newborn: Newborn | None = None  # the next sandbox's process, in a burst of them
+        self.last_create_s = 0.0
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
     def run(self) -> None:
@@ -66,7 +70,10 @@ class Zygote:
         poll.register(self.host.fileno(), select.POLLIN)
         poll.register(self.signal_fd, select.POLLIN)
         while True:
-            for fd, _event in poll.poll():
+            ready = poll.poll(_BURST_S * 1000 if self.newborn else None)
+            if not ready:
+                self.drop_newborn()
+            for fd, _event in ready:
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self.reap()
@@ -104,38 +111,31 @@ class Zygote:
     def create(self, plan: Plan, control: wire.Socket, pinned: list[int]) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
         trees = self.open_trees(plan, pinned)
-        go, ours = wire.socketpair()
+        child: Newborn | None = None
         try:
-            # Version 2 clones straight into its cgroup; version 1 is made while the clone boots.
-            cgroup_fd = make_cgroup_v2(plan)
-            pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
-            if pid == 0:
-                ours.close()
-                become_sandbox(plan, control, go, trees)
-            try:
-                self.let_go(plan, pid, pidfd, ours)
-            except OSError:
-                os.kill(pid, signal.SIGKILL)
-                raise
-            finally:
-                os.close(pidfd)
-                if cgroup_fd >= 0:
-                    os.close(cgroup_fd)
+            child = self.take_newborn(plan)
+            # The plan first: the child opens the template's trees while we map its ids.
+            opened = [fd for fd in trees if fd >= 0]
+            wire.send(child.go, (plan, [fd >= 0 for fd in trees]), [control.fileno(), *opened])
+            self.let_go(plan, child)
         except OSError:
+            if child is not None:
+                os.kill(child.pid, signal.SIGKILL)
             cgroups.remove(plan["cgroup_dirs"])
             raise
         finally:
-            go.close()
-            ours.close()
+            if child is not None:
+                child.close()
             for fd in trees:
                 if fd >= 0:
                     os.close(fd)
-        self.sandboxes[pid] = plan["cgroup_dirs"]
+        self.sandboxes[child.pid] = plan["cgroup_dirs"]
         if plan["placeholders"]:
-            self.placeholders[pid] = plan["placeholders"]
-            self.notes[pid] = plan["note"]
+            self.placeholders[child.pid] = plan["placeholders"]
+            self.notes[child.pid] = plan["note"]
+        self.expect_another(plan)
 
-    def let_go(self, plan: Plan, pid: int, pidfd: int, go: wire.Socket) -> None:
+    def let_go(self, plan: Plan, child: Newborn) -> None:
         """Give a booting sandbox its ids and cgroups, and the word to go on."""
         tasks: list[int] = []
         try:
@@ -143,14 +143,55 @@ class Zygote:
                 cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
                 tasks = cgroups.open_tasks(plan["cgroup_dirs"])
             namespaces.write_id_maps(
-                pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
+                child.pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
             )
-            prefer(pid)
+            prefer(child.pid)
             # With it, its own pidfd, for the host: one wake-up of the host is enough.
-            wire.send_raw(go, b"%d" % pid, [pidfd, *tasks])
+            wire.send_raw(child.go, b"%d" % child.pid, [child.pidfd, *tasks])
         finally:
             for fd in tasks:
                 os.close(fd)
+
+    def take_newborn(self, plan: Plan) -> Newborn:
+        """A process in the plan's new namespaces: the one kept ready where it fits, else a new one."""
+        ready, self.newborn = self.newborn, None
+        # Its view of the host's mounts is up to _BURST_S old: not for paths that it must look up.
+        looks_up = any(t["inode"] for t in plan["trees"]) and not plan["trusted_root"]
+        if ready and ready.namespaces == plan["namespaces"] and not looks_up:
+            return ready
+        if ready:
+            self.end_newborn(ready)
+        if plan["cgroup_version"] != 2:
+            return bear(plan["namespaces"])
+        # Version 2 clones straight into its cgroup; version 1 is made while the clone boots.
+        cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        cgroup_fd = os.open(plan["cgroup_dirs"][0], flags)
+        try:
+            return bear(plan["namespaces"], cgroup_fd)
+        finally:
+            os.close(cgroup_fd)
+
+    def expect_another(self, plan: Plan) -> None:
+        """In a burst, fork the next sandbox's process while this one boots; it knows nothing yet."""
+        now = time.monotonic()
+        in_burst, self.last_create_s = now - self.last_create_s < _BURST_S, now
+        if in_burst and plan["cgroup_version"] != 2:
+            try:
+                self.newborn = bear(plan["namespaces"])
+            except OSError:
+                self.newborn = None  # the next create will say what is wrong
+
+    def drop_newborn(self) -> None:
+        """The burst is over: keep no process and no namespace that nobody uses."""
+        if self.newborn is not None:
+            self.end_newborn(self.newborn)
+            self.newborn = None
+
+    def end_newborn(self, child: Newborn) -> None:
+        """It holds nothing yet; `reap` collects it."""
+        os.kill(child.pid, signal.SIGKILL)
+        child.close()
 
     def open_trees(self, plan: Plan, pinned: list[int]) -> list[int]:
         """As host root: copy what the user mounts from the host's own mounts, ids mapped.
@@ -211,6 +252,9 @@ class Zygote:
                 return
             if pid == 0:
                 return
+            if self.newborn is not None and self.newborn.pid == pid:
+                self.newborn.close()
+                self.newborn = None
             self.forget(pid)
 
     def forget(self, pid: int) -> None:
@@ -224,6 +268,7 @@ class Zygote:
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
+        self.drop_newborn()
         for pid, directories in self.sandboxes.items():
             os.kill(pid, signal.SIGKILL)  # cannot be a stranger: only we reap it
             cgroups.thaw(directories)
@@ -232,12 +277,36 @@ class Zygote:
             self.forget(pid)
 
 
-def make_cgroup_v2(plan: Plan) -> int:
-    """A descriptor of the sandbox's new cgroup; -1 where it has none of version 2."""
-    if plan["cgroup_version"] != 2:
-        return -1
-    cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
-    return os.open(plan["cgroup_dirs"][0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+class Newborn:
+    """A process in new namespaces that waits for its plan.
+
+    Attributes:
+        go: Our end of the socket on which it gets the plan, and then the word to go on.
+    """
+
+    def __init__(self, pid: int, pidfd: int, go: wire.Socket, flags: int) -> None:
+        self.pid, self.pidfd, self.go, self.namespaces = pid, pidfd, go, flags
+
+    def close(self) -> None:
+        """Close our descriptors of it; without a plan it ends."""
+        self.go.close()
+        os.close(self.pidfd)
+
+
+def bear(flags: int, cgroup_fd: int = -1) -> Newborn:
+    """Clone a newborn into new namespaces."""
+    theirs, ours = wire.socketpair()
+    try:
+        pid, pidfd = namespaces.clone3(flags, cgroup_fd=cgroup_fd)
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        ours.close()
+        become_sandbox(theirs, flags)
+    theirs.close()
+    return Newborn(pid, pidfd, ours, flags)
 
 
 def prefer(pid: int) -> None:
@@ -257,10 +326,19 @@ def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
         raise build.BuildError(name, exc) from exc
 
 
-def become_sandbox(
-    plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]
-) -> None:
-    """In the new process: build, lock down, serve as PID 1. Never returns."""
+def become_sandbox(go: wire.Socket, flags: int) -> None:
+    """In the new process: wait for a plan, build, lock down, serve as PID 1. Never returns."""
+    try:
+        wake_up(flags)
+        message, fds = wire.receive(go)
+    except BaseException:  # noqa: BLE001  nobody listens yet; the zygote sees that we are gone
+        os._exit(1)
+    if message is None:
+        os._exit(0)  # no longer wanted
+    plan, opened = message
+    control = wire.adopt(fds[0])
+    given = iter(fds[1:])
+    trees = [next(given) if is_open else -1 for is_open in opened]
     try:
         boot(plan, control, go, trees)
     except build.BuildError as exc:
@@ -272,17 +350,19 @@ def become_sandbox(
     os._exit(1)
 
 
-def boot(
-    plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]
-) -> None:
-    # While the zygote maps our ids and makes our cgroups, what needs neither.
+def wake_up(flags: int) -> None:
+    """What needs no plan, no ids and no cgroup."""
     os.setsid()
     # Python's own handler would let anybody inside interrupt PID 1; without a handler the kernel
     # drops every signal that PID 1 gets from its own namespace.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    namespaces.sethostname(plan["hostname"])
-    build.leave_host_network(plan)
+    build.leave_host_network(flags)
     build.make_mounts_private()
+
+
+def boot(plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]) -> None:
+    # While the zygote maps our ids and makes our cgroups, what needs neither.
+    namespaces.sethostname(plan["hostname"])
     build.open_trees(plan, trees)
     pid, [*passed] = wire.receive_raw(go)
     if not pid:
