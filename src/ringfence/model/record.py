@@ -39,7 +39,7 @@ def dataclass(*, frozen: bool, eq: bool, repr: bool) -> Callable[[AnyClass], Any
     return _make
 
 
-def _make(cls: AnyClass) -> AnyClass:
+def _make(cls: Any) -> AnyClass:
     names = tuple(cls.__annotations__)
     given = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
     factories = {name: each.factory for name, each in given.items() if type(each) is Default}
@@ -53,7 +53,8 @@ def _make(cls: AnyClass) -> AnyClass:
     cls.__dataclass_params__ = _Lazy(twin, "__dataclass_params__")
     cls.__signature__ = _Lazy(twin, "__signature__")
     cls.__replace__ = _replace
-    return cls
+    made: AnyClass = cls
+    return made
 
 
 def _initializer(
