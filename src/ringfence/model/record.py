@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     AnyClass = type[Any]
 
 _MISSING: Any = object()
+# What `dataclasses` and `inspect` look for.
+_ASKED_FOR = ("__dataclass_fields__", "__dataclass_params__", "__signature__")
 
 
 class Default:
@@ -39,22 +41,24 @@ def dataclass(*, frozen: bool, eq: bool, repr: bool) -> Callable[[AnyClass], Any
     return _make
 
 
-def _make(cls: Any) -> AnyClass:
+def _make(cls: AnyClass) -> AnyClass:
     names = tuple(cls.__annotations__)
     given = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
     factories = {name: each.factory for name, each in given.items() if type(each) is Default}
     for name in factories:
         delattr(cls, name)  # as dataclasses does: there is no default to read from the class
     twin = _Twin(cls, names, given)
-    cls.__match_args__ = names
-    cls.__init__ = _initializer(cls, names, given, factories)
-    cls.__setattr__ = cls.__delattr__ = _refuse
-    cls.__dataclass_fields__ = _Lazy(twin, "__dataclass_fields__")
-    cls.__dataclass_params__ = _Lazy(twin, "__dataclass_params__")
-    cls.__signature__ = _Lazy(twin, "__signature__")
-    cls.__replace__ = _replace
-    made: AnyClass = cls
-    return made
+    attributes = {
+        "__match_args__": names,
+        "__init__": _initializer(cls, names, given, factories),
+        "__setattr__": _refuse,
+        "__delattr__": _refuse,
+        "__replace__": _replace,
+        **{name: _Lazy(twin, name) for name in _ASKED_FOR},
+    }
+    for name, value in attributes.items():
+        setattr(cls, name, value)
+    return cls
 
 
 def _initializer(

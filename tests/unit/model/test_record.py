@@ -37,7 +37,7 @@ class Reference:
     tags: list[str] = dataclasses.field(default_factory=list)
 
 
-BAD_CALLS = [
+BAD_CALLS: list[tuple[Any, Any]] = [
     ((), {}),
     ((1, 2, [], 4), {}),
     ((1,), {"x": 2}),
