@@ -93,6 +93,7 @@ class Canaries:
         self._stack.callback(os.close, fd)
         info = os.fstat(fd)
         self.context |= {
+            "directory": self.directory,
             "secret": self.secret,
             "secret_name": os.path.basename(self.secret),
             "secret_digest": digest(self.token),
@@ -152,7 +153,7 @@ class Canaries:
         self.process = process
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
-        self.context |= {"marker": marker, "marker_pid": process.pid}
+        self.context |= {"marker": marker, "marker_pid": process.pid, "init": 1}
 
     # -- sockets ------------------------------------------------------------------------------
 

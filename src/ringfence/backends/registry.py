@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .native.spawn import Started
+    from ..launcher.spawn import Started
     from .protocol import Backend
 
 NAMES = ("native", "fake")
@@ -18,13 +18,10 @@ _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
 
 
-def warm_up(name: str) -> None:
-    """Start what the backend will need, before its own modules are even read."""
+def hand_over(started: Started) -> None:
+    """A zygote that was started before anything else; the native backend made next takes it."""
     global _warm
-    if name == "native":
-        from .native.spawn import spawn
-
-        _warm = spawn()
+    _warm = started
 
 
 def backend_named(name: str) -> Backend:

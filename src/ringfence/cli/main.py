@@ -10,25 +10,14 @@ OWN_FAILURE = 125
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 
 def main() -> int:
     """The `ringfence` command; returns its exit code."""
     argv = sys.argv[1:]
     if argv[:1] == ["run"]:
-        _open_standard_descriptors()
-        if _starts_native(argv):
-            # It boots on another core while this one still reads its own modules.
-            from ..backends.registry import warm_up
-
-            warm_up("native")
-        import gc
-
-        gc.disable()  # a short life, and nothing cyclic in it
-        from .run import main as run
-
-        # Nothing is left to flush or close, and an interpreter takes milliseconds to die.
-        os._exit(run(argv[1:]))
+        _run(argv)
     try:
         code = _dispatch(argv)
         sys.stdout.flush()
@@ -42,6 +31,25 @@ def main() -> int:
 
         complain(exc)
         return OWN_FAILURE
+
+
+def _run(argv: Sequence[str]) -> NoReturn:
+    _open_standard_descriptors()
+    if _starts_native(argv):
+        # It boots on another core while this one still reads its own modules.
+        from ..launcher.spawn import spawn
+
+        started = spawn()
+        from ..backends.registry import hand_over
+
+        hand_over(started)
+    import gc
+
+    gc.disable()  # a short life, and nothing cyclic in it
+    from .run import main as run
+
+    # Nothing is left to flush or close, and an interpreter takes milliseconds to die.
+    os._exit(run(argv[1:]))
 
 
 def _open_standard_descriptors() -> None:

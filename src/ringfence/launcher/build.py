@@ -274,7 +274,7 @@ def _sysctl(path: str, value: bytes) -> None:
     os.close(fd)
 
 
-def _proc_read_only(root: NewRoot) -> None:
+def _proc_read_only(_root: NewRoot) -> None:
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount(
         "none", "proc", "none", flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY

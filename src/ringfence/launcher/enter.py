@@ -153,7 +153,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
 # -- other users ------------------------------------------------------------------------------
 
 
-def _agent(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None:
     """Start an agent for another user: like PID 1, but of that user; fds are pidfd and its control."""
     plan: Plan = request["plan"]
     pidfd, control_fd = fds

@@ -31,7 +31,7 @@ RLIMIT_RTTIME = (
 TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
-_ABOVE_ALL = 200  # higher than any descriptor of a launcher process
+_ABOVE_ALL = 64  # higher than any descriptor that is open by then; a low `ulimit -n` must allow it
 _WATCHDOG_S = 0.05
 _SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
@@ -551,7 +551,7 @@ def _state(pid: int) -> str:
 def _is_zombie(pid: int) -> bool:
     """Whether nothing of `pid` runs any more: the first thread may end and leave others behind it."""
     fields = _stat_fields(pid)
-    return not fields or fields[0] in b"ZX" and int(fields[17]) <= 1
+    return not fields or (fields[0] in b"ZX" and int(fields[17]) <= 1)
 
 
 def _cpu_ticks(pid: int) -> int:

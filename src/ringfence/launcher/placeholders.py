@@ -55,12 +55,30 @@ def _remove_one(parent: int, name: str, identity: tuple[int, int]) -> None:
         if found.st_mode & 0o170000 == 0o040000:
             try:
                 os.rmdir(name, dir_fd=parent)
-            except OSError:  # in use now: then it is the user's own
-                os.fchmod(fd, found.st_mode & 0o777)
+            except OSError:
+                if not _holds_only_placeholders(fd):  # in use now: then it is the user's own
+                    os.fchmod(fd, found.st_mode & 0o777)
         elif os.read(fd, 64) == FILES.get(name):
             os.unlink(name, dir_fd=parent)
     finally:
         os.close(fd)
+
+
+def _holds_only_placeholders(directory: int) -> bool:
+    """Whether another sandbox, starting or ending, is all that keeps `directory` from being empty."""
+    for name in os.listdir(directory):
+        try:
+            fd = os.open(name, _OPEN, dir_fd=directory)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+        try:
+            if not is_one(fd, name):
+                return False
+        finally:
+            os.close(fd)
+    return True
 
 
 def is_one(fd: int, name: str) -> bool:

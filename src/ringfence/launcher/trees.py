@@ -24,12 +24,13 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
     """
     device = os.lstat(path).st_dev
-    with open(stream, "wb", buffering=0, closefd=False) as raw:
-        tar = tarfile.open(
+    with (
+        open(stream, "wb", buffering=0, closefd=False) as raw,
+        tarfile.open(
             fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
-        )
-        with tar:
-            _add(tar, path, ".", device if one_file_system else -1, progress)
+        ) as tar,
+    ):
+        _add(tar, path, ".", device if one_file_system else -1, progress)
 
 
 def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any) -> None:
@@ -85,17 +86,19 @@ def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
     """
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
-    with open(stream, "rb", buffering=_BUFFER) as raw:
-        tar = tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER)
-        directories = []
+    directories = []
+    with (
+        open(stream, "rb", buffering=_BUFFER) as raw,
+        tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER) as tar,
+    ):
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
             target = os.path.normpath(os.path.join(path, member.name))
             _extract(tar, member, path, target, one_file_system)
             if member.isdir():
                 directories.append((target, member))
-        for target, member in reversed(directories):
-            _finish_directory(target, member)
+    for target, member in reversed(directories):
+        _finish_directory(target, member)
 
 
 def _extract(

@@ -58,8 +58,10 @@ class Zygote:
     def __init__(self, host: wire.Socket) -> None:
         self.host = host
         self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
-        self.placeholders: dict[int, list[Placeholder]] = {}  # pid of PID 1 -> what to remove
-        self.notes: dict[int, str] = {}  # pid of PID 1 -> the file that tells of these
+        # What the host removes, and we only when it is gone, by sandbox id: two who remove the same
+        # at once each find something in their way. And the files that tell of it.
+        self.placeholders: dict[str, list[Placeholder]] = {}
+        self.notes: dict[str, str] = {}
         self.newborn: Newborn | None = None  # the next sandbox's process, in a burst of them
         self.last_create_s = 0.0
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
@@ -91,6 +93,9 @@ class Zygote:
                 self.create(argument, reply, fds[1:])
             elif verb == "hold":
                 os.dup(fds[1])  # a lock of the host's, ours too until we end
+            elif verb == "released":
+                self.placeholders.pop(argument, None)
+                self.notes.pop(argument, None)
             elif verb == "enter":
                 self.enter(argument, reply, fds[1:])
             elif verb == "remove_cgroups":
@@ -131,8 +136,8 @@ class Zygote:
                     os.close(fd)
         self.sandboxes[child.pid] = plan["cgroup_dirs"]
         if plan["placeholders"]:
-            self.placeholders[child.pid] = plan["placeholders"]
-            self.notes[child.pid] = plan["note"]
+            self.placeholders[plan["id"]] = plan["placeholders"]
+            self.notes[plan["id"]] = plan["note"]
         self.expect_another(plan)
 
     def let_go(self, plan: Plan, child: Newborn) -> None:
@@ -231,9 +236,9 @@ class Zygote:
     def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into a running sandbox; it answers on `reply` itself."""
         if request.get("placeholders"):
-            pid = request["sandbox_pid"]
-            self.placeholders.setdefault(pid, []).extend(request["placeholders"])
-            self.notes[pid] = request["note"]
+            sandbox_id = request["plan"]["id"]
+            self.placeholders.setdefault(sandbox_id, []).extend(request["placeholders"])
+            self.notes[sandbox_id] = request["note"]
         if os.fork() == 0:
             status = 1
             try:
@@ -262,9 +267,6 @@ class Zygote:
         directories = self.sandboxes.pop(pid, None)
         if directories:
             cgroups.remove(directories)
-        placeholders.remove(self.placeholders.pop(pid, []))
-        if note := self.notes.pop(pid, ""):
-            placeholders.erase_note(note)
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
@@ -275,6 +277,10 @@ class Zygote:
         while self.sandboxes:
             pid, _status = os.waitpid(-1, 0)
             self.forget(pid)
+        for sandbox_id, made in self.placeholders.items():
+            placeholders.remove(made)
+            if note := self.notes[sandbox_id]:
+                placeholders.erase_note(note)
 
 
 class Newborn:

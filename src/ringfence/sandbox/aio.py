@@ -224,7 +224,7 @@ class AsyncSandbox:
             max_output_bytes=max_output_bytes,
         )
         # Starting is one datagram: cheaper than a detour through another thread.
-        run = self._sandbox._inner.start(request)  # noqa: SLF001
+        run = self._sandbox._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
         future = reactor().drive(pump)
         try:

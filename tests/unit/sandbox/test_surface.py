@@ -18,7 +18,9 @@ def test_the_same_names() -> None:
     assert _public(Sandbox).keys() == _public(AsyncSandbox).keys()
 
 
-@pytest.mark.parametrize("name", [n for n, v in _public(Sandbox).items() if not isinstance(v, property)])
+@pytest.mark.parametrize(
+    "name", [n for n, v in _public(Sandbox).items() if not isinstance(v, property)]
+)
 def test_the_same_parameters(name: str) -> None:
     ours = inspect.signature(getattr(Sandbox, name)).parameters
     theirs = inspect.signature(getattr(AsyncSandbox, name)).parameters
@@ -31,6 +33,8 @@ def test_the_same_parameters(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [n for n, v in _public(Sandbox).items() if not isinstance(v, property)])
+@pytest.mark.parametrize(
+    "name", [n for n, v in _public(Sandbox).items() if not isinstance(v, property)]
+)
 def test_every_method_can_be_awaited(name: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AsyncSandbox, name))

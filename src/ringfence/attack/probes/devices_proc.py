@@ -171,7 +171,7 @@ def masked_files(_context: dict[str, Any]) -> Outcome:
 
 
 def _init_file(name: str, flags: int = os.O_RDONLY) -> Callable[[dict[str, Any]], Outcome]:
-    return lambda _context: cannot_open(f"/proc/1/{name}", flags)
+    return lambda context: cannot_open(f"/proc/{context['init']}/{name}", flags)
 
 
 for _name, _severity, _flags in (
@@ -196,32 +196,28 @@ for _name, _severity, _flags in (
 
 
 @probe("devices_proc.init-descriptors", "critical", HOST_ROOT, where=BOTH)
-def init_descriptors(_context: dict[str, Any]) -> Outcome:
+def init_descriptors(context: dict[str, Any]) -> Outcome:
     """The descriptors of PID 1, its control socket among them, must not be reachable."""
-    tried = [attempt(lambda: os.listdir("/proc/1/fd"), "list /proc/1/fd")]
-    tried += [cannot_open(f"/proc/1/fd/{fd}") for fd in range(16)]
-    tried += [attempt(lambda: os.listdir("/proc/1/map_files"), "list /proc/1/map_files")]
-    return first_escape(tried)
+    top = f"/proc/{context['init']}"
+    tried = [attempt(os.listdir, f"list {name}", f"{top}/{name}") for name in ("fd", "map_files")]
+    return first_escape([*tried, *(cannot_open(f"{top}/fd/{fd}") for fd in range(16))])
 
 
 @probe("devices_proc.init-links", "high", HOST_ROOT, where=BOTH)
-def init_links(_context: dict[str, Any]) -> Outcome:
+def init_links(context: dict[str, Any]) -> Outcome:
     """The program, directory, root and namespaces of PID 1 must not be reachable."""
     names = ("exe", "cwd", "root", "ns/user", "ns/mnt", "ns/pid")
-    return first_escape([attempt(os.readlink, f"read {n}", f"/proc/1/{n}") for n in names])
+    top = f"/proc/{context['init']}"
+    return first_escape([attempt(os.readlink, f"read {name}", f"{top}/{name}") for name in names])
 
 
-@probe("devices_proc.init-dumpable", "high", HOST_ROOT)
-def init_dumpable(_context: dict[str, Any]) -> Outcome:
-    """PID 1 must not be traceable: a process that is not keeps its files from its own user."""
-    if os.geteuid() == 0 and status_of("self").get("CapEff", "0").strip("0"):
-        return escaped("root with capabilities may trace any process")
-    owner = os.stat("/proc/1/environ").st_uid
-    return (
-        escaped("/proc/1 belongs to us")
-        if owner == os.geteuid()
-        else held(f"/proc/1/environ belongs to {owner}")
-    )
+@probe("devices_proc.init-dumpable", "high", HOST_ROOT, where=BOTH)
+def init_dumpable(context: dict[str, Any]) -> Outcome:
+    """PID 1 must not be traceable: the files of such a process do not belong to its user."""
+    owner = os.stat(f"/proc/{context['init']}/environ").st_uid
+    if owner == os.geteuid():
+        return escaped("its files belong to us")
+    return held(f"its files belong to {owner}")
 
 
 # -- processes of the host --------------------------------------------------------------------

@@ -243,11 +243,13 @@ def remount_usr(_context: dict[str, Any]) -> Outcome:
 # -- read-only mount --------------------------------------------------------------------------
 
 
-def _read_only(name: str, about: str, action: Callable[[str], Any]) -> None:
+def _read_only(
+    name: str, about: str, action: Callable[[str], Any], control: str = LOOSE_MOUNTS
+) -> None:
     def run(context: dict[str, Any]) -> Outcome:
         return attempt(lambda: action(context["ro"]), name)
 
-    probe(f"files.read-only-{name}", "critical", LOOSE_MOUNTS, where=MOUNTED, about=about)(run)
+    probe(f"files.read-only-{name}", "critical", control, where=MOUNTED, about=about)(run)
 
 
 def _touch(path: str, flags: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL, text: bytes = b"x") -> str:
@@ -302,10 +304,10 @@ def _move_out(ro: str) -> str:
 
 def _unnamed(ro: str) -> str:
     fd = os.open(ro, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o644)
-    try:
-        os.link(f"/proc/self/fd/{fd}", f"{ro}/unnamed", follow_symlinks=True)
-    finally:
-        os.close(fd)
+    result = call("linkat", -100, b"/proc/self/fd/%d" % fd, -100, f"{ro}/unnamed".encode(), 0x400)
+    os.close(fd)
+    if result < 0:
+        raise OSError(-result, "linkat")
     return "made"
 
 
@@ -332,7 +334,12 @@ _read_only(
 _read_only("truncate", "No file there may be cut.", lambda ro: os.truncate(f"{ro}/file", 1))
 _read_only("reopen", "A file opened for reading must not be reopened for writing.", _reopen)
 _read_only("map-shared", "No file there may be mapped writable.", _map_shared)
-_read_only("map-upgrade", "A read-only mapping must not become writable.", _map_read_only)
+_read_only(
+    "map-upgrade",
+    "A read-only mapping must not become writable.",
+    _map_read_only,
+    "none: no descriptor opened for reading can be mapped writable anywhere",
+)
 _read_only("unlink", "No file there may be removed.", lambda ro: os.unlink(f"{ro}/doomed"))
 _read_only("rename", "No file there may be renamed.", _move_out)
 _read_only("link", "No name may be added to a file there.", _hard_link_out)

@@ -146,8 +146,9 @@ def resolver(context: dict[str, Any]) -> Outcome:
 @probe("leaks.host-paths", "medium", HOST)
 def host_paths(context: dict[str, Any]) -> Outcome:
     """Command lines of the sandbox's own processes must not show paths of the host."""
+    paths = [context["package_directory"].encode(), context["directory"].encode()]
     for pid in pids():
-        if context["package_directory"].encode() in read(f"/proc/{pid}/cmdline"):
+        if any(path in read(f"/proc/{pid}/cmdline") for path in paths):
             return escaped(f"the command line of {pid}")
     return held("no command line shows one")
 

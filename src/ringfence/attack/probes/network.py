@@ -13,6 +13,7 @@ from .kit import (
     HOST,
     HOST_ROOT,
     HOST_USERNS,
+    MOUNTED,
     NETWORK,
     NO_SECCOMP,
     Outcome,
@@ -125,7 +126,8 @@ def udp_to_host(context: dict[str, Any]) -> Outcome:
 
 # -- elsewhere --------------------------------------------------------------------------------
 
-_ROUTED = "the host's network, asked for by name, where it has a default route"
+WITHOUT_MOUNTS = "the sandbox without mounts"
+ROUTED = "the host's network, asked for by name, where it has a default route"
 _ELSEWHERE = {
     "metadata": ("critical", "169.254.169.254", "The cloud's metadata service"),
     "metadata-v6": ("critical", "fd00:ec2::254", "The cloud's metadata service"),
@@ -145,7 +147,7 @@ def _elsewhere(host: str) -> Callable[[dict[str, Any]], Outcome]:
 
 
 for _name, (_severity, _host, _who) in _ELSEWHERE.items():
-    _control = "none: the kernel asks for a permission first" if _name == "broadcast" else _ROUTED
+    _control = "none: the kernel asks for a permission first" if _name == "broadcast" else ROUTED
     probe(
         f"network.{_name}",
         _severity,
@@ -216,7 +218,12 @@ _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
 _SOCKETS: tuple[tuple[str, str, str, tuple[tuple[int, int, int], ...]], ...] = (
     ("raw", "high", HOST_ROOT, ((2, _RAW, 1), (2, _RAW, 255), (10, _RAW, 58))),
     ("packet", "high", HOST_ROOT, ((17, _RAW, 0x300), (17, _DGRAM, 0x300))),
-    ("ping", "medium", HOST_ROOT, ((2, _DGRAM, 1), (10, _DGRAM, 58))),
+    (
+        "ping",
+        "medium",
+        "none: each host allows it to groups of its choice",
+        ((2, _DGRAM, 1), (10, _DGRAM, 58)),
+    ),
     ("vsock", "critical", NO_SECCOMP, ((40, _STREAM, 0), (40, _DGRAM, 0), (40, _SEQPACKET, 0))),
     ("crypto", "critical", NO_SECCOMP, ((38, _SEQPACKET, 0),)),
     ("netlink-audit", "high", NO_SECCOMP, ((16, _RAW, 9),)),
@@ -274,7 +281,7 @@ for _name, _severity, _control, _kinds in _SOCKETS:
     )(_family(_kinds))
 
 
-@probe("network.unix-socket", "high", "the sandbox without mounts", where="mounted")
+@probe("network.unix-socket", "high", WITHOUT_MOUNTS, where=MOUNTED)
 def unix_socket(_context: dict[str, Any]) -> Outcome:
     """With a host directory shown, no unix socket may be made: its sockets could be reached."""
     result = call("socket", 1, _STREAM, 0)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _RTTIME = 15
 _ZERO = ctypes.create_string_buffer(struct.pack("i", 0), 4)
 _MASK = ctypes.create_string_buffer(b"\xff" * 128, 128)
-_NICE = ctypes.create_string_buffer(struct.pack("=IIQiIQQQ", 48, 0, 0, 5, 0, 0, 0, 0), 48)
+# As PID 1 may be: nobody may take this flag away.
+_RESET_ON_FORK = 0x40000000
+_NICE = ctypes.create_string_buffer(struct.pack("=IIQiIQQQ", 48, 0, 1, 5, 0, 0, 0, 0), 48)
 
 
 def _same_limits(which: int) -> ctypes.Array[ctypes.c_char]:
@@ -35,11 +37,6 @@ def _u64(value: int) -> int:
     return value & (1 << 64) - 1
 
 
-def _nice_of_all() -> int:
-    """Give every process of this user the nice value that PID 1 has already."""
-    return call("setpriority", 2, 0, os.getpriority(os.PRIO_PROCESS, 1))
-
-
 _WAYS: dict[str, tuple[str, str, Callable[[], int]]] = {
     "limits": (
         "high",
@@ -51,7 +48,7 @@ _WAYS: dict[str, tuple[str, str, Callable[[], int]]] = {
     "scheduler": (
         "medium",
         "It must not be made to wait behind the processes it must kill.",
-        lambda: call("sched_setscheduler", 1, 0, _ZERO),
+        lambda: call("sched_setscheduler", 1, _RESET_ON_FORK | os.SCHED_BATCH, _ZERO),
     ),
     "scheduling-attributes": (
         "medium",
@@ -71,14 +68,18 @@ _WAYS: dict[str, tuple[str, str, Callable[[], int]]] = {
     "nice": (
         "medium",
         "Its nice value must not be changed.",
-        lambda: call("setpriority", 0, 1, os.getpriority(os.PRIO_PROCESS, 1)),
+        lambda: call("setpriority", 0, 1, 15),
     ),
     "nice-of-group": (
         "medium",
         "Nor that of its process group.",
-        lambda: call("setpriority", 1, 1, os.getpriority(os.PRIO_PROCESS, 1)),
+        lambda: call("setpriority", 1, 1, 15),
     ),
-    "nice-of-user": ("medium", "Nor that of every process of its user.", _nice_of_all),
+    "nice-of-user": (
+        "medium",
+        "Nor that of every process of its user.",
+        lambda: call("setpriority", 2, 0, 15),
+    ),
     "io-priority": (
         "low",
         "Its I/O priority must not be changed.",

@@ -81,7 +81,8 @@ def _through_symlink(rw: str) -> int:
 
 def _replace_ancestor(rw: str) -> int:
     os.makedirs(f"{rw}/open/git/hooks", exist_ok=True)
-    return _rename(f"{rw}/open/git", f"{rw}/.git")
+    away = _rename(f"{rw}/.git", f"{rw}/open/away")
+    return away if away < 0 else _rename(f"{rw}/open/git", f"{rw}/.git")
 
 
 def _below(rw: str, directory: str, name: str) -> int:

@@ -88,7 +88,7 @@ _CALLS: tuple[tuple[str, str, str, str, tuple[object, ...]], ...] = (
     ("memfd_secret", "low", NO_SECCOMP, "memory that no limit can take back", (0xFFFF,)),
     ("vmsplice", "medium", NO_SECCOMP, "pages of files", (-1, 0, 0, 0)),
     ("move_pages", "low", NO_SECCOMP, "memory placement of others", (1, 0, 0, 0, 0, 0xFFFF)),
-    ("migrate_pages", "low", NO_SECCOMP, "memory placement of others", (1, 1, 0, 0)),
+    ("migrate_pages", "low", NO_SECCOMP, "memory placement of others", (0, 1, 0, 0)),
     ("mbind", "low", NO_SECCOMP, "memory placement", (1, 4096, 0xFFFF, 0, 0, 0)),
     ("ustat", "low", NO_SECCOMP, "file systems by device", (0, 0)),
     ("sysfs", "low", NO_SECCOMP, "file systems by number", (9, 0, 0)),

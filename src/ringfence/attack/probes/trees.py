@@ -75,6 +75,7 @@ def moving() -> None:
         while time.monotonic() < end:
             if os.fork():
                 os._exit(0)
+            time.sleep(0.01)  # long enough to be seen
 
     _detached(run)
     _linger()

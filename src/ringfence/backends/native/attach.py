@@ -100,7 +100,6 @@ def _send(
         "steps": steps,
         "placeholders": placeholders,
         "note": (journal.path_of(sandbox.id) or "") if placeholders else "",
-        "sandbox_pid": sandbox.pid,
     }
     try:
         send(sandbox, request, [*sandbox.namespace_fds[:2], *fds], 30.0)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from .sandbox import NativeSandbox
     from ...snapshots.catalogue import Catalogue
+    from .sandbox import NativeSandbox, remove_placeholders
 
 NAME = "native"
 _READY_S = 60.0
@@ -76,7 +76,9 @@ class NativeBackend:
         uid = identity.uid_of(spec.user)
         here = host()
         if profile.landlock and here.landlock_abi < planner.LEAST_LANDLOCK_ABI:
-            planner.require_allowed(spec, "landlock", "this kernel has no usable Landlock", "profile")
+            planner.require_allowed(
+                spec, "landlock", "this kernel has no usable Landlock", "profile"
+            )
         zygote = self.zygote()
         sandbox_id = self._new_id(spec)
         first = self.host_ids().take() if here.trusted_root else 0
@@ -90,9 +92,7 @@ class NativeBackend:
             group = self._plan_limits(plan, spec, size)
             sandbox = self._launch(zygote, draft, plan, profile, size, group)
         except BaseException:
-            for protected in draft.protected:
-                protected.remove_placeholders()
-            journal.erase(draft.note)
+            remove_placeholders(draft.protected, draft.note, sandbox_id, zygote)
             if first:
                 self.host_ids().give_back(first)
             raise
@@ -113,9 +113,12 @@ class NativeBackend:
         group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
         plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
-        if spec.limits.cpus and "cpu" not in group.paths and not group.version == 2:
+        if spec.limits.cpus and "cpu" not in group.paths and group.version != 2:
             planner.require_allowed(
-                spec, "cpu_limit", f"no cgroup to limit processors with: {layout.why}", "limits.cpus"
+                spec,
+                "cpu_limit",
+                f"no cgroup to limit processors with: {layout.why}",
+                "limits.cpus",
             )
         if not layout.version:
             import resource

@@ -282,7 +282,7 @@ def _memberships() -> dict[str, str]:
     """Controller (v2: "") to the cgroup that this process is in: cgroups(7), /proc/PID/cgroup."""
     found: dict[str, str] = {}
     for line in _read("/proc/self/cgroup").splitlines():
-        _number_, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             found[controller] = path
     return found

@@ -24,7 +24,7 @@ class Host:
         self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
         self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.landlock_abi = landlock.abi_version()
-        self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))  # noqa: S108
+        self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))
 
 
 def _owns_initial_user_namespace() -> bool:

@@ -28,7 +28,7 @@ def runtime_directory() -> str | None:
     elif os.environ.get("XDG_RUNTIME_DIR"):
         base = os.path.join(os.environ["XDG_RUNTIME_DIR"], "ringfence")
     else:
-        base = f"/tmp/ringfence-{os.geteuid()}"  # noqa: S108  ownership is checked below
+        base = f"/tmp/ringfence-{os.geteuid()}"
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
         info = os.lstat(base)

@@ -189,7 +189,9 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
 
 def _root_steps(draft: Draft) -> None:
     draft.steps, draft.trees = template.skeleton(draft.uid)
-    for source, target, attributes in template.python_environment() if draft.spec.python_env else ():
+    for source, target, attributes in (
+        template.python_environment() if draft.spec.python_env else ()
+    ):
         draft.steps.append(("bind", target, len(draft.trees)))
         draft.trees.append(template.tree(source, attributes))
     draft.writable += template.WRITABLE

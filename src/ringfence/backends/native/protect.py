@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 
 from ...errors import InvalidRequest
 from ...launcher import placeholders
@@ -55,6 +56,7 @@ HOME_DEFAULTS = (
     ".local/bin",
 )
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -112,17 +114,42 @@ def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
     Raises:
         InvalidRequest: A named path cannot be protected: a symlink is on the way.
     """
-    result = Protected()
     if not os.path.isdir(tree["source"]):
-        return result
+        return Protected()
+    paths = wanted(mount, spec, tree["source"])
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return _protect_all(mount, tree["source"], paths)
+        except InvalidRequest as exc:
+            # Another sandbox on this directory is just starting or ending.
+            if not exc.retryable or time.monotonic() > give_up:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def _protect_all(mount: Mount, source: str, paths: list[tuple[str, bool]]) -> Protected:
+    result = Protected()
     pinned: set[str] = set()
     try:
-        for path, named in wanted(mount, spec, tree["source"]):
-            _protect_one(result, mount, tree["source"], path, named, pinned)
+        for path, named in paths:
+            try:
+                _protect_one(result, mount, source, path, named, pinned)
+            except (FileNotFoundError, FileExistsError) as exc:
+                raise _changing(path) from exc
     except BaseException:
         result.remove_placeholders()
         raise
     return result
+
+
+def _changing(path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path}: somebody else holds or changes it",
+        field="protect",
+        hint="try again; another sandbox on this directory may just be ending",
+        retryable=True,
+    )
 
 
 def _protect_one(
@@ -183,8 +210,12 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
             os.mkdir(names[-1], placeholders.MARK | 0o755, dir_fd=parent)
         owner = os.fstat(parent)
         made = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+        directory = "/".join([source, *names[:-1]])
+        result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
         if os.geteuid() == 0:
             os.chown(names[-1], owner.st_uid, owner.st_gid, dir_fd=parent, follow_symlinks=False)
+    except (FileExistsError, FileNotFoundError):
+        raise
     except OSError as exc:
         raise InvalidRequest(
             f"{'/'.join(names)}: {os.strerror(exc.errno or errno.EIO)}: the stand-in for an absent "
@@ -194,8 +225,6 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
         ) from exc
     finally:
         os.close(parent)
-    directory = "/".join([source, *names[:-1]])
-    result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
     return kind
 
 
@@ -212,11 +241,7 @@ def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
         if not placeholders.is_one(fd, names[-1]):
             return
         if not _lock(fd) or not _is_still(fd, parent, names[-1]):
-            raise InvalidRequest(
-                f"{path}: somebody else holds or changes {'/'.join(names)}",
-                field="protect",
-                hint="try again; another sandbox on this directory may just be ending",
-            )
+            raise _changing(path)
         info = os.fstat(fd)
         made = ("/".join([source, *names[:-1]]), names[-1], info.st_dev, info.st_ino)
         if made not in result.placeholders:

@@ -42,7 +42,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
         backend=backend.name,
         available=True,
         tiers=(LIGHT,),
-        capabilities=_abilities(backend, protections),
+        capabilities=_abilities(protections),
         protections=protections,
     )
 
@@ -98,9 +98,7 @@ _NOT_YET = (
 )
 
 
-def _abilities(
-    backend: NativeBackend, protections: tuple[Protection, ...]
-) -> tuple[Capability, ...]:
+def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
     status = {each.name: each for each in protections}
     found = [Capability(name, True) for name in _ALWAYS]
     for name in _LIMITS:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
-    from ...model.spec import SandboxSpec
     from .backend import NativeBackend
     from .cgroups import Group
     from .planner import Draft, Sizes
     from .profiles import Profile
+    from .protect import Protected
     from .zygote import Zygote
 
 _ASK_S = 30.0
@@ -358,9 +358,7 @@ class NativeSandbox:
             control.close()
         for fd in (self.pidfd, *self.namespace_fds):
             os.close(fd)
-        for protected in self.protected:
-            protected.remove_placeholders()
-        journal.erase(self.note)
+        remove_placeholders(self.protected, self.note, self.id, self.zygote)
         self.backend.released(self)
 
     # -- the rest of the contract -------------------------------------------------------------
@@ -378,7 +376,7 @@ class NativeSandbox:
         if self.state is State.TERMINATED:
             raise LifecycleError("network policy: the sandbox is terminated")
         raise NetworkPolicyError(
-            "the network policy of a live native sandbox cannot be changed yet",
+            f"the network policy of a live native sandbox cannot become {policy.mode} yet",
             hint="create a new sandbox with this policy",
         )
 
@@ -429,6 +427,21 @@ def open_channels(request: ExecRequest) -> tuple[wire.Socket, wire.Socket, list[
         if problem := out_of_files(exc):
             raise problem from exc
         raise
+
+
+def remove_placeholders(
+    protected: list[Protected], note: str | None, sandbox_id: str, zygote: Zygote
+) -> None:
+    """Remove what stands in for absent protected paths, and every record of it."""
+    are_any = any(each.placeholders for each in protected)
+    for each in protected:
+        each.remove_placeholders()
+    journal.erase(note)
+    if are_any:
+        try:
+            zygote.tell("released", sandbox_id, [])
+        except SandboxLost:
+            pass  # it is gone, and has nothing to remember
 
 
 def open_streams(request: ExecRequest, opened: list[int]) -> tuple[list[int], _Outer]:

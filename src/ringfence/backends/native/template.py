@@ -55,14 +55,14 @@ _MASKED = (
 )
 
 # Where programs may create files; everything else is read-only to Landlock too.
-WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/run", "/root", "/dev/shm")  # noqa: S108
+WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/run", "/root", "/dev/shm")
 
 _LAYOUT: Steps = [
     ("dir", "/home", 0o755, False),
     ("dir", HOME, 0o755, True),
-    ("dir", "/tmp", 0o1777, False),  # noqa: S108
+    ("dir", "/tmp", 0o1777, False),
     ("dir", "/var", 0o755, False),
-    ("dir", "/var/tmp", 0o1777, False),  # noqa: S108
+    ("dir", "/var/tmp", 0o1777, False),
     ("dir", "/mnt", 0o755, False),
     ("dir", MEMORY_DIR, 0o755, True),
     ("dir", "/mnt/session", 0o755, False),
@@ -72,7 +72,7 @@ _LAYOUT: Steps = [
     ("dir", "/etc", 0o755, False),
     ("dir", "/etc/ssl", 0o755, False),
     ("dir", "/dev", 0o755, False),
-    ("dir", "/dev/shm", 0o1777, False),  # noqa: S108
+    ("dir", "/dev/shm", 0o1777, False),
     ("dir", "/dev/empty", 0o555, False),
     ("symlink", "/dev/fd", "/proc/self/fd"),
     ("symlink", "/dev/stdin", "/proc/self/fd/0"),

@@ -47,9 +47,7 @@ def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress |
             f"{problem.filename}: {problem.strerror}", path=problem.filename
         ) from problem
     if problem is not None:
-        raise IoError(f"{local}: {problem}") from (
-            problem if isinstance(problem, OSError) else problem
-        )
+        raise IoError(f"{local}: {problem}") from problem
 
 
 def _upload_file(sandbox: NativeSandbox, local: str, remote: str) -> None:

@@ -8,7 +8,7 @@ from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
-from .spawn import Started, spawn
+from ...launcher.spawn import Started, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ANSWER_S = 60.0
 
 
-class Refused(OSError):
+class Refused(OSError):  # noqa: N818  (it says what happened)
     """The zygote or PID 1 said no: errno, and a text that names the step."""
 
 

@@ -1,4 +1,7 @@
-"""Starting a zygote process: first of all things, so it imports next to nothing."""
+"""Starting a zygote process, from the host process: the first of all things that `run` does.
+
+So it imports next to nothing, and lies here, behind the fewest packages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _CODE = (
     "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
     "from ringfence.launcher.zygote import main; main()"
 )
-_CONTROL_FD = 3  # launcher.zygote.CONTROL_FD
+_CONTROL_FD = 3  # zygote.CONTROL_FD; importing that would import all of it
 
 
 class Started:
