@@ -60,7 +60,7 @@ def test_the_zygote_is_started_before_anything_else_is_read() -> None:
     script = """
 import sys
 sys.argv = ["ringfence", "run", "--", "true"]
-import ringfence.backends.native.spawn as spawn
+import ringfence.launcher.spawn as spawn
 real = spawn.spawn
 def tell():
     print(*[name for name in sys.modules if name.startswith("ringfence")]); sys.stdout.flush()
