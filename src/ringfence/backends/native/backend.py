@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
-    from .sandbox import NativeSandbox, remove_placeholders
+    from .sandbox import NativeSandbox
 
 NAME = "native"
 _READY_S = 60.0
@@ -92,6 +92,8 @@ class NativeBackend:
             group = self._plan_limits(plan, spec, size)
             sandbox = self._launch(zygote, draft, plan, profile, size, group)
         except BaseException:
+            from .sandbox import remove_placeholders
+
             remove_placeholders(draft.protected, draft.note, sandbox_id, zygote)
             if first:
                 self.host_ids().give_back(first)
