@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.cli.command import ringfence_command, run
+from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run
 
 REFUSED = [
     ([], "CMD", "argv"),
@@ -111,3 +113,30 @@ def test_version() -> None:
     from ringfence import __version__
 
     assert f"ringfence {__version__}\n".encode() == ringfence_command("--version").stdout
+
+
+def test_bytes_that_are_no_text_are_named_too() -> None:
+    result = run("--", "no\udcffsuch")
+
+    assert (127, b"ringfence: no") == (result.returncode, result.stderr[:13])
+
+
+@pytest.mark.parametrize("option", [["--mount", "x:/x"], ["--memory-dir", "x"]])
+def test_a_directory_that_is_gone_is_no_place_to_start_from(
+    option: list[str], tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'rmdir "$0" && exec "$@"'
+    result = subprocess.run(
+        ["sh", "-c", script, str(gone), *RINGFENCE, "run", *option, "--", "true"],
+        cwd=gone,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    assert 125 == result.returncode
+    assert f"ringfence: {option[0]}: the current directory is gone".encode() in result.stderr

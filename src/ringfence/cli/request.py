@@ -40,7 +40,7 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
     if "net" in given:
         parts["network"] = NetworkPolicy.parse(given["net"])
     if "memory-dir" in given:
-        parts["memory_dir"] = os.path.abspath(_not_empty(given["memory-dir"], "memory_dir"))
+        parts["memory_dir"] = _absolute(given["memory-dir"], "memory_dir")
     for name in ("protect", "unprotect"):
         if name in given:
             parts[name] = tuple(given[name])
@@ -96,8 +96,7 @@ def limits(given: dict[str, Any]) -> Limits:
 def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
     """The mounts that are given; without any, the script to run."""
     if "mount" in given:
-        here = os.getcwd()
-        return tuple(Mount.parse(text, relative_to=here) for text in given["mount"])
+        return tuple(Mount.parse(text, relative_to=_here("mounts")) for text in given["mount"])
     scripts = scripts_of(argv, given.get("workdir", _HOME)) if argv else []
     try:
         return tuple(Mount(target, source) for source, target in scripts)
@@ -119,7 +118,16 @@ def _decimal(text: str, field: str) -> float:
         raise InvalidRequest(f"{text!r} is not a number", field=field) from None
 
 
-def _not_empty(text: str, field: str) -> str:
-    if not text:
+def _absolute(path: str, field: str) -> str:
+    if not path:
         raise InvalidRequest("must not be empty", field=field)
-    return text
+    return path if path.startswith("/") else f"{_here(field)}/{path}"
+
+
+def _here(field: str) -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise InvalidRequest(
+            "the current directory is gone", field=field, hint="give an absolute path"
+        ) from None

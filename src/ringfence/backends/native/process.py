@@ -138,7 +138,7 @@ class NativeExec:
             self._problem = ExecError(f"no terminal: {text}")
         elif report.spawn_errno in (2, 13, 8, 20, 21, 40):
             # As a shell: 127 not found, 126 found and not executable.
-            self.note = f"ringfence: {self._command}: {text}\n".encode()
+            self.note = f"ringfence: {self._command}: {text}\n".encode("utf-8", "surrogateescape")
             self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
         elif report.spawn_errno == 11:
             self._problem = ExecError(
