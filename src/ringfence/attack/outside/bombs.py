@@ -129,12 +129,12 @@ def output_flood(lab: Lab) -> Outcome:
 @probe("resources.processor-hog", "medium", ROOMY)
 def processor_hog(lab: Lab) -> Outcome:
     """No more processor time may be used than the limit allows."""
-    limits = {"cpus": 0.2} if lab.protected else {}
+    limits = {"cpus": 0.1} if lab.protected else {}
     with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
         weaker = _is_weaker(sandbox, "cpu") if lab.protected else ""
         used_s = float(run(sandbox, "bombs", "spin").stdout_text or 0)
     said = f"{used_s:.2f} s of processor time in 0.5 s, limit {limits.get('cpus', 'none')}"
-    if used_s <= 0.25:
+    if used_s <= 0.15:
         return held(said)
     return inconclusive(f"{said}; declared: {weaker}") if weaker else escaped(said)
 

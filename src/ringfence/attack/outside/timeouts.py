@@ -90,8 +90,9 @@ def _sweep(marker: str) -> None:
         if not found:
             return
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)  # one of them made itself our child
         time.sleep(0.01)
 
 
