@@ -74,7 +74,7 @@ def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
         limit = (64 if lab.protected else 1024) * _MIB
         limits = {"memory_bytes": limit, "disk_bytes": 512 * _MIB}
         with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
-            weaker = _is_weaker(sandbox, "memory")
+            weaker = _is_weaker(sandbox, "memory") if lab.protected else ""
             result = run(sandbox, "bombs", "memory", kind)
         words = result.stdout_text.split()
         took = 4 * max((int(word) for word in words if word.isdigit()), default=0)

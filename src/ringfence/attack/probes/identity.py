@@ -254,11 +254,18 @@ def _is_setuid(path: str) -> bool:
 @probe("identity.exclusive-host-id", "high", HOST)
 def exclusive_host_id(context: dict[str, Any]) -> Outcome:
     """On the host the sandbox must not have the id of the user who started it."""
-    outside = {int(line.split()[1]) for line in read("/proc/self/uid_map").decode().splitlines()}
-    if context["caller_uid"] not in outside:
-        return held(f"host ids {sorted(outside)[:2]}, the caller is {context['caller_uid']}")
-    if context["rootless"] and os.readlink("/proc/self/ns/user") != context["namespaces"]["user"]:
-        return inconclusive(
-            "an ordinary user has only one id to give: namespaces and Landlock separate"
-        )
-    return escaped(f"host id {context['caller_uid']} is the caller's")
+    outside = _outside_id(os.getuid())
+    if context["caller_uid"] != outside:
+        return held(f"host id {outside}, the caller is {context['caller_uid']}")
+    if os.readlink("/proc/self/ns/user") != context["namespaces"]["user"]:
+        return inconclusive("an ordinary user has only one id to give: namespaces separate")
+    return escaped(f"host id {outside} is the caller's")
+
+
+def _outside_id(uid: int) -> int:
+    """What the host calls the user `uid`."""
+    for line in read("/proc/self/uid_map").decode().splitlines():
+        inside, outside, count = map(int, line.split())
+        if inside <= uid < inside + count:
+            return outside + uid - inside
+    return -1
