@@ -185,6 +185,38 @@ def test_a_stream_that_is_no_terminal_keeps_its_own_way(on_terminal: Any) -> Non
     assert b"1\ncode 0\n" == process.stdout
 
 
+def test_in_the_background_it_is_not_stopped(on_terminal: Any) -> None:
+    """As `job 2>log &` in a shell: a process that reads the terminal then would be."""
+    terminal = on_terminal("--", "true")
+    terminal.wait()
+    script = 'set -m; "$@" 2>/dev/null & wait $!; echo code $?'
+    shell = subprocess.Popen(
+        ["bash", "-c", script, "sh", *RINGFENCE, "run", "--", "sh", "-c", "sleep 0.5; exit 6"],
+        stdin=terminal.slave,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        preexec_fn=terminal._take,  # noqa: PLW1509  nothing of ours runs beside it
+    )
+
+    assert b"code 6\n" in shell.communicate(timeout=PATIENCE_S)[0]
+
+
+def test_stopped_and_continued_the_terminal_is_ours_in_between(on_terminal: Any) -> None:
+    terminal = on_terminal("--", "sh", "-c", "echo ready; read x; echo got:$x")
+    terminal.read_until(b"ready")
+    raw = terminal.mode
+    terminal.process.send_signal(signal.SIGTSTP)
+    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)
+    stopped = terminal.mode
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.type(b"on\r")
+
+    assert 0 == terminal.wait()
+    assert terminal.before == stopped
+    assert raw != stopped
+    assert b"got:on" in terminal.seen
+
+
 def test_a_terminal_can_be_asked_for_without_having_one() -> None:
     process = subprocess.run(
         [*RINGFENCE, "run", "--tty", "--", "sh", "-c", "test -t 0 && cat"],

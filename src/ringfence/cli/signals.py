@@ -19,7 +19,7 @@ PASSED_ON = (
 )
 # What a terminal sends to a whole job; the others are for the command itself.
 TO_THE_JOB = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-RESIZED, STOP = signal.SIGWINCH, signal.SIGTSTP
+RESIZED, STOP, BACKGROUND_READ = signal.SIGWINCH, signal.SIGTSTP, signal.SIGTTIN
 
 
 class Interrupted(BaseException):

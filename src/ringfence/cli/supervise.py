@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT, OWN_FAILURE, READER_GONE = 124, 125, 128 + 13
 _GRACE_S = 0.1  # after the timeout: then PID 1 is overrun and the kernel ends the whole sandbox
+_SIGSTOP = 19
 _STALLED_S = 0.1  # how long a reader may stand still after a timeout before its rest is dropped
 
 
@@ -70,6 +71,8 @@ class Supervisor:
         if run.stderr is not None:
             self.flows.output(run.stderr, stderr)
         if run.stdin is not None and self.request.stream_stdin:
+            # In the background, reading a terminal would stop us; the relay waits instead.
+            signals.ignore(signals.BACKGROUND_READ)
             self.flows.input(0, run.stdin, self._end_input)
 
     def _take_terminal(self) -> None:
@@ -77,6 +80,7 @@ class Supervisor:
             from .tty import RawTerminal
 
             self._terminal = RawTerminal(0)
+            self._terminal.enter()
 
     def _end_input(self) -> None:
         run = self._run
@@ -142,7 +146,11 @@ class Supervisor:
     def _stop_with_it(self) -> None:
         """Ctrl-Z: the sandbox stops with us and goes on with us."""
         self.sandbox.suspend()
-        os.kill(os.getpid(), 19)
+        if self._terminal:
+            self._terminal.restore()
+        os.kill(os.getpid(), _SIGSTOP)
+        if self._terminal:
+            self._terminal.enter()
         self.sandbox.resume()
 
     # -- when it has ended ----------------------------------------------------------------------

@@ -10,12 +10,15 @@ END_OF_INPUT = b"\x04"
 
 
 class RawTerminal:
-    """Terminal `fd` passes every key on unchanged until `restore`. Source: cfmakeraw(3)."""
+    """Terminal `fd` between `enter` and `restore`: every key is passed on unchanged."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._before = termios.tcgetattr(fd)
-        mode = termios.tcgetattr(fd)
+
+    def enter(self) -> None:
+        """Pass every key on. Source: cfmakeraw(3)."""
+        mode = termios.tcgetattr(self._fd)
         mode[_IFLAG] &= ~(
             termios.IGNBRK
             | termios.BRKINT
@@ -32,7 +35,7 @@ class RawTerminal:
         )
         mode[_CFLAG] = (mode[_CFLAG] & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
         mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
-        termios.tcsetattr(fd, termios.TCSADRAIN, mode)
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
 
     def restore(self) -> None:
         """Put it back as it was; may be called again."""
