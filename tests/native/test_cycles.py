@@ -1,0 +1,347 @@
+"""Again and again: nothing grows, in the caller, its zygote, the kernel or PID 1. And at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import AsyncSandbox, Sandbox
+from tests.native.callers import Caller
+from tests.native.conftest import MakeSandbox, am_root
+from tests.native.outside import (
+    init_pid,
+    new_length,
+    open_fds,
+    pids_with,
+    status_kib,
+    until,
+)
+
+_COUNTING = """
+import gc, time
+from concurrent.futures import ThreadPoolExecutor
+from ringfence.errors import RingfenceError
+
+def kib(pid, field):
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field + ":"))
+
+def lines(path):
+    with open(path) as file:
+        return file.readlines()
+
+def children(pid):
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return [child for task in tasks for line in lines(f"/proc/{pid}/task/{task}/children")
+            for child in line.split()]
+
+def cgroups():
+    ours = f"ringfence.{os.getpid()}."
+    return sorted(name for _root, names, _files in os.walk("/sys/fs/cgroup")
+                  for name in names if name.startswith(ours))
+
+def runtime_files():
+    ours = f".{os.getpid()}."
+    return [name for place in ("/run/ringfence", f"/tmp/ringfence-{os.geteuid()}")
+            if os.path.isdir(place) for name in os.listdir(place) if ours in name]
+
+def zygote():
+    from ringfence.backends.registry import backend_named
+    return backend_named("native").zygote().pid
+
+def census():
+    gc.collect()
+    pid = zygote()
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "mounts": len(lines("/proc/self/mountinfo")),
+        "children": len(children("self")),
+        "zygote's fds": len(os.listdir(f"/proc/{pid}/fd")),
+        "zygote's children": len(children(pid)),
+        "zygote's mounts": len(lines(f"/proc/{pid}/mountinfo")),
+        "cgroups": cgroups(),
+        "runtime files": runtime_files(),
+    }
+
+def rss():
+    gc.collect()
+    return {"caller": kib("self", "VmRSS"), "zygote": kib(zygote(), "VmRSS")}
+
+def many(pool, times, cycle):
+    for _ in pool.map(cycle, range(times)):
+        pass
+
+def calm(is_calm):
+    # The zygote clears up a moment later than it tells us of an end.
+    deadline = time.monotonic() + 10
+    while not is_calm(found := census()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+def run(warm, times, cycle, threads):
+    pool = ThreadPoolExecutor(threads)
+    many(pool, warm, cycle)
+    before = calm(lambda found: not (found["zygote's children"] or found["cgroups"]))
+    weight = rss()
+    many(pool, times, cycle)
+    say([before, calm(lambda found: found == before), weight, rss()])
+
+"""
+_PLAIN = """
+def cycle(number):
+    with Sandbox.create() as sandbox:
+        assert sandbox.exec(["true"]).ok
+run(500, 1000, cycle, 20)
+"""
+_EVERYTHING = """
+source = sys.argv[1]
+
+def cycle(number):
+    place = os.path.join(source, str(number % 4))
+    os.makedirs(place, exist_ok=True)
+    with Sandbox.create(mounts=[place + ":/work:rw"]) as sandbox:
+        assert sandbox.shell("yes | head -c 100000", max_output_bytes=1000).truncated
+        assert sandbox.shell("sleep 60 & sleep 60", timeout_s=0.01).timed_out
+        background = sandbox.start(["cat"], stream_stdin=True)
+        background.stdin.write(b"hello")
+        assert b"hello" == background.stdout.read(20)
+        left = sandbox.start(["sleep", "60"], pty=(24, 80))
+        sandbox.files.write("note", b"x" * 1000)
+        sandbox.files.upload(source + "/tree", "tree")
+        assert 1 == len(sandbox.files.list("tree"))
+        sandbox.mount(source + "/tree:/mnt/live:ro")
+        sandbox.suspend()
+        sandbox.resume()
+        background.kill()
+        sandbox.stats(), sandbox.protections()
+        try:
+            sandbox.files.read("missing")
+        except RingfenceError:
+            pass
+run(20, 60, cycle, 4)
+"""
+_REFUSED = """
+source = sys.argv[1]
+options = [
+    {"mounts": [source + ":/work:rw", source + "/missing:/more:ro"]},
+    {"mounts": [source + ":/work:rw"], "protect": ["link/x"]},
+    {"mounts": [source + ":/work:rw", source + "/note:/work/tree:ro"]},
+    {"profile": "none"},
+    {"user": "nobody-knows"},
+    {"limits": {"open_files": 8}},
+    {"tier": "strong"},
+    {"network": ["example.com"]},
+]
+
+def cycle(number):
+    try:
+        Sandbox.create(**options[number % len(options)]).terminate()
+    except RingfenceError:
+        return
+    raise AssertionError(options[number % len(options)])
+run(16, 80, cycle, 4)
+"""
+
+
+def check(said: list[Any]) -> None:
+    before, after, weight_before, weight_after = said
+    assert before == after
+    for who, kib in weight_before.items():
+        assert weight_after[who] < kib * 1.05 + 512, (who, weight_before, weight_after)
+
+
+def test_a_thousand_sandboxes_leave_nothing() -> None:
+    """Created, used once and terminated from twenty threads."""
+    with Caller(_COUNTING + _PLAIN) as caller:
+        check(caller.hear(100))
+
+
+def test_sandboxes_that_were_used_for_everything_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_text("content")
+
+    with Caller(_COUNTING + _EVERYTHING, tmp_path) as caller:
+        check(caller.hear(100))
+
+    assert not list(tmp_path.glob("[0-9]/*")), "placeholders are left"
+
+
+def test_refused_sandboxes_leave_nothing(tmp_path: Path) -> None:
+    """Refused before anything was made, and halfway."""
+    (tmp_path / "note").write_text("")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "link").symlink_to("tree")
+    before = sorted(os.listdir(tmp_path))
+
+    with Caller(_COUNTING + _REFUSED, tmp_path) as caller:
+        check(caller.hear(100))
+
+    assert before == sorted(os.listdir(tmp_path))
+
+
+_FEW_DESCRIPTORS = """
+import resource
+with Sandbox.create() as first:
+    first.start(["true"]).wait()
+before = len(os.listdir("/proc/self/fd"))
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, most))
+kept, problem = [], None
+while problem is None and len(kept) < 100:
+    try:
+        kept.append(Sandbox.create())
+        kept[-1].start(["sleep", "60"])
+    except Exception as exc:
+        problem = exc
+for sandbox in kept:
+    sandbox.terminate()
+del sandbox, kept
+import gc, time
+gc.collect()
+deadline = time.monotonic() + 20
+while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+again = Sandbox.create()
+answer = again.exec(["echo", "again"]).stdout_text
+again.terminate()
+say([type(problem).__name__, str(problem), before, len(os.listdir("/proc/self/fd")), answer])
+"""
+
+
+def test_a_caller_out_of_descriptors_is_told_and_recovers() -> None:
+    with Caller(_FEW_DESCRIPTORS) as caller:
+        kind, text, before, after, answer = caller.hear(40)
+
+    assert "ResourceExhausted" == kind, text
+    assert "ulimit" in text
+    assert (before, "again\n") == (after, answer)
+
+
+def test_two_thousand_execs_do_not_grow_pid_1(sandbox: Sandbox) -> None:
+    pid = init_pid(sandbox)
+
+    def table() -> int:
+        # An ordinary user may not list the descriptors of PID 1, but sees how large their table is.
+        return len(open_fds(pid)) if am_root() else _table_size(pid)
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            assert sandbox.exec(["true"]).ok
+
+    run(200)
+    fds, kib = table(), status_kib(pid, "VmRSS")
+    run(2000)
+
+    assert until(lambda: table() <= fds, 5)
+    assert status_kib(pid, "VmRSS") < kib * 1.05 + 256
+    stats = sandbox.stats()
+    assert (2200, 0) == (stats.execs, stats.pids)
+
+
+def _table_size(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("FDSize:"))
+
+
+# -- one event loop -------------------------------------------------------------------------------
+
+NAP_S = 0.5
+
+
+async def test_fifty_sandboxes_of_one_loop_do_not_wait_for_each_other() -> None:
+    """One after the other they would nap for 25 s."""
+
+    async def live() -> str:
+        sandbox = await AsyncSandbox.create()
+        async with sandbox:
+            return (await sandbox.shell(f"sleep {NAP_S}; echo done")).stdout_text
+
+    started = time.monotonic()
+    answers = await asyncio.gather(*(live() for _ in range(50)))
+
+    assert ["done\n"] * 50 == answers
+    assert time.monotonic() - started < 50 * NAP_S / 4
+
+
+async def test_the_loop_is_never_blocked() -> None:
+    """While sandboxes are made, used and ended, the loop's own clock keeps ticking."""
+    longest, last = 0.0, time.monotonic()
+
+    async def tick() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    async def live() -> None:
+        async with await AsyncSandbox.create() as sandbox:
+            await sandbox.files.write("note", b"x" * 1_000_000)
+            await asyncio.gather(*(sandbox.exec(["cat", "note"]) for _ in range(5)))
+            await sandbox.stats()
+
+    async with AsyncSandbox(Sandbox.create()):
+        clock = asyncio.create_task(tick())
+        await asyncio.gather(*(live() for _ in range(5)))
+        clock.cancel()
+    assert longest < 0.5
+
+
+async def test_a_cancelled_exec_kills_its_tree(make: MakeSandbox) -> None:
+    sandbox, length = AsyncSandbox(make()), new_length()
+    task = asyncio.create_task(sandbox.shell(f"setsid sleep {length} & sleep {length}"))
+    while 2 != len(pids_with(length)):
+        await asyncio.sleep(0.01)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert until(lambda: not pids_with(length), 2)
+    assert (await sandbox.exec(["true"])).ok
+
+
+async def test_an_exec_that_takes_too_long_for_its_caller(make: MakeSandbox) -> None:
+    sandbox, length = AsyncSandbox(make()), new_length()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await sandbox.exec(["sleep", length])
+
+    assert until(lambda: not pids_with(length), 2)
+
+
+_CANCEL_CREATE = """
+import asyncio, time
+
+async def main():
+    await (await AsyncSandbox.create()).terminate()
+    for delay_s in (0, 0.001, 0.005, 0.02):
+        for _ in range(5):
+            task = asyncio.create_task(AsyncSandbox.create())
+            await asyncio.sleep(delay_s)
+            task.cancel()
+            try:
+                await (await task).terminate()
+            except asyncio.CancelledError:
+                pass
+
+from ringfence.backends.registry import backend_named
+asyncio.run(main())
+deadline = time.monotonic() + 20
+live = backend_named("native")._live
+while live and time.monotonic() < deadline:
+    time.sleep(0.01)
+say(len(live))
+"""
+
+
+def test_a_cancelled_create_leaves_no_sandbox() -> None:
+    """Whenever the cancellation comes."""
+    with Caller(_CANCEL_CREATE, env={"PYTHONWARNINGS": "error"}) as caller:
+        assert 0 == caller.hear(40)
