@@ -1,0 +1,120 @@
+"""What every process of a sandbox should look like from outside; nothing more, nothing less."""
+
+from __future__ import annotations
+
+import os
+
+from tests.posture.reading import NAMESPACES, Identity, MountedAt
+
+LOW_IDS = 2000
+NOBODY = 65534
+SANDBOX = 1000
+
+NULL = "/dev/null r"
+OUTPUTS = {1: "pipe w", 2: "pipe w"}
+TERMINAL = dict.fromkeys(range(3), "/dev/pts/0 rw")
+
+# What PID 1 always holds: its three streams, the host's control socket, its signals, its own
+# likelihood to be killed for memory (see decision 0002) and its own I/O counters.
+INIT = {
+    0: "/dev/null rw",
+    1: "/dev/null rw",
+    2: "/dev/null rw",
+    3: "socket rw cloexec",
+    4: "anon_inode:[signalfd] rw nonblock cloexec",
+    5: "/1/oom_score_adj w cloexec",
+    6: "/proc/1/io r cloexec",
+}
+# And for each running exec: where its end is reported and, where something else ran already when
+# it was started, whether it ever began.
+REPORT = "socket rw cloexec"
+BEGAN = "pipe r nonblock cloexec"
+# An agent, PID 1 of another user, has no right to its own oom_score_adj.
+AGENT = {
+    0: "/dev/null rw",
+    1: "/dev/null rw",
+    2: "/dev/null rw",
+    3: "socket rw cloexec",
+    4: "anon_inode:[signalfd] rw nonblock cloexec",
+}
+
+LIMITS = {
+    "Max core file size": "1 1",
+    "Max open files": "4096 4096",
+    "Max locked memory": "8388608 8388608",
+    "Max pending signals": "4096 4096",
+    "Max msgqueue size": "819200 819200",
+    "Max nice priority": "0 0",
+    "Max realtime priority": "0 0",
+}
+
+
+def identity_made_by_root(seen: Identity, *, inside: int = SANDBOX) -> Identity:
+    """Of a process with the id `inside` in a sandbox that root made."""
+    first = seen.uid_map[0][1]
+    maps = ((0, first, LOW_IDS), (NOBODY, first + LOW_IDS + 1, 1))
+    host_id = first + inside if inside < LOW_IDS else first + LOW_IDS + 1
+    return _identity(seen, host_id, host_id, maps, maps, "allow")
+
+
+def identity_made_by(seen: Identity, uid: int, gid: int) -> Identity:
+    """Of a process in a sandbox that the ordinary user `uid` made."""
+    uid_map, gid_map = ((SANDBOX, uid, 1),), ((SANDBOX, gid, 1),)
+    return _identity(seen, uid, gid, uid_map, gid_map, "deny")
+
+
+def _identity(
+    seen: Identity,
+    uid: int,
+    gid: int,
+    uid_map: tuple[tuple[int, int, int], ...],
+    gid_map: tuple[tuple[int, int, int], ...],
+    setgroups: str,
+) -> Identity:
+    return Identity(
+        uids=frozenset({uid}),
+        gids=frozenset({gid}),
+        groups=(),
+        capabilities=(0, 0, 0, 0, 0),
+        no_new_privs=1,
+        seccomp=2,
+        shared_namespaces=frozenset(),
+        namespaces=seen.namespaces,  # compared with PID 1's by the test
+        uid_map=uid_map,
+        gid_map=gid_map,
+        setgroups=setgroups,
+        root="/",
+    )
+
+
+assert 7 == len(NAMESPACES)
+
+_READ_ONLY = frozenset({"ro", "nosuid", "nodev"})
+_DEVICE = frozenset({"ro", "nosuid", "noexec"})
+_PRIVATE = ""  # propagation: no peer, no master
+
+ETC = MountedAt("", _READ_ONLY, "", _PRIVATE)
+
+
+def mounts() -> dict[str, MountedAt]:
+    """Those of every sandbox, but what the host has of /etc."""
+    found = {
+        "/": MountedAt("/", frozenset({"rw", "nosuid", "nodev"}), "tmpfs", _PRIVATE),
+        "/proc": MountedAt("/", _READ_ONLY | {"noexec"}, "proc", _PRIVATE),
+        "/dev/pts": MountedAt("/", frozenset({"rw", "nosuid", "noexec"}), "devpts", _PRIVATE),
+    }
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        found[f"/dev/{name}"] = MountedAt(f"/{name}", _DEVICE, "devtmpfs", _PRIVATE)
+    for name in ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list"):
+        if os.path.exists(f"/proc/{name}"):
+            found[f"/proc/{name}"] = MountedAt("/null", _DEVICE, "devtmpfs", _PRIVATE)
+    for name in ("acpi", "asound", "scsi"):
+        if os.path.exists(f"/proc/{name}"):
+            flags = _READ_ONLY | {"noexec"}
+            found[f"/proc/{name}"] = MountedAt("/dev/empty", flags, "tmpfs", _PRIVATE)
+    return found
+
+
+def host_directory(*flags: str) -> frozenset[str]:
+    """Flags of a mounted directory of the host."""
+    return frozenset({"nosuid", "nodev", *flags})
