@@ -279,9 +279,12 @@ class Init:
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
-        for run in list(self.execs.values()):
-            if run.deadline and now >= run.deadline:
-                run.deadline = 0.0
+        late = [run for run in self.execs.values() if run.deadline and now >= run.deadline]
+        if late:
+            self._reap()  # who has ended meanwhile was in time
+        for run in late:
+            run.deadline = 0.0
+            if run.number in self.execs:
                 self._kill(run, wire.KILLED_BY_TIMEOUT)
 
     def _kill(self, run: Exec, reason: int) -> None:

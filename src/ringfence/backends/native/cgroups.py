@@ -15,6 +15,7 @@ _V2_CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
 OWN_PROCESSES = 1  # PID 1 counts against pids.max, and is not the user's
+_MOST_PIDS = 4_194_304  # include/linux/threads.h PID_MAX_LIMIT
 
 
 class Layout:
@@ -105,7 +106,7 @@ class Group:
                 (base + "/memory.max", str(memory_bytes)),
                 (base + "/memory.high", str(memory_bytes - memory_bytes // 10)),
                 (base + "/memory.swap.max", "0"),
-                (base + "/pids.max", str(pids + OWN_PROCESSES)),
+                (base + "/pids.max", str(min(pids + OWN_PROCESSES, _MOST_PIDS))),
             ]
             values = [v for v in values if os.path.exists(os.path.dirname(os.path.dirname(v[0])))]
             if self._quota:
@@ -116,7 +117,7 @@ class Group:
         memory = self.paths["memory"]
         values = [
             (memory + "/memory.limit_in_bytes", str(memory_bytes)),
-            (self.paths["pids"] + "/pids.max", str(pids + OWN_PROCESSES)),
+            (self.paths["pids"] + "/pids.max", str(min(pids + OWN_PROCESSES, _MOST_PIDS))),
         ]
         if os.path.exists(os.path.dirname(memory) + "/memory.memsw.limit_in_bytes"):
             values.insert(1, (memory + "/memory.memsw.limit_in_bytes", str(memory_bytes)))

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 _MIB, _GIB = 1 << 20, 1 << 30
 DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
 DEFAULT_OPEN_FILES = 4096
-LEAST_OPEN_FILES = 64
+# What a sandbox needs to come up at all.
+_LEAST = {
+    "open_files": (64, "PID 1 of the sandbox lives under it too"),
+    "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
+    "inodes": (128, "the sandbox's own directories are some of them"),
+}
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 _MOST_INODES = 1 << 18
 _LARGEST_DEFAULT_DISK = 8 * _GIB
@@ -108,11 +113,10 @@ def check(spec: SandboxSpec) -> None:
     for name in ("io_bytes_per_s", "network_bytes", "idle_timeout_s"):
         if getattr(spec.limits, name) is not None:
             raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
-    if (spec.limits.open_files or LEAST_OPEN_FILES) < LEAST_OPEN_FILES:
-        raise InvalidRequest(
-            f"must be at least {LEAST_OPEN_FILES}: PID 1 of the sandbox lives under it too",
-            field="limits.open_files",
-        )
+    for name, (least, why) in _LEAST.items():
+        wanted = getattr(spec.limits, name)
+        if wanted is not None and wanted < least:
+            raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
     if spec.secrets:
         raise Unsupported(
             "secrets are injected by the egress engine, which is not there yet",
