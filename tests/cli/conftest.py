@@ -21,6 +21,6 @@ def project(tmp_path: Path) -> Path:
     directory = tmp_path / "project"
     directory.mkdir()
     for each in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        if each.owner() == directory.owner():
+        if each.stat().st_uid == directory.stat().st_uid:
             os.chmod(each, 0o755)
     return directory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 
 import pytest
+from tests.features import require
 
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.testing.conformance import BackendConformance
-from tests.features import require
 
 _state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")
 

@@ -39,7 +39,8 @@ TREES = {
     "a double fork": "(setsid sh -c 'sleep {0} & exec sleep {0}' &) ; sleep {0}",
     "nohup": "nohup sleep {0} > /dev/null 2>&1 & sleep {0}",
     "deaf to signals": "trap '' TERM HUP INT QUIT; sleep {0} & while :; do sleep {0}; done",
-    "stopped": "sleep {0} & kill -STOP $!; sleep {0}",
+    # Stopped only once it is `sleep`: before, it would count as nothing that can be found.
+    "stopped": "sleep {0} & until grep -qa ^sleep /proc/$!/cmdline; do :; done; kill -STOP $!; sleep {0}",
     "a holder of the output": "setsid sh -c 'sleep {0}; echo late' & sleep {0}",
     "a first thread that ended": """
         python3 -c 'if True:
