@@ -156,6 +156,12 @@ class NativeSandbox:
 
     def _start(self, request: ExecRequest, control: wire.Socket) -> NativeExec:
         ours, theirs, inner, outer = open_channels(request)
+        if self.first_host_id:
+            # A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout.
+            uid = self.uid if request.user is None else identity.uid_of(request.user)
+            owner = identity.host_id(self.first_host_id, uid)
+            for fd in inner:
+                os.fchown(fd, owner, owner)
         environment = {**self._environment, **request.env}
         if request.pty is not None:
             environment.setdefault("TERM", "xterm-256color")
