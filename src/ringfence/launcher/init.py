@@ -379,7 +379,12 @@ class Init:
 
     def _do_open(self, path: str, flags: int, mode: int) -> int:
         """Open a path as the sandbox sees it. Never blocks on a FIFO; the host checks what it got."""
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, mode)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, mode)
+        # A guest's symlink to /proc/self would show our own side of things: it is not theirs to read.
+        if not path.startswith("/proc/") and os.fstat(fd).st_dev == os.stat("/proc").st_dev:
+            os.close(fd)
+            raise PermissionError(errno.EACCES, "a link into /proc", path)
+        return fd
 
     def _do_disk(self) -> int:
         return os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

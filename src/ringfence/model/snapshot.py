@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import checks
 from .frozen import FrozenMap
 from .noun import Noun
 
@@ -30,5 +31,4 @@ class Snapshot(Noun):
     metadata: Mapping[str, str] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
-        if type(self.metadata) is not FrozenMap:
-            object.__setattr__(self, "metadata", FrozenMap(self.metadata))
+        object.__setattr__(self, "metadata", checks.string_map(self.metadata, "metadata"))

@@ -68,4 +68,6 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
     """Limits, or a mapping of its fields."""
     if limits is None:
         return Limits()
+    if not isinstance(limits, Limits) and not hasattr(limits, "keys"):
+        raise InvalidRequest("must be Limits or a mapping of its fields", field="limits")
     return limits if isinstance(limits, Limits) else Limits.from_json(dict(limits))

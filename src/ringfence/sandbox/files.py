@@ -25,8 +25,12 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """The whole file."""
-        with self._inner.open_read(path) as file:
-            return file.read()
+        stream = self._inner.open_read(path)
+        try:
+            with stream as file:
+                return file.read()
+        except OSError as exc:
+            raise _typed(exc, path) from exc
 
     def read_text(self, path: str) -> str:
         """The whole file as text, bad bytes replaced."""
@@ -88,7 +92,7 @@ class Files:
         if os.path.isdir(local):
             self._inner.upload_tree(local, remote, progress=progress)
             return
-        with open(local, "rb") as source:
+        with _open_local(local, "rb") as source:
             stream = self._inner.open_write(remote)
             try:
                 with stream as target:
@@ -103,15 +107,23 @@ class Files:
         if self._inner.stat(remote).kind == DIRECTORY:
             self._inner.download_tree(remote, local, progress=progress)
             return
-        with self._inner.open_read(remote) as source, open(local, "wb") as target:
+        with self._inner.open_read(remote) as source, _open_local(local, "wb") as target:
             _copy(source, target, remote, progress)
 
 
 def _typed(exc: OSError, path: str) -> RingfenceError:
-    """What the kernel said while a stream into the sandbox was written: its disk may be full."""
+    """What the kernel said while a stream was read or written: the sandbox's disk may be full."""
     from ..errors import file_error
 
     return file_error(exc.errno or 5, path)
+
+
+def _open_local(local: str, mode: str) -> BinaryIO:
+    """A file of the host; its errors are typed as those of the sandbox are."""
+    try:
+        return open(local, mode)  # type: ignore[return-value]
+    except OSError as exc:
+        raise _typed(exc, local) from exc
 
 
 def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from ..backends.registry import backend_named
+from ..model.checks import string_map
 from ..model.exec import ExecRequest
 from ..model.mount import Mount
 from .build import make_spec, parse_mount, parse_network
@@ -231,7 +232,7 @@ class Sandbox:
 
     def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
-        return self._inner.snapshot(metadata or {})
+        return self._inner.snapshot(string_map(metadata or {}, "metadata"))
 
     def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""

@@ -15,7 +15,7 @@ from ...policy import filters, landlock
 from . import identity, template
 from .host import Host
 from .profiles import Profile
-from .protect import Protected, protect_mount
+from .protect import Protected, check_names, protect_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +117,13 @@ def check(spec: SandboxSpec) -> None:
         wanted = getattr(spec.limits, name)
         if wanted is not None and wanted < least:
             raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
+    for mount in _all_mounts(spec):
+        try:
+            if mount.is_host_path:
+                os.stat(mount.source)  # it is opened, for good, when everything else is in order
+        except OSError as exc:
+            raise _no_source(mount, exc) from exc
+    check_names(spec.unprotect)
     if spec.secrets:
         raise Unsupported(
             "secrets are injected by the egress engine, which is not there yet",
@@ -245,11 +252,7 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
     try:
         fd = os.open(mount.source, os.O_PATH | os.O_CLOEXEC)
     except OSError as exc:
-        raise InvalidRequest(
-            f"{mount.source}: {exc.strerror}",
-            field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
-            hint="a mount source must exist on the host; nothing is created there",
-        ) from exc
+        raise _no_source(mount, exc) from exc
     draft.fds.append(fd)
     info = os.fstat(fd)
     writable = mount.is_writable
@@ -268,6 +271,14 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
         tree["idmap"] = f"{info.st_uid} {inside} 1"
         tree["idmap_gid"] = f"{info.st_gid} {inside} 1"
     return tree
+
+
+def _no_source(mount: Mount, exc: OSError) -> InvalidRequest:
+    return InvalidRequest(
+        f"{mount.source}: {exc.strerror}",
+        field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
+        hint="a mount source must exist on the host; nothing is created there",
+    )
 
 
 def _is_below(path: str, directory: str) -> bool:

@@ -164,7 +164,7 @@ class NativeExec:
 
     def signal(self, signum: int, *, group: bool = False) -> None:
         """Send a signal to the first process, or its group; nothing happens when it has ended."""
-        if not 1 <= signum <= signal.NSIG:
+        if not 1 <= signum < signal.NSIG:
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         try:
             self._sandbox.ask("signal", self.number, int(signum), group, control=self._control)

@@ -56,6 +56,7 @@ HOME_DEFAULTS = (
     ".local/bin",
 )
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_EVERYTHING = ("*", "all")
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -81,26 +82,30 @@ class Protected:
         self.placeholders.clear()
 
 
-def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool]]:
-    """Paths below the mount to protect, and whether the user named each.
+def check_names(unprotect: tuple[str, ...]) -> None:
+    """Refuse a wish to unprotect what is not protected: it may be a slip of the pen.
 
     Raises:
-        InvalidRequest: `unprotect` names something that is not protected by default.
+        InvalidRequest: naming the field.
     """
+    for name in unprotect:
+        if name not in (*DEFAULTS, *HOME_DEFAULTS, *_EVERYTHING):
+            known = ", ".join(DEFAULTS)
+            raise InvalidRequest(
+                f"{name!r} is not protected by default", field="unprotect", hint=known
+            )
+
+
+def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool]]:
+    """Paths below the mount to protect, and whether the user named each."""
     if mount.protect is not None:
         return [(name, True) for name in mount.protect if name]
     defaults = list(DEFAULTS)
     if os.path.realpath(os.path.expanduser("~")) == source:
         defaults += HOME_DEFAULTS
-    if any(name in ("*", "all") for name in spec.unprotect):
+    if any(name in _EVERYTHING for name in spec.unprotect):
         defaults = []
     else:
-        for name in spec.unprotect:
-            if name not in DEFAULTS + HOME_DEFAULTS:
-                known = ", ".join(DEFAULTS)
-                raise InvalidRequest(
-                    f"{name!r} is not protected by default", field="unprotect", hint=known
-                )
         defaults = [name for name in defaults if name not in spec.unprotect]
     named = [_inside(path, mount.target) for path in spec.protect or ()]
     chosen = dict.fromkeys((name, True) for name in named if name)
