@@ -88,7 +88,7 @@ def _cgroups() -> list[str]:
 
 
 def _is_a_neighbours(name: str) -> bool:
-    """Whether `ringfence.PID.STARTED.ID` belongs to a live process that is not of this run."""
+    """Whether `WORD.PID.STARTED.ID` belongs to a live process that is not of this run."""
     _, pid, started, *_ = [*name.split("."), "", ""]
     stat = _stat(int(pid)) if pid.isdigit() else None
     return stat is not None and started == stat[19] and not _is_ours(int(pid))
@@ -108,4 +108,6 @@ def _paths() -> list[str]:
     # Our directories stay, and so do the locks of host id blocks in them: a lock file that is
     # removed while in use locks nothing.
     stays = ours | {f"{place}/ids" for place in ours}
-    return [path for path in found if path not in stays]
+    return [
+        path for path in found if path not in stays and not _is_a_neighbours(os.path.basename(path))
+    ]
