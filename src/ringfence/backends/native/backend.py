@@ -115,7 +115,7 @@ class NativeBackend:
         group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
         plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
-        if spec.limits.cpus and "cpu" not in group.paths and group.version != 2:
+        if spec.limits.cpus and not group.holds_cpus:
             planner.require_allowed(
                 spec,
                 "cpu_limit",

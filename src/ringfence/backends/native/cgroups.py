@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ...launcher import cgroups as launcher_cgroups
@@ -12,6 +13,7 @@ _ROOT = "/sys/fs/cgroup"
 # v1 hierarchies that a sandbox joins; blkio is left out: proc(5) io counts what files moved.
 _V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
 _V2_CONTROLLERS = ("memory", "pids", "cpu")
+_HOST_LEAF = "ringfence-host"  # no sandbox's, so never swept: what runs in it may be the user's
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
 OWN_PROCESSES = 1  # PID 1 counts against pids.max, and is not the user's
@@ -33,31 +35,48 @@ class Layout:
         chosen = os.environ.get("RINGFENCE_CGROUP", "")
         mounts = _mounts()
         memberships = _memberships()
-        if "" in mounts and self._try_v2(mounts[""], chosen or memberships.get("", "/")):
+        if "" in mounts and self._try_v2(mounts[""], chosen, memberships.get("", "/")):
             return
+        if "memory" in mounts:
+            self.why = ""  # version 2 is only there beside version 1
         self._try_v1(mounts, chosen, memberships)
 
-    def _try_v2(self, mount: str, own: str) -> bool:
-        candidates = [mount + own.rstrip("/")] if own != "/" else []
-        if os.geteuid() == 0:
-            candidates.append(mount)
-        for base in dict.fromkeys(candidates):
+    def _try_v2(self, mount: str, chosen: str, own: str) -> bool:
+        ours = mount + own.rstrip("/")
+        for base in _candidates(mount, chosen, own):
             try:
-                available = _read(base + "/cgroup.controllers").split()
-                if "memory" not in available or "pids" not in available:
+                if not self._prepare_v2(base, ours, alone=bool(chosen) or os.geteuid() == 0):
                     continue
-                wanted = [c for c in _V2_CONTROLLERS if c in available]
-                enabled = _read(base + "/cgroup.subtree_control").split()
-                missing = [f"+{c}" for c in wanted if c not in enabled]
-                if missing:
-                    launcher_cgroups.write(base + "/cgroup.subtree_control", " ".join(missing))
-                _try_directory(base)
             except OSError as exc:
-                self.why = f"{base}: {exc.strerror}"
+                self.why = self.why or f"{base}: {exc.strerror}"
                 continue
             self.version, self.bases, self.why = 2, {"": os.path.realpath(base)}, ""
             return True
         return False
+
+    def _prepare_v2(self, base: str, ours: str, *, alone: bool) -> bool:
+        """Let cgroups in `base` have limits; whether the kernel offers what that takes.
+
+        Args:
+            ours: The cgroup that this process is in.
+            alone: No manager of the user's decides what is enabled in `base`.
+        """
+        available = _read(base + "/cgroup.controllers").split()
+        if "memory" not in available or "pids" not in available:
+            self.why = self.why or f"{base}: no memory and pids controllers are delegated to it"
+            return False
+        _try_directory(base)
+        # To clone into a cgroup is to move there: allowed from below a common one of ours.
+        common = os.path.commonpath([base, ours])
+        if not os.access(common + "/cgroup.procs", os.W_OK):
+            raise PermissionError(13, "this process was not started below it", base)
+        enabled = _read(base + "/cgroup.subtree_control").split()
+        if "memory" in enabled and "pids" in enabled and base != ours and not alone:
+            return True  # what we add to what the manager chose, it may take away again
+        missing = " ".join(f"+{c}" for c in _V2_CONTROLLERS if c in available and c not in enabled)
+        if missing:
+            _enable(base, missing)
+        return True
 
     def _try_v1(self, mounts: dict[str, str], chosen: str, memberships: dict[str, str]) -> None:
         for controller in _V1:
@@ -95,20 +114,22 @@ class Group:
             if self.version and (cpus or controller != "cpu")
         }
         self.directories = list(dict.fromkeys(self.paths.values()))
+        self.holds_cpus = cpus and layout.has("cpu")
         self._quota = 0
 
     def values(self, limits: Limits, memory_bytes: int, pids: int) -> list[tuple[str, str]]:
         """What to write, in order."""
-        self._quota = max(1000, int(limits.cpus * _PERIOD_US)) if limits.cpus else 0
+        quota = max(1000, int((limits.cpus or 0) * _PERIOD_US))
+        self._quota = quota if self.holds_cpus else 0
         if self.version == 2:
             base = self.paths[""]
+            # No memory.high: above it the kernel lets a memory bomb crawl (17 s instead of 1 s from
+            # 90 % of 128 MiB to its end on Linux 6.1) where an OOM kill would say what is wrong.
             values = [
                 (base + "/memory.max", str(memory_bytes)),
-                (base + "/memory.high", str(memory_bytes - memory_bytes // 10)),
                 (base + "/memory.swap.max", "0"),
                 (base + "/pids.max", str(min(pids + OWN_PROCESSES, _MOST_PIDS))),
             ]
-            values = [v for v in values if os.path.exists(os.path.dirname(os.path.dirname(v[0])))]
             if self._quota:
                 values.append((base + "/cpu.max", f"{self._quota} {_PERIOD_US}"))
             return values
@@ -121,7 +142,7 @@ class Group:
         ]
         if os.path.exists(os.path.dirname(memory) + "/memory.memsw.limit_in_bytes"):
             values.insert(1, (memory + "/memory.memsw.limit_in_bytes", str(memory_bytes)))
-        if self._quota and "cpu" in self.paths:
+        if self._quota:
             values.append((self.paths["cpu"] + "/cpu.cfs_period_us", str(_PERIOD_US)))
             values.append((self.paths["cpu"] + "/cpu.cfs_quota_us", str(self._quota)))
         return values
@@ -199,23 +220,26 @@ class Group:
         deadline = time.monotonic() + 10
         if self.version == 2:
             launcher_cgroups.write(self.paths[""] + "/cgroup.freeze", "1" if frozen else "0")
-            while _field(self.paths[""] + "/cgroup.events", "frozen") != int(frozen):
-                _wait(deadline)
+            # Until it says the contrary no more: it may also be gone, killed while frozen.
+            while _field(self.paths[""] + "/cgroup.events", "frozen") == int(not frozen):
+                self._wait(deadline, frozen)
             return
         path = self.paths["freezer"] + "/freezer.state"
         wanted = "FROZEN" if frozen else "THAWED"
         launcher_cgroups.write(path, wanted)
         while _read(path).strip() != wanted:
             launcher_cgroups.write(path, wanted)  # v1 gives up on a task that was busy: ask again
-            _wait(deadline)
+            self._wait(deadline, frozen)
 
+    def _wait(self, deadline: float, freezing: bool) -> None:
+        import time
 
-def _wait(deadline: float) -> None:
-    import time
-
-    if time.monotonic() > deadline:
-        raise TimeoutError(110, "the kernel did not freeze every process within 10 s")
-    time.sleep(0.001)
+        if time.monotonic() > deadline:
+            if freezing:
+                launcher_cgroups.thaw(self.directories)  # not half of it
+            verb = "freeze" if freezing else "thaw"
+            raise TimeoutError(110, f"the kernel did not {verb} every process within 10 s")
+        time.sleep(0.001)
 
 
 def group_name(sandbox_id: str) -> str:
@@ -287,6 +311,64 @@ def _memberships() -> dict[str, str]:
         for controller in controllers.split(","):
             found[controller] = path
     return found
+
+
+def _candidates(mount: str, chosen: str, own: str) -> list[str]:
+    """Version 2: where to try, the narrowest first, so that limits set on us hold for sandboxes."""
+    if chosen:
+        return [mount + chosen.rstrip("/")]
+    found = []
+    if not own.startswith("/.."):  # else outside what our cgroup namespace shows
+        found = [mount + own.rstrip("/"), mount + os.path.dirname(own).rstrip("/")]
+    if os.geteuid() == 0:
+        # Slices between belong to the host's service manager; everybody may add to the root.
+        found = [*found[:1], mount]
+    return list(dict.fromkeys(found))
+
+
+def _enable(base: str, controllers: str) -> None:
+    try:
+        launcher_cgroups.write(base + "/cgroup.subtree_control", controllers)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        _move_down(base)
+        launcher_cgroups.write(base + "/cgroup.subtree_control", controllers)
+
+
+def _move_down(base: str) -> None:
+    """Move to a leaf: a cgroup with members cannot hand controllers on, says cgroups(7)."""
+    members = _read(base + "/cgroup.procs").split()
+    if not _is_delegated(base):
+        if os.geteuid() == 0 and not os.path.ismount(base):  # a mount: all that a container has
+            raise OSError(errno.EBUSY, "processes are in it, and it was not delegated", base)
+        if not all(_is_ours(int(word)) for word in members):
+            raise OSError(errno.EBUSY, "processes that are not Ringfence's are in it", base)
+    leaf = f"{base}/{_HOST_LEAF}"
+    launcher_cgroups.make([leaf], [])
+    for word in members:
+        try:
+            launcher_cgroups.write(leaf + "/cgroup.procs", word)
+        except ProcessLookupError:
+            continue  # it has ended
+
+
+def _is_delegated(base: str) -> bool:
+    """Whether systemd says so (Delegate=yes): then all members are the delegate's to move."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            return os.getxattr(base, name) == b"1"
+        except OSError:
+            continue
+    return False
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether it is this process or descends from it."""
+    while pid > 1 and pid != os.getpid():
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return pid == os.getpid()
 
 
 def _try_directory(base: str) -> None:

@@ -63,10 +63,10 @@ def read_cgroup_stats(
 
 def degraded(sandbox: NativeSandbox) -> tuple[str, ...]:
     """Names of the limits that hold less than a cgroup would make them hold."""
-    if sandbox.group.version:
-        return ()
-    names = ["memory_limit", "suspend"]
-    return tuple([*names, "cpu_limit"] if sandbox.spec.limits.cpus else names)
+    names = [] if sandbox.group.version else ["memory_limit", "suspend"]
+    if sandbox.spec.limits.cpus and not sandbox.group.holds_cpus:
+        names.append("cpu_limit")
+    return tuple(names)
 
 
 def _disk(sandbox: NativeSandbox) -> tuple[int, int]:
