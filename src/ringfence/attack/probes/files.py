@@ -57,6 +57,9 @@ def _is_secret(path: str, context: dict[str, Any], dir_fd: int | None = None) ->
     except OSError:
         return False
     try:
+        # Never from a pipe: standard output can be opened, and what is read there is lost.
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
         return holds(os.read(fd, 4096), context["secret_digest"])
     except OSError:
         return False
@@ -433,11 +436,10 @@ def file_capability(context: dict[str, Any]) -> Outcome:
 @probe("files.give-away", "high", HOST_ROOT, where=MOUNTED)
 def give_away(context: dict[str, Any]) -> Outcome:
     """No file in a writable mount may be given to another user."""
+    strangers = sorted({0, 1, 65534} - {os.geteuid()})
     path = f"{context['rw']}/given"
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    return first_escape(
-        [attempt(os.chown, f"chown {uid}", path, uid, uid) for uid in (0, 1, 65534)]
-    )
+    return first_escape([attempt(os.chown, f"chown {uid}", path, uid, uid) for uid in strangers])
 
 
 @probe("files.immutable-flag", "low", NO_SECCOMP, where=MOUNTED)
