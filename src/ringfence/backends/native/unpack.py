@@ -95,6 +95,8 @@ class _Unpacker:
 
     def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = parts(member.linkname)
+        if not source:
+            raise FileError(f"{member.name!r} would be a second name of a directory")
         origin = self._open(source[:-1], create=False)
         try:
             _clear(parent, name)
