@@ -30,6 +30,7 @@ EVERY: dict[str, Probe | OutsideProbe] = {**INSIDE, **OUTSIDE}
 
 # What a shared kernel shows to everybody; docs/explanation/isolation.md says so.
 KNOWN = {
+    "files.protected-and-replaced",
     "files.set-id-file-mapped",
     "files.shared-lock",
     "leaks.boot-id",

@@ -291,6 +291,37 @@ def live_mount_protected(lab: Lab) -> Outcome:
     return escaped("a hook was written") if result.ok else held(_last_line(result.stderr_text))
 
 
+@probe("files.protected-for-two", "high", NOT_PROTECTED)
+def protected_for_two(lab: Lab) -> Outcome:
+    """When one of two sandboxes on a directory ends, the other one's protection must stay."""
+    options: dict[str, Any] = {} if lab.protected else {"unprotect": ("*",)}
+    with _download_place() as directory:
+        os.chmod(directory, 0o755)
+        mounts = (Mount(_LIVE, directory, READ_WRITE),)
+        with lab.sandbox(mounts=mounts, **options) as first:
+            second = lab.sandbox(mounts=mounts, **options)
+            first.terminate()
+        with second:
+            result = run(second, "errands", "write_new", f"{_LIVE}/.envrc")
+        left = os.listdir(directory) if lab.protected else []
+    if left:
+        return escaped(f"left on the host: {left}")
+    return escaped("it could be written") if result.ok else held(_last_line(result.stderr_text))
+
+
+@probe("files.protected-and-replaced", "low", "none: it fires: a mount on a file follows no rename")
+def protected_and_replaced(lab: Lab) -> Outcome:
+    """A protected file that the host replaces meanwhile, as editors do, must stay protected."""
+    lab.canaries.plant_writable()
+    path = f"{lab.canaries.rw}/.mcp.json"
+    with lab.mounted() as sandbox:
+        write(f"{path}.new", "{}\n")
+        os.rename(f"{path}.new", path)
+        result = run(sandbox, "errands", "overwrite", f"{RW}/.mcp.json")
+    lab.canaries.plant_writable()
+    return escaped("it could be written") if result.ok else held(_last_line(result.stderr_text))
+
+
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no word"])[-1]
 
