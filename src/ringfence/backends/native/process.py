@@ -184,9 +184,16 @@ class NativeExec:
             pass  # its processes are gone with it
 
     def _wait_done(self) -> None:
-        poll = select.poll()
-        poll.register(self.done, select.POLLIN)
-        poll.poll(_DYING_MS)
+        with self._lock:  # who waits for the result may close it at any moment
+            if self.done < 0:
+                return
+            done = os.dup(self.done)
+        try:
+            poll = select.poll()
+            poll.register(done, select.POLLIN)
+            poll.poll(_DYING_MS)
+        finally:
+            os.close(done)
 
     @property
     def paused(self) -> bool:
