@@ -34,7 +34,10 @@ def main() -> None:
     files.close_from(CONTROL_FD + 1)
     os.umask(0o022)
     rename_process(b"ringfence")
-    privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
+    try:
+        privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
+    except PermissionError:
+        pass  # a filter is around us; what it says to the first sandbox tells more
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
     gc.freeze()

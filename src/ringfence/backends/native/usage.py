@@ -6,6 +6,8 @@ import os
 
 from ...model.state import State
 from ...model.stats import SandboxStats
+from .host import host
+from .planner import LEAST_LANDLOCK_ABI
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,10 +64,12 @@ def read_cgroup_stats(
 
 
 def degraded(sandbox: NativeSandbox) -> tuple[str, ...]:
-    """Names of the limits that hold less than a cgroup would make them hold."""
+    """Names of what holds less than it should: for want of a cgroup, or of Landlock."""
     names = [] if sandbox.group.version else ["memory_limit", "suspend"]
     if sandbox.spec.limits.cpus and not sandbox.group.holds_cpus:
         names.append("cpu_limit")
+    if sandbox.profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
+        names.append("landlock")
     return tuple(names)
 
 

@@ -9,6 +9,7 @@ from _thread import allocate_lock
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...launcher.spawn import Started, spawn
+from .host import out_of_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +22,23 @@ class Refused(OSError):  # noqa: N818  (it says what happened)
     """The zygote or PID 1 said no: errno, and a text that names the step."""
 
 
+def _spawn() -> Started:
+    try:
+        return spawn()
+    except OSError as exc:
+        if out_of_files(exc):
+            raise
+        raise IsolationError(
+            f"the sandbox was not started: no process may be started here: {exc}",
+            hint="look at `ulimit -u`, and at any system-call filter around this process",
+        ) from exc
+
+
 class Zygote:
     """A zygote process of this process. Thread-safe; never forks the caller."""
 
     def __init__(self, started: Started | None = None) -> None:
-        started = started or spawn()
+        started = started or _spawn()
         self.pid, self._socket = started.pid, started.control
         self._pidfd = os.pidfd_open(self.pid)
         self._send_lock = allocate_lock()
