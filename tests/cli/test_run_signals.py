@@ -79,17 +79,37 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     assert 0 == process.returncode
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.06, 0.1])
-def test_a_signal_at_any_moment_leaves_nothing(signum: int, after_s: float) -> None:
-    """The leak check of the whole run has the last word on what is left."""
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.1])
+def test_a_signal_at_any_moment_ends_it(after_s: float) -> None:
+    """Before the interpreter is ours, while the sandbox is built, when it runs: never lost.
+
+    Not SIGINT: while Python itself starts, it may lose a KeyboardInterrupt. The leak check of the
+    whole run has the last word on what is left.
+    """
     process = start("--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(after_s)
-    process.send_signal(signum)
+    process.terminate()
     _, complaint = process.communicate(timeout=PATIENCE_S)
 
-    assert process.returncode in (128 + signum, -signum, 1)
-    assert b"ringfence: internal" not in complaint
+    assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert b"" == complaint
+
+
+def test_asked_twice_it_goes_although_the_start_hangs() -> None:
+    """A start that nothing answers: here the zygote is stopped as soon as it is there."""
+    process = start("--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (zygotes := children.read_text().split()):
+        time.sleep(0.001)
+    os.kill(int(zygotes[0]), signal.SIGSTOP)
+    try:
+        time.sleep(0.5)
+        for _ in range(2):
+            process.terminate()
+            time.sleep(0.2)
+        assert 143 == process.wait(PATIENCE_S)
+    finally:
+        os.kill(int(zygotes[0]), signal.SIGCONT)
 
 
 def test_killed_outright_it_leaves_no_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import os
 import sys
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 def main() -> int:
     """The `ringfence` command; returns its exit code."""
     argv = sys.argv[1:]
-    if argv[:1] == ["run"]:
-        _run(argv)
     try:
+        if argv[:1] == ["run"]:
+            _run(argv)
         code = _dispatch(argv)
         sys.stdout.flush()
         return code
@@ -34,6 +35,9 @@ def main() -> int:
 
 
 def _run(argv: Sequence[str]) -> NoReturn:
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # Until ours listens: a KeyboardInterrupt in the middle of an import may get lost there.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_descriptors()
     if _starts_native(argv):
         # It boots on another core while this one still reads its own modules.
@@ -43,13 +47,17 @@ def _run(argv: Sequence[str]) -> NoReturn:
         from ..backends.registry import hand_over
 
         hand_over(started)
+    from .signals import Bell
+
+    bell = Bell()
+    bell.hear_signals()
     import gc
 
     gc.disable()  # a short life, and nothing cyclic in it
     from .run import main as run
 
     # Nothing is left to flush or close, and an interpreter takes milliseconds to die.
-    os._exit(run(argv[1:]))
+    os._exit(run(argv[1:], bell))
 
 
 def _open_standard_descriptors() -> None:

@@ -12,11 +12,13 @@ import fcntl
 import os
 import select
 import stat
-from _thread import allocate_lock, start_new_thread
+from _thread import start_new_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .signals import Bell
 
 _CHUNK = 1 << 16
 _PIPE_BYTES = 1 << 20
@@ -145,22 +147,16 @@ def in_background() -> bool:
 
 
 class Flows:
-    """All directions of one command, and a descriptor that tells when one has ended."""
+    """All directions of one command; `bell` rings when one has ended."""
 
-    def __init__(self) -> None:
-        self.wake, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
         self.outputs: list[Flow] = []
-        self._lock = allocate_lock()
-
-    @property
-    def bell(self) -> int:
-        """Where to write, to wake whoever polls `wake`: one byte, 0 or a signal number."""
-        return self._bell
 
     def output(self, source: int, target: int | Callable[[bytes], None]) -> None:
         """Pass the command's output on."""
         os.set_blocking(source, True)
-        flow = Flow(source, target, self._rung)
+        flow = Flow(source, target, lambda _flow: self._bell.ring())
         self.outputs.append(flow)
         flow.start()
 
@@ -168,12 +164,6 @@ class Flows:
         """Pass our input on; `close` is called at its end, or when the command no longer reads."""
         os.set_blocking(target, True)
         Flow(source, target, lambda _flow: close()).start()
-
-    def _rung(self, _flow: Flow) -> None:
-        try:
-            os.write(self._bell, b"\0")
-        except OSError:
-            pass  # full: it will wake up anyway
 
     @property
     def failed(self) -> Flow | None:

@@ -8,23 +8,22 @@ from _thread import start_new_thread
 
 from .commands import LIMITS, RUN
 from .options import parse
-from .signals import Interrupted, interrupt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..backends.protocol import Backend, BackendSandbox
+    from ..backends.protocol import BackendSandbox
     from ..model.exec import ExecRequest
-    from ..model.spec import SandboxSpec
+    from .signals import Bell
+    from .supervise import Supervisor
 
 _NULL = (1, 3)  # Documentation/admin-guide/devices.txt
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], bell: Bell) -> int:
     """Run it; the exit code is the command's, or 124 or 125. Never raises."""
-    interrupt()
     given: dict[str, Any] = {"json": _asks_for_json(argv)}
     try:
         given, command = parse(RUN, argv)
@@ -33,9 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
             os.write(1, help_of(RUN).encode())
             return 0
-        return _run(given, command)
-    except Interrupted as exc:
-        return 128 + exc.number
+        return _run(given, command, bell)
     except BaseException as exc:  # noqa: BLE001  whatever it is, a script gets 125 and one line
         _report_failure(exc, as_json=bool(given.get("json")))
         return 125
@@ -56,7 +53,7 @@ def _report_failure(exc: BaseException, *, as_json: bool) -> None:
         print_error(exc)
 
 
-def _run(given: dict[str, Any], command: list[str]) -> int:
+def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     from ..backends.registry import backend_named
     from .request import make_request, make_spec
 
@@ -75,37 +72,29 @@ def _run(given: dict[str, Any], command: list[str]) -> int:
     try:
         sandbox = backend.provision(spec)
         try:
-            return _supervise(given, spec, request, sandbox)
+            supervisor = _supervisor(given, request, sandbox, bell)
+            if given.get("json"):
+                from .result import run_for_json
+
+                return run_for_json(supervisor, sandbox, spec.limits.output_bytes)
+            return supervisor.run_through()
         finally:
             sandbox.terminate()
     finally:
-        _close(backend)
+        backend.close()
 
 
 def _read_ahead() -> None:
     from . import supervise  # noqa: F401
 
 
-def _close(backend: Backend) -> None:
-    """Wait until nothing is left, unless the user does not want to."""
-    try:
-        backend.close()
-    except Interrupted:
-        pass
-
-
-def _supervise(
-    given: dict[str, Any], spec: SandboxSpec, request: ExecRequest, sandbox: BackendSandbox
-) -> int:
+def _supervisor(
+    given: dict[str, Any], request: ExecRequest, sandbox: BackendSandbox, bell: Bell
+) -> Supervisor:
     from .supervise import Supervisor
 
     _warn_of_weak_limits(given, sandbox)
-    supervisor = Supervisor(sandbox, request)
-    if given.get("json"):
-        from .result import run_for_json
-
-        return run_for_json(supervisor, sandbox, spec.limits.output_bytes)
-    return supervisor.run_through()
+    return Supervisor(sandbox, request, bell)
 
 
 def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None:

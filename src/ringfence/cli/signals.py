@@ -1,12 +1,16 @@
-"""Signals to `ringfence run`: first they end the start, then they are passed on."""
+"""Signals to `ringfence run`: heard from the start, passed on once the command runs.
+
+Nothing is ever raised from a handler: an exception there is lost when it comes at the wrong moment
+(inside the import system, for one). A handler only rings a bell, which whoever waits listens to.
+"""
 
 from __future__ import annotations
 
 import _signal as signal
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
 PASSED_ON = (
@@ -19,42 +23,55 @@ PASSED_ON = (
 )
 # What a terminal sends to a whole job; the others are for the command itself.
 TO_THE_JOB = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-RESIZED, STOP, BACKGROUND_READ = signal.SIGWINCH, signal.SIGTSTP, signal.SIGTTIN
+# What may be sent often and means no end.
+HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
+ENDING = frozenset(PASSED_ON) - frozenset(HARMLESS)
+RESIZED, STOP = signal.SIGWINCH, signal.SIGTSTP
 
 
-class Interrupted(BaseException):
-    """A signal came while nothing could be passed on."""
+class Bell:
+    """A pipe that tells a poll of what happened: a signal by its number, anything else by 0."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self) -> None:
+        self.wake, self._ring = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._heard: set[int] = set()
+        self._nobody_listens = True
 
+    def hear_signals(self) -> None:
+        """From now on signals ring. What the caller had us ignore stays ignored."""
+        signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        for number in PASSED_ON:
+            self._hear(number)
 
-def interrupt() -> None:
-    """From now on a signal raises `Interrupted`. What the caller had us ignore stays ignored."""
-    for number in PASSED_ON:
+    def hear_the_terminal(self, *, resized: bool) -> None:
+        """Ctrl-Z rings as well, and a new size where asked for; reading in the background waits."""
+        self._nobody_listens = False
+        self._hear(STOP)
+        if resized:
+            self._hear(RESIZED)
+        # It would stop us, although the command may not even read.
+        signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+
+    def _hear(self, number: int) -> None:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _raise)
+            signal.signal(number, self._note)
 
+    def _note(self, number: int, _frame: Any) -> None:
+        """The pipe has been told already. Asked twice before there is anybody to listen, we go."""
+        if self._nobody_listens and number in self._heard:
+            os._exit(128 + number)  # the zygote ends what was begun, and clears up
+        self._heard.add(number)
 
-def ring(bell: int, more: Sequence[int] = ()) -> None:
-    """From now on a signal writes its number to `bell`."""
-    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
-    for number in (*PASSED_ON, *more):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _note)
+    def ring(self) -> None:
+        """Wake whoever polls; from any thread."""
+        try:
+            os.write(self._ring, b"\0")
+        except OSError:
+            pass  # full: it will wake up anyway
 
-
-def ignore(number: int) -> None:
-    """Take no notice of a signal."""
-    signal.signal(number, signal.SIG_IGN)
-
-
-def _raise(number: int, _frame: Any) -> None:
-    for each in PASSED_ON:
-        signal.signal(each, _note)  # clean up in peace
-    raise Interrupted(number)
-
-
-def _note(_number: int, _frame: Any) -> None:
-    """The wakeup descriptor has been told."""
+    def read(self) -> bytes:
+        """What has rung since; one byte each."""
+        try:
+            return os.read(self.wake, 512)
+        except BlockingIOError:
+            return b""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import BackendExec, BackendSandbox
     from ..model.exec import ExecRequest, ExecStatus
+    from .signals import Bell
     from .tty import RawTerminal
 
 TIMED_OUT, OWN_FAILURE, READER_GONE = 124, 125, 128 + 13
@@ -32,9 +33,9 @@ class Supervisor:
         timed_out: It was ended for its timeout.
     """
 
-    def __init__(self, sandbox: BackendSandbox, request: ExecRequest) -> None:
-        self.sandbox, self.request = sandbox, request
-        self.flows = Flows()
+    def __init__(self, sandbox: BackendSandbox, request: ExecRequest, bell: Bell) -> None:
+        self.sandbox, self.request, self.bell = sandbox, request, bell
+        self.flows = Flows(bell)
         self.status: ExecStatus | None = None
         self.timed_out = False
         self.started = time.monotonic()
@@ -62,17 +63,13 @@ class Supervisor:
         """Start the command and its streams."""
         if self.request.pty is not None:
             self._take_terminal()
-        signals.ring(
-            self.flows.bell, (signals.RESIZED, signals.STOP) if self._terminal else (signals.STOP,)
-        )
+        self.bell.hear_the_terminal(resized=self.request.pty is not None)
         run = self._run = self.sandbox.start(self.request)
         if run.stdout is not None:
             self.flows.output(run.stdout, stdout)
         if run.stderr is not None:
             self.flows.output(run.stderr, stderr)
         if run.stdin is not None and self.request.stream_stdin:
-            # In the background, reading a terminal would stop us; the relay waits instead.
-            signals.ignore(signals.BACKGROUND_READ)
             self.flows.input(0, run.stdin, self._end_input)
 
     def _take_terminal(self) -> None:
@@ -101,7 +98,7 @@ class Supervisor:
         assert run is not None
         poll = select.poll()
         poll.register(run.done, select.POLLIN)
-        poll.register(self.flows.wake, select.POLLIN)
+        poll.register(self.bell.wake, select.POLLIN)
         while True:
             ready = [fd for fd, _event in poll.poll(self._patience_ms())]
             if run.done in ready:
@@ -125,7 +122,7 @@ class Supervisor:
         self.timed_out = self.status.timed_out
 
     def _listen(self, run: BackendExec) -> None:
-        for number in os.read(self.flows.wake, 512):
+        for number in self.bell.read():
             if number == signals.RESIZED:
                 from .tty import size_of
 
@@ -137,7 +134,7 @@ class Supervisor:
 
     def _pass_on(self, run: BackendExec, number: int) -> None:
         """The first is the command's to handle; the second of a kind means it."""
-        if number in self._seen and number not in (10, 12):
+        if number in self._seen and number not in signals.HARMLESS:
             run.kill()
             return
         self._seen.add(number)
@@ -158,11 +155,11 @@ class Supervisor:
     def drain(self) -> None:
         """Pass on what is left in the pipes. Nothing in the sandbox is alive to add to it."""
         poll = select.poll()
-        poll.register(self.flows.wake, select.POLLIN)
+        poll.register(self.bell.wake, select.POLLIN)
         while not self.flows.over and not self.flows.failed:
             before = self.flows.moved
             woken = poll.poll(_STALLED_S * 1000 if self.timed_out else None)
-            if woken and any(os.read(self.flows.wake, 512)):
+            if woken and signals.ENDING & set(self.bell.read()):
                 return  # a signal now is for us: whoever reads takes too long
             if not woken and self.flows.moved == before:
                 return
