@@ -97,7 +97,7 @@ def test_a_signal_at_any_moment_ends_it(after_s: float) -> None:
 
 def test_asked_twice_it_goes_although_the_start_hangs() -> None:
     """A start that nothing answers: here the zygote is stopped as soon as it is there."""
-    process = start("--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start("--", "sleep", "60")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (zygotes := children.read_text().split()):
         time.sleep(0.001)
