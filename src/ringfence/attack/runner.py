@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from ..backends.registry import new_backend
 from . import outside
 from .canaries import RO, RO_FILE, RW, Canaries
@@ -11,12 +13,13 @@ from .result import ProbeResult, worst
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..backends.protocol import Backend
     from .lab import Lab
 
 __all__ = ["ProbeResult", "run_attack"]
+_AT_ONCE = 4
 
 
 def run_attack(
@@ -42,14 +45,23 @@ def run_attack(
         attacked = backend or new_backend("native")
         try:
             lab = Lab(attacked, canaries)
-            for result in attack_from_inside(lab):
-                tell(result)
-            for probe in outside.registered().values():
-                tell(probe.attack(lab))
+            for attack in (attack_from_inside, attack_from_outside):
+                for result in attack(lab):
+                    tell(result)
         finally:
             if backend is None:
                 attacked.close()
     return results
+
+
+def attack_from_outside(lab: Lab) -> Iterator[ProbeResult]:
+    """The probes that run on the host: one by one, but together those that only wait."""
+    probes = outside.registered().values()
+    for probe in probes:
+        if not probe.waits:
+            yield probe.attack(lab)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield from pool.map(lambda probe: probe.attack(lab), [p for p in probes if p.waits])
 
 
 def attack_from_inside(lab: Lab) -> list[ProbeResult]:

@@ -26,11 +26,17 @@ UNTOUCHED = "the same without the damage"
 
 
 class OutsideProbe:
-    """One probe: see `kit.Probe`."""
+    """One probe: see `kit.Probe`.
 
-    def __init__(self, id: str, severity: str, description: str, control: str, run: Run) -> None:
+    Attributes:
+        waits: It does little but wait, so several can run at once.
+    """
+
+    def __init__(
+        self, id: str, severity: str, description: str, control: str, run: Run, waits: bool
+    ) -> None:
         self.id, self.severity, self.description = id, severity, description
-        self.control, self.run = control, run
+        self.control, self.run, self.waits = control, run, waits
 
     @property
     def area(self) -> str:
@@ -57,15 +63,16 @@ class OutsideProbe:
 PROBES: dict[str, OutsideProbe] = {}
 
 
-def probe(id: str, severity: str, control: str, *, about: str = "") -> Callable[[Run], Run]:
+def probe(
+    id: str, severity: str, control: str, *, about: str = "", waits: bool = False
+) -> Callable[[Run], Run]:
     """Register a probe; its docstring says what must not happen."""
 
     def register(run: Run) -> Run:
         if id in PROBES:
             raise ValueError(f"two probes are called {id}")
-        PROBES[id] = OutsideProbe(
-            id, severity, about or " ".join((run.__doc__ or "").split()), control, run
-        )
+        description = about or " ".join((run.__doc__ or "").split())
+        PROBES[id] = OutsideProbe(id, severity, description, control, run, waits)
         return run
 
     return register

@@ -102,6 +102,7 @@ for _tree in (*trees.DETACHED, *trees.NOT_DETACHED):
         "high",
         PLAIN_PROCESS if _tree in trees.DETACHED else _ENDS_ANYWAY,
         about=f"{_tree.__doc__} must not outlive its timeout.",
+        waits=True,
     )(_timed(_tree.__name__))
 
 
