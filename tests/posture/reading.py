@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def read_process(pid: int) -> Process:
         command=tuple((proc / "cmdline").read_text().strip("\0 ").split("\0")),
         threads=len(tasks),
         identities=frozenset(_identity(proc / "task" / task) for task in tasks),
-        files={int(fd): _file(proc, fd) for fd in os.listdir(proc / "fd")},
+        files=_files(proc),
         limits=_limits(proc),
         traceable=0 != (proc / "environ").stat().st_uid,
         control_groups=frozenset(
@@ -130,6 +131,19 @@ def _map(path: Path) -> tuple[tuple[int, int, int], ...]:
         inside, outside, count = map(int, line.split())
         rows.append((inside, outside, count))
     return tuple(rows)
+
+
+def _files(proc: Path) -> dict[int, str]:
+    """What a process holds open for good: PID 1 looks into /proc for moments at a time."""
+    for _ in range(100):
+        try:
+            found = {int(fd): _file(proc, fd) for fd in os.listdir(proc / "fd")}
+            time.sleep(0.003)
+            if found == {int(fd): _file(proc, fd) for fd in os.listdir(proc / "fd")}:
+                return found
+        except FileNotFoundError:
+            continue
+    raise AssertionError(f"{proc} never holds still")
 
 
 def _file(proc: Path, fd: str) -> str:
