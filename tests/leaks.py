@@ -83,7 +83,8 @@ def _cgroups() -> list[str]:
         str(Path(root, name))
         for root, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
-        if name.startswith("ringfence") and not _is_a_neighbours(name)
+        # The run itself may sit in "ringfence-host", below a cgroup that was delegated to it.
+        if name.startswith("ringfence.") and not _is_a_neighbours(name)
     ]
 
 

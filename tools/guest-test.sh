@@ -130,7 +130,8 @@ inside_as_user() {
 as_root() { (inside /home/root /run "$@"); }
 as_user() { (inside_as_user "$@"); }
 as_delegated() {
-  scope=/sys/fs/cgroup/user.slice/tester.scope
+  scopes=$((${scopes:-0} + 1))
+  scope=/sys/fs/cgroup/user.slice/tester-$scopes.scope
   echo "+cpu +memory +pids" > /sys/fs/cgroup/cgroup.subtree_control
   mkdir -p $scope
   echo "+cpu +memory +pids" > /sys/fs/cgroup/user.slice/cgroup.subtree_control
@@ -153,5 +154,5 @@ qemu-system-x86_64 -M q35 -accel "$accel" -cpu max -smp 2 -m "${GUEST_MEMORY:-25
   -kernel "$image" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 loglevel=3 ${GUEST_APPEND:-}" \
   -drive "file=$work/disk,format=raw,if=virtio,cache=unsafe" \
   -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap" </dev/null |
-  tr -d '\r' | tee "$work/log"
+  sed -u 's/\r//g' | tee "$work/log"
 grep -q '^guest: status 0$' "$work/log"

@@ -262,6 +262,12 @@ def isolation_error(exc: Refused) -> IsolationError:
             "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
             "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
         )
+    elif text.startswith("restrict") and exc.errno == 22:
+        hint = (
+            "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
+            "since 5.19, network file systems cannot): keep the directory on another one, such as "
+            "ext4, xfs or btrfs, or start as an ordinary user who owns it"
+        )
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
 
 

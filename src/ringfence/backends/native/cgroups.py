@@ -42,6 +42,8 @@ class Layout:
         self._try_v1(mounts, chosen, memberships)
 
     def _try_v2(self, mount: str, chosen: str, own: str) -> bool:
+        if os.path.basename(own) == _HOST_LEAF:
+            own = os.path.dirname(own)  # where we, or who started us, had been before
         ours = mount + own.rstrip("/")
         for base in _candidates(mount, chosen, own):
             try:
