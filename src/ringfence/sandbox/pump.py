@@ -66,7 +66,7 @@ class Pump:
                 run.close_stdin()
         timeout = request.timeout_s or limits.wall_time_s
         self.deadline = time.monotonic() + timeout if timeout else None
-        self._overdue = False
+        self._overdue = self._abandoned = False
         self.status: ExecStatus | None = None
 
     def ready(self, fd: int, events: int) -> bool:
@@ -90,12 +90,18 @@ class Pump:
         if getattr(self.run, "paused", False):
             self.deadline = time.monotonic() + 1.0  # its clock stands still with it
             return
+        abandon = getattr(self.run, "abandon", None)
         if self._overdue:
-            raise SandboxLost(
-                "the sandbox does not answer", hint="terminate it and create a new one"
-            )
+            if self._abandoned or abandon is None:
+                raise SandboxLost(
+                    "the sandbox does not answer", hint="terminate it and create a new one"
+                )
+            self._abandoned = True
+            self.deadline = time.monotonic() + 1.0
+            abandon()
+            return
         self._overdue = True
-        self.deadline = time.monotonic() + _GRACE_S
+        self.deadline = time.monotonic() + getattr(self.run, "grace_s", _GRACE_S)
         overdue = getattr(self.run, "overdue", None)
         if overdue is not None:
             overdue()

@@ -27,6 +27,7 @@ from .register import PLAIN_PROCESS, probe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ...sandbox.sync import Sandbox
     from ..lab import Lab
@@ -167,23 +168,35 @@ def kill_only_its_own(lab: Lab) -> Outcome:
     return escaped(f"the other one runs: {running}; left: {left}")
 
 
-@probe("lifecycle.other-user", "high", _NO_INIT)
-def other_user(lab: Lab) -> Outcome:
-    """A command run as another user must not outlive its timeout by ending its watcher."""
-    with lab.sandbox() as sandbox:
-        began = time.monotonic()
-        try:
-            run(sandbox, "trees", "end_parent", user="nobody", timeout_s=_TIMEOUT_S)
-            said = "returned"
-        except RingfenceError as exc:
-            if exc.code == "unsupported":
-                return inconclusive(f"{exc.code}: {exc}")
-            said = f"{exc.code}: {exc}"
-        took_s = time.monotonic() - began
-        if not eventually(lambda: not _alive(sandbox), patience_s=1.0):
-            return escaped(f"{said} after {took_s:.2f} s, and its processes run on")
-    said = f"{said} after {took_s:.2f} s, timeout {_TIMEOUT_S}"
-    return escaped(said) if took_s > _TIMEOUT_S + _LATE_S else held(f"{said}, nothing left")
+def _watched_by_agent(number: signal.Signals) -> Callable[[Lab], Outcome]:
+    def attack(lab: Lab) -> Outcome:
+        with lab.sandbox() as sandbox:
+            began = time.monotonic()
+            options: dict[str, Any] = {"user": "nobody", "timeout_s": _TIMEOUT_S}
+            try:
+                run(sandbox, "trees", "signal_parent", str(int(number)), **options)
+                said = "returned"
+            except RingfenceError as exc:
+                if exc.code == "unsupported":
+                    return inconclusive(f"{exc.code}: {exc}")
+                said = f"{exc.code}: {exc}"
+            took_s = time.monotonic() - began
+            if not eventually(lambda: not _alive(sandbox), patience_s=1.0):
+                return escaped(f"{said} after {took_s:.2f} s, and its processes run on")
+        said = f"{said} after {took_s:.2f} s, timeout {_TIMEOUT_S}"
+        return escaped(said) if took_s > _TIMEOUT_S + 2 * _LATE_S else held(f"{said}, nothing left")
+
+    return attack
+
+
+for _number in (signal.SIGKILL, signal.SIGSTOP):
+    probe(
+        f"lifecycle.other-user-{_number.name.lower()}",
+        "high",
+        _NO_INIT,
+        about="A command run as another user must not outlive its timeout by sending "
+        f"{_number.name} to its watcher.",
+    )(_watched_by_agent(_number))
 
 
 def _alive(sandbox: Sandbox) -> list[str]:

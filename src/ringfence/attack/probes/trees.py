@@ -171,12 +171,12 @@ def stop_everybody() -> None:
             continue
 
 
-def end_parent() -> None:
-    """Leave a grandchild behind and kill whoever started this process, unless that is PID 1."""
+def signal_parent(number: str) -> None:
+    """Leave a grandchild behind and signal whoever started this process; PID 1 does not care."""
     parent = os.getppid()
     _detached(_linger)
     try:
-        os.kill(parent, signal.SIGKILL)
+        os.kill(parent, int(number))
     except OSError:
         pass
     _linger()

@@ -8,9 +8,10 @@ import errno
 import os
 import select
 import struct
+import time
 from _thread import allocate_lock
 
-from ...errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
+from ...errors import ExecError, InvalidRequest, IsolationError, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.exec import ExecStatus, ResourceUsage
 
@@ -24,6 +25,10 @@ _REASONS = {
     wire.KILLED_BY_REQUEST: "caller",
     wire.KILLED_BY_MEMORY_WATCHDOG: "oom",
 }
+
+
+# Beyond a timeout, until nobody is taken to be watching over it any more.
+_GRACE_S, _GRACE_OF_AGENTS_S = 10.0, 1.0
 
 
 class NativeExec:
@@ -50,6 +55,9 @@ class NativeExec:
         self._problem: Exception | None = None
         self._hurried = False
         self._lock = allocate_lock()
+        self._started = time.monotonic()
+        # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
+        self.grace_s = _GRACE_S if control is sandbox.control else _GRACE_OF_AGENTS_S
 
     @property
     def done(self) -> int:
@@ -177,11 +185,15 @@ class NativeExec:
         self.overdue()
         try:
             with self._sandbox.awake():
-                self._sandbox.ask("kill", self.number, control=self._control)
+                self._sandbox.ask(
+                    "kill", self.number, control=self._control, timeout_s=self.grace_s
+                )
                 if self.paused:
                     self._wait_done()  # before everything stands still again
         except SandboxLost:
             pass  # its processes are gone with it
+        except IsolationError:  # no answer in time
+            self._sandbox.end_unwatched()
 
     def _wait_done(self) -> None:
         with self._lock:  # who waits for the result may close it at any moment
@@ -207,6 +219,18 @@ class NativeExec:
             if not self._hurried and self._status is None and self._problem is None:
                 self._hurried = True
                 self._sandbox.hurry(True)
+
+    def abandon(self) -> None:
+        """Nobody has killed it in time, nor answers: end the sandbox, and it for certain."""
+        self._sandbox.end_unwatched()
+        with self._lock:
+            if self._status is None and self._problem is None:
+                self._status = ExecStatus(
+                    signal=signal.SIGKILL,
+                    timed_out=True,
+                    killed_by="timeout",
+                    duration_s=time.monotonic() - self._started,
+                )
 
     def _calm_down(self) -> None:
         if self._hurried:
