@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 20
 _COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
 _NOT_SAVED = ("/proc", "/dev", "/sys")
+_MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 
 def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None) -> None:
@@ -30,36 +31,76 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
             fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
         ) as tar,
     ):
-        _add(tar, path, ".", device if one_file_system else -1, progress)
+        _Packer(tar, device if one_file_system else -1, progress).add(path, ".")
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str, device: int, progress: Any) -> None:
-    one_system = device >= 0
+def _entries(path: str) -> list[str]:
+    """The names in a directory; none of what a symlink leads to that has just taken its place."""
     try:
-        info = os.lstat(path)
-        if device >= 0 and (info.st_dev != device or path in _NOT_SAVED):
-            return
-        member = tar.gettarinfo(path, name)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        return []
+    try:
+        return sorted(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+class _Packer:
+    def __init__(self, tar: tarfile.TarFile, device: int, progress: Any) -> None:
+        self._tar, self._device, self._progress = tar, device, progress
+        self._holes = 0
+
+    def add(self, path: str, name: str) -> None:
+        """Add what is at `path`, and all below it."""
+        for entry in self._add_one(path, name):
+            self.add(os.path.join(path, entry), f"{name}/{entry}")
+
+    def _add_one(self, path: str, name: str) -> list[str]:
+        try:
+            info = os.lstat(path)
+            if self._device >= 0 and (info.st_dev != self._device or path in _NOT_SAVED):
+                return []
+            member = self._member(path, name)
+            if member is None:
+                return []
+            if member.isreg():
+                self._add_file(path, info, member)
+            else:
+                self._tar.addfile(member)
+            self._forget(info)
+            return _entries(path) if stat.S_ISDIR(info.st_mode) else []
+        except FileNotFoundError:
+            return []  # it went away while we looked: a running sandbox may do that
+
+    def _member(self, path: str, name: str) -> tarfile.TarInfo | None:
+        """What to write for `path`; None for what means nothing elsewhere."""
+        one_system = self._device >= 0
+        member = self._tar.gettarinfo(path, name)
         if member is None or not (
             one_system or member.isreg() or member.isdir() or member.issym() or member.islnk()
         ):
             if one_system:
-                return  # a socket: it means nothing without its process
+                return None  # a socket: it means nothing without its process
             raise OSError(errno.EINVAL, "is not a file, directory or link", path)
         member.uname = member.gname = ""
-        if member.isreg():
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb", buffering=0) as file:
-                tar.addfile(member, _Exactly(file, member.size))
-            if progress:
-                progress(tar.offset, path)
-        else:
-            tar.addfile(member)
-        entries = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []
-    except FileNotFoundError:
-        return  # it went away while we looked: a running sandbox may do that
-    for entry in entries:
-        _add(tar, os.path.join(path, entry), f"{name}/{entry}", device, progress)
+        return member
+
+    def _add_file(self, path: str, info: os.stat_result, member: tarfile.TarInfo) -> None:
+        self._holes += max(0, info.st_size - info.st_blocks * 512)
+        if self._holes > _MOST_HOLES:
+            raise OSError(errno.EFBIG, f"sparse files claim more than {_MOST_HOLES} bytes", path)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", buffering=0) as file:
+            self._tar.addfile(member, _Exactly(file, member.size))
+        if self._progress:
+            self._progress(self._tar.offset, path)
+
+    def _forget(self, info: os.stat_result) -> None:
+        """Of what `tarfile` keeps for each file, only other names of the same file are of use."""
+        self._tar.members.clear()  # type: ignore[attr-defined]
+        if info.st_nlink < 2:
+            self._tar.inodes.pop((info.st_ino, info.st_dev), None)  # type: ignore[attr-defined]
 
 
 class _Exactly(io.RawIOBase):

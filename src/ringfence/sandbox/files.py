@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO
 
     from ..backends.protocol import BackendFiles, Progress
@@ -126,6 +127,23 @@ def _open_local(local: str, mode: str) -> BinaryIO:
         raise _typed(exc, local) from exc
 
 
+def _data_of(fd: int) -> Iterator[tuple[int, int]]:
+    """Where a file has data, as (start, end): lseek(2), SEEK_DATA. A guest's may be all hole."""
+    import errno
+    import os
+
+    end, size = 0, os.fstat(fd).st_size
+    while end < size:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return  # nothing but hole from here on, or no longer that large
+            raise
+        yield start, end
+
+
 def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:
     """In the kernel where both ends are files, through a buffer where one is not."""
     import errno
@@ -134,15 +152,26 @@ def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | No
     copied = 0
     target.flush()
     try:
-        while count := os.sendfile(target.fileno(), source.fileno(), None, _CHUNK):
-            copied += count
-            if progress:
-                progress(copied, name)
-        return
+        for offset, end in _data_of(source.fileno()):
+            os.lseek(target.fileno(), offset, os.SEEK_SET)
+            while offset < end and (
+                count := os.sendfile(
+                    target.fileno(), source.fileno(), offset, min(_CHUNK, end - offset)
+                )
+            ):
+                offset += count
+                copied += count
+                if progress:
+                    progress(copied, name)
+        if size := os.fstat(source.fileno()).st_size:
+            os.ftruncate(target.fileno(), size)
+            return
     except OSError as exc:
         # UnsupportedOperation is an OSError without errno: an in-memory file.
         if copied or exc.errno not in (None, errno.EINVAL, errno.ENOSYS):
             raise
+    # Not a file with a size, but one of /proc, say; or in memory.
+    source.seek(0)
     while data := source.read(_CHUNK):
         target.write(data)
         copied += len(data)

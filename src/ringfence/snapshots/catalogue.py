@@ -96,7 +96,7 @@ class Catalogue:
 
     def _write_description(self, directory: str, form: dict[str, Any]) -> None:
         with open(os.path.join(directory, "snapshot.json"), "x", encoding="utf-8") as file:
-            json.dump(form, file, indent=1)
+            json.dump({**form, "check": _check(form)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         _sync(directory)
@@ -176,7 +176,17 @@ class Catalogue:
             raise SnapshotCorrupt(
                 f"{snapshot_id}: unknown format", hint="a newer Ringfence may read it"
             )
+        # A changed limit or mount is as bad as changed content.
+        if form.pop("check", "") != _check(form):
+            raise SnapshotCorrupt(
+                f"{snapshot_id}: its description is not what was saved", hint="delete it"
+            )
         return form
+
+
+def _check(form: dict[str, Any]) -> str:
+    """A digest of everything that the description says."""
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(directory: str) -> None:

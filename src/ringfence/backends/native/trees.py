@@ -7,8 +7,9 @@ import os
 import shutil
 import threading
 
-from ...errors import FileError, FileNotFound, IoError, file_error
+from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
 from ...model.files import FILE
+from ...model.state import State
 from . import unpack
 from .inner import replay, send
 from .zygote import Refused
@@ -101,6 +102,7 @@ class Helper:
     ) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         theirs, self.stream = (write, read) if direction == "out" else (read, write)
+        self._sandbox = sandbox
         self._problem: BaseException | None = None
         self._thread = threading.Thread(
             target=self._run, args=(sandbox, direction, path, as_root, theirs)
@@ -129,6 +131,10 @@ class Helper:
         if isinstance(self._problem, Refused):
             raise file_error(
                 self._problem.errno or 5, path, self._problem.strerror or ""
+            ) from self._problem
+        if isinstance(self._problem, SandboxLost) and self._sandbox.state != State.TERMINATED:
+            raise IoError(
+                f"{path}: the process that copies was killed inside", retryable=True
             ) from self._problem
         if self._problem is not None:
             raise self._problem

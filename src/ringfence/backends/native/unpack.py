@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Progress = Callable[[int, str], None]
 
 _BUFFER = 1 << 20
+_ZEROS = bytes(_BUFFER)
+_LARGEST_HEADER = 1 << 16  # two paths as long as Linux allows, in any encoding
+_EXTENDED = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -45,15 +48,25 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         raise IoError(f"{local}: {exc}") from exc
 
 
+class _Member(tarfile.TarInfo):
+    """One whose extended header, which is read into memory whole, has a bound."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | tarfile.TarFile:
+        if self.type in _EXTENDED and self.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
 class _Unpacker:
     def __init__(self, root: int, progress: Progress | None) -> None:
         self._root, self._progress, self._copied = root, progress, 0
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
 
     def run(self, raw) -> None:  # type: ignore[no-untyped-def]
-        with tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER) as tar:
-            for member in tar:
+        with tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER, tarinfo=_Member) as tar:
+            while (member := tar.next()) is not None:
                 self._one(tar, member, parts(member.name))
+                tar.members.clear()  # type: ignore[attr-defined]  # a guest may have very many files
         while raw.read(_BUFFER):
             pass  # padding; the writer must not die of a closed pipe
         for path, member in reversed(self._modes):
@@ -86,10 +99,14 @@ class _Unpacker:
         with open(fd, "wb", buffering=0) as file:
             source = tar.extractfile(member)
             while source is not None and (data := source.read(_BUFFER)):
+                self._copied += len(data)
+                if data == _ZEROS[: len(data)]:
+                    os.lseek(fd, len(data), os.SEEK_CUR)  # sparse inside, and so here
+                    continue
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
-                self._copied += len(data)
+            os.ftruncate(fd, member.size)
             os.fchmod(fd, member.mode & 0o777)  # never setuid on the host
             os.utime(fd, (member.mtime, member.mtime))
 

@@ -1,0 +1,720 @@
+"""Trees that a guest made to harm the host, and snapshots that were damaged or taken at a bad time.
+
+`unpack` on the host trusts nothing in the stream it reads: it is fed streams that no helper of ours
+would ever write. What it may touch is the destination; beside it lies a canary.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import os
+import random
+import socket
+import stat
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.unpack import unpack
+from ringfence.errors import (
+    FileError,
+    InvalidRequest,
+    IoError,
+    ResourceExhausted,
+    RingfenceError,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+)
+from ringfence.model.snapshot import Snapshot
+from tests.native.callers import Caller
+from tests.native.conftest import MakeSandbox
+from tests.native.outside import PATIENCE_S, status_kib
+
+MIB = 1 << 20
+
+
+class Yard:
+    """A destination for a download, and beside it what must stay as it is."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.destination = directory / "destination"
+        self.outside = directory / "outside"
+        self.outside.mkdir()
+        self.canary = self.outside / "canary"
+        self.canary.write_text("untouched")
+        self.canary.chmod(0o640)
+        self._before = self._look()
+
+    def _look(self) -> list[tuple[str, int, int, bytes]]:
+        found = [
+            (p.name, (s := p.lstat()).st_mode, s.st_nlink, p.read_bytes())
+            for p in self.outside.iterdir()
+        ]
+        names = {p.name for p in self.directory.iterdir()} - {"destination"}
+        return [*found, *((name, 0, 0, b"") for name in sorted(names))]
+
+    def is_untouched(self) -> bool:
+        assert self._before == self._look()
+        return True
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    (tmp_path / "yard").mkdir()
+    return Yard(tmp_path / "yard")
+
+
+# -- crafted streams ------------------------------------------------------------------------------
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **fields: Any) -> Any:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def file(name: str, text: str = "evil", **fields: Any) -> tuple[Any, bytes]:
+    return member(name, size=len(text), **fields), text.encode()
+
+
+def directory(name: str, **fields: Any) -> tuple[Any, bytes]:
+    return member(name, tarfile.DIRTYPE, mode=fields.pop("mode", 0o755), **fields), b""
+
+
+def symlink(name: str, target: str) -> tuple[Any, bytes]:
+    return member(name, tarfile.SYMTYPE, target), b""
+
+
+def hard_link(name: str, target: str) -> tuple[Any, bytes]:
+    return member(name, tarfile.LNKTYPE, target), b""
+
+
+def stream_of(*members: tuple[Any, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return raw.getvalue()
+
+
+def feed(stream: bytes, yard: Yard) -> None:
+    """Let `unpack` read `stream` from a pipe, as it does."""
+    read, write = os.pipe()
+
+    def pour() -> None:
+        try:
+            with open(write, "wb") as pipe:
+                pipe.write(stream)
+        except BrokenPipeError:
+            pass  # it has seen enough
+
+    pourer = threading.Thread(target=pour)
+    pourer.start()
+    try:
+        unpack(read, str(yard.destination))
+    finally:
+        os.close(read)
+        pourer.join()
+
+
+CRAFTED: dict[str, list[tuple[Any, bytes]]] = {
+    "an absolute name": [file("/{outside}/canary")],
+    "a name that climbs": [file("../outside/canary")],
+    "a name that climbs late": [directory("a"), file("a/../../outside/new")],
+    "a directory that climbs": [directory("../outside/made")],
+    "through a symlink to a directory": [symlink("link", "../outside"), file("link/canary")],
+    "through an absolute symlink": [symlink("link", "/{outside}"), file("link/new")],
+    "through a symlink in the middle": [
+        directory("a"),
+        symlink("a/b", "../../outside"),
+        directory("a/b/c"),
+    ],
+    "a symlink, then a directory of its name": [
+        symlink("d", "../outside"),
+        directory("d"),
+        file("d/new"),
+    ],
+    "a hard link that climbs": [hard_link("link", "../outside/canary")],
+    "a hard link to an absolute name": [hard_link("link", "/{outside}/canary")],
+    "a hard link through a symlink": [
+        symlink("s", "../outside"),
+        hard_link("link", "s/canary"),
+    ],
+    "a hard link, then written to": [
+        symlink("s", "../outside/canary"),
+        hard_link("h", "s"),
+        file("h"),
+    ],
+    "a hard link to the root": [hard_link("link", ".")],
+    "a root that is a file": [file(".")],
+    "a root that is a symlink": [symlink(".", "../outside")],
+}
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_a_crafted_stream_touches_nothing_outside(yard: Yard, kind: str) -> None:
+    members = CRAFTED[kind]
+    for info, _data in members:
+        info.name = info.name.replace("/{outside}", str(yard.outside))
+        info.linkname = info.linkname.replace("/{outside}", str(yard.outside))
+
+    try:
+        feed(stream_of(*members), yard)
+    except (FileError, IoError):
+        pass
+    else:
+        assert "a hard link, then written to" == kind  # harmless: the link itself is replaced
+
+    assert yard.is_untouched()
+
+
+def test_a_symlink_is_written_and_never_followed(yard: Yard) -> None:
+    """It may point anywhere; a file of the same name replaces it."""
+    feed(stream_of(symlink("link", str(yard.canary)), symlink("kept", "/etc"), file("link")), yard)
+
+    assert "evil" == (yard.destination / "link").read_text()
+    assert not (yard.destination / "link").is_symlink()
+    assert "/etc" == os.readlink(yard.destination / "kept")
+    assert yard.is_untouched()
+
+
+def test_what_lies_in_the_destination_is_not_followed_either(yard: Yard) -> None:
+    """An earlier download may have left symlinks there."""
+    yard.destination.mkdir()
+    (yard.destination / "dir").symlink_to(yard.outside)
+    (yard.destination / "canary").symlink_to(yard.canary)
+
+    with pytest.raises(FileError):
+        feed(stream_of(file("dir/canary")), yard)
+    feed(stream_of(file("canary")), yard)
+
+    assert yard.is_untouched()
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1755, 0o6777])
+def test_no_special_bits_on_the_host(yard: Yard, mode: int) -> None:
+    feed(stream_of(file("tool", mode=mode), directory("dir", mode=mode)), yard)
+
+    for name in ("tool", "dir"):
+        assert mode & 0o777 == stat.S_IMODE((yard.destination / name).stat().st_mode)
+    assert os.getuid() == (yard.destination / "tool").stat().st_uid
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"s"])
+def test_no_device_is_made(yard: Yard, kind: bytes) -> None:
+    feed(stream_of((member("node", kind, devmajor=1, devminor=3), b""), file("after")), yard)
+
+    assert ["after"] == os.listdir(yard.destination)
+
+
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "nothing at all": lambda stream: b"",
+    "cut in the content": lambda stream: stream[: len(stream) // 2],
+    "no end": lambda stream: stream[:2048],
+    "noise": lambda stream: random.Random(7).randbytes(4096),
+    "noise in a header": lambda stream: stream[:100] + b"\xff" * 40 + stream[140:],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_stream_is_an_error(yard: Yard, kind: str) -> None:
+    whole = stream_of(directory("."), file("a", "x" * 3000), file("b", "y" * 3000))
+
+    with pytest.raises((IoError, FileError)):
+        feed(BROKEN[kind](whole), yard)
+
+    assert yard.is_untouched()
+
+
+_HUGE = """
+import io, tarfile, threading
+from ringfence.backends.native.unpack import unpack
+
+def header(kind, size):
+    info = tarfile.TarInfo("x"); info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+kind = sys.argv[1].encode()
+read, write = os.pipe()
+def pour():
+    try:
+        with open(write, "wb") as pipe:
+            pipe.write(header(kind, 1 << 40))
+            for _ in range(600):
+                pipe.write(bytes(1 << 20))
+    except BrokenPipeError:
+        pass
+pourer = threading.Thread(target=pour); pourer.start()
+try:
+    unpack(read, sys.argv[2])
+    outcome = "unpacked"
+except Exception as exc:
+    outcome = type(exc).__name__
+os.close(read); pourer.join()
+say(outcome)
+"""
+
+
+@pytest.mark.parametrize("kind", ["x", "g", "L", "K"])
+def test_a_huge_header_is_not_read_into_memory(yard: Yard, kind: str) -> None:
+    """Names and attributes longer than any real one come as a member of their own."""
+    with Caller(_HUGE, kind, yard.destination) as caller:
+        assert caller.hear(40) in ("FileError", "IoError")
+
+        assert status_kib(caller.pid, "VmHWM") < 120 << 10
+
+
+# -- hostile trees --------------------------------------------------------------------------------
+
+_PLANT = r"""
+import os
+os.makedirs("tree/dir")
+os.chdir("tree")
+for name in (b"new\nline", b"-rf", b"back\\slash", b"\xff\xfe", b" ", b"...", b"\x1b[2J", b"CON",
+             "\u202ecod.exe".encode(), b"x" * 255):
+    with open(name, "wb") as file: file.write(name)
+os.symlink("/etc/passwd", "absolute")
+os.symlink("../../../../../../etc", "climbing")
+os.symlink("loop", "loop")
+os.symlink(".", "dir/again")
+os.link("-rf", "dir/second name")
+with open("tool", "w") as file: file.write("#!/bin/sh\n")
+os.chmod("tool", 0o755)
+with open("secret", "w") as file: file.write("s")
+os.chmod("secret", 0o600)
+"""
+
+
+def test_strange_names_and_links_arrive_as_they_are(sandbox: Sandbox, yard: Yard) -> None:
+    assert sandbox.exec(["python3", "-c", _PLANT]).ok
+
+    sandbox.files.download("tree", str(yard.destination))
+
+    here = os.fsencode(yard.destination)
+    for name in (b"new\nline", b"-rf", b"back\\slash", b"\xff\xfe", b"...", b"\x1b[2J", b"x" * 255):
+        with open(os.path.join(here, name), "rb") as file:
+            assert name == file.read()
+    assert "/etc/passwd" == os.readlink(yard.destination / "absolute")
+    assert "loop" == os.readlink(yard.destination / "loop")
+    second = yard.destination / "dir" / "second name"
+    assert second.samefile(yard.destination / "-rf")
+    assert 0o755 == stat.S_IMODE((yard.destination / "tool").stat().st_mode)
+    assert 0o600 == stat.S_IMODE((yard.destination / "secret").stat().st_mode)
+    assert yard.is_untouched()
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "mkfifo tree/odd",
+        "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"tree/odd\")'",
+        "ln -s /dev/zero tree/odd; mkfifo tree/odder",
+    ],
+)
+def test_what_is_neither_file_nor_link_is_named_and_refused(
+    sandbox: Sandbox, yard: Yard, plant: str
+) -> None:
+    """Never waited for: nobody will write into that FIFO."""
+    assert sandbox.shell(f"mkdir tree; {plant}").ok
+
+    with pytest.raises(FileError, match="tree/odd"):
+        sandbox.files.download("tree", str(yard.destination))
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/dev/tty", "/proc/self/mem", "/proc/self/maps"])
+def test_a_symlink_to_something_endless_or_alien_is_not_read(sandbox: Sandbox, target: str) -> None:
+    """Also nothing of PID 1, which does the opening."""
+    assert sandbox.shell(f"ln -s {target} innocent; mkfifo fifo").ok
+
+    for name in ("innocent", "fifo"):
+        with pytest.raises(RingfenceError):
+            sandbox.files.read(name)
+
+
+def test_a_sparse_file_costs_the_host_nothing(sandbox: Sandbox, yard: Yard) -> None:
+    script = (
+        "mkdir tree; echo head > tree/sparse; truncate -s 1G tree/sparse; echo tail >> tree/sparse"
+    )
+    assert sandbox.shell(script).ok
+
+    sandbox.files.download("tree", str(yard.destination))
+    sandbox.files.download("tree/sparse", str(yard.directory / "single"))
+
+    for copy in (yard.destination / "sparse", yard.directory / "single"):
+        info = copy.stat()
+        assert (1 << 30) + 5 == info.st_size
+        assert info.st_blocks * 512 < 8 * MIB
+        with open(copy, "rb") as file:
+            assert b"head\n\0" == file.read(6)
+            file.seek(-6, os.SEEK_END)
+            assert b"\0tail\n" == file.read()
+        copy.unlink()
+
+
+def test_files_that_claim_more_than_there_is_are_refused(sandbox: Sandbox, yard: Yard) -> None:
+    assert sandbox.shell("mkdir tree; truncate -s 100G tree/1 tree/2").ok
+
+    with pytest.raises(FileError, match="sparse"):
+        sandbox.files.download("tree", str(yard.destination))
+
+
+_SWAP = """
+import os
+os.makedirs("tree/dir"); os.mkdir("aside")
+for where in ("tree/dir", "aside"):
+    open(where + "/file", "w").write("inside")
+os.symlink("/etc", "link")
+print("ready", flush=True)
+while True:
+    try:
+        os.rename("tree/dir", "aside/dir"); os.rename("link", "tree/dir")
+        os.rename("tree/dir", "link"); os.rename("aside/dir", "tree/dir")
+    except OSError: pass
+"""
+
+
+def test_a_directory_that_becomes_a_symlink_while_it_is_copied(
+    sandbox: Sandbox, yard: Yard
+) -> None:
+    """What arrives is one of the two, and a link is only a link."""
+    swapper = sandbox.start(["python3", "-c", _SWAP])
+    assert b"ready\n" == swapper.stdout.read(PATIENCE_S)
+    seen: set[str] = set()
+    numbers, enough = itertools.count(), time.monotonic() + PATIENCE_S
+
+    # Which of the two is met is chance: go on until both were.
+    while not {"link", "directory"} <= seen and time.monotonic() < enough:
+        destination = yard.destination / str(next(numbers))
+        try:
+            sandbox.files.download("tree", str(destination))
+        except RingfenceError as exc:
+            seen.add(type(exc).__name__)
+            continue
+        arrived = destination / "dir"
+        seen.add("link" if arrived.is_symlink() else "directory")
+        if arrived.is_symlink():
+            assert "/etc" == os.readlink(arrived)
+        elif arrived.exists():
+            assert [] == [p.name for p in arrived.iterdir() if p.name != "file"]
+    swapper.kill()
+
+    assert {"link", "directory"} <= seen, seen
+    assert yard.is_untouched()
+
+
+_KILL_NEWCOMERS = """
+import os, signal
+me = os.getpid()
+print("ready", flush=True)
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, me):
+            try: os.kill(int(name), signal.SIGKILL)
+            except OSError: pass
+"""
+
+
+def is_done(copy: Callable[[str, str], None], source: str, target: str) -> bool:
+    """Whether `copy` went through; if not, it says that one may try again."""
+    try:
+        copy(source, target)
+    except IoError as exc:
+        if not exc.retryable:
+            raise
+        return False
+    return True
+
+
+def test_a_guest_that_kills_whoever_copies(with_controls: NativeBackend, yard: Yard) -> None:
+    """Never half a tree as if it were whole. (Landlock keeps it from killing; hence without.)"""
+    (yard.directory / "local").mkdir()
+    (yard.directory / "local" / "file").write_text("x" * 100_000)
+    with Sandbox.create(profile="no-landlock", backend=with_controls) as sandbox:
+        assert sandbox.shell("mkdir tree; for n in $(seq 200); do echo $n > tree/$n; done").ok
+        killer = sandbox.start(["python3", "-c", _KILL_NEWCOMERS])
+        assert b"ready\n" == killer.stdout.read(PATIENCE_S)
+
+        for number in range(5):
+            there = yard.destination / str(number)
+            if is_done(sandbox.files.download, "tree", str(there)):
+                assert 200 == len(os.listdir(there))
+            local, to = str(yard.directory / "local"), f"up{number}"
+            if is_done(sandbox.files.upload, local, to):
+                assert 100_000 == sandbox.files.stat(f"{to}/file").size_bytes
+
+
+_MANY_FILES = """
+sandbox = Sandbox.create(limits={"inodes": 30_000})
+code = "import os\\nos.mkdir('tree')\\nfor n in range(20_000): os.close(os.open(f'tree/{n}', 65))"
+assert sandbox.exec(["python3", "-c", code], timeout_s=60).ok
+
+def kib(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field + ":"))
+
+sandbox.files.make_dir("first")
+sandbox.files.download("first", sys.argv[1] + "/first")
+open("/proc/self/clear_refs", "w").write("5")
+before = kib("VmRSS")
+sandbox.files.download("tree", sys.argv[1] + "/tree")
+say([len(os.listdir(sys.argv[1] + "/tree")), kib("VmHWM") - before])
+sandbox.terminate()
+"""
+
+
+def test_very_many_files_do_not_fill_the_callers_memory(yard: Yard) -> None:
+    with Caller(_MANY_FILES, yard.directory) as caller:
+        count, grown_kib = caller.hear(60)
+
+    assert 20_000 == count
+    assert grown_kib < 10 << 10
+
+
+# -- snapshots ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def backend(state_dir: Path) -> Iterator[NativeBackend]:
+    made = NativeBackend(state_dir=str(state_dir))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def saved(backend: NativeBackend) -> Snapshot:
+    """A small snapshot, of a sandbox that is gone."""
+    with Sandbox.create(backend=backend, limits={"pids": 50}, env={"WORD": "kept"}) as sandbox:
+        assert sandbox.shell("mkdir d; echo content > d/file; head -c 50000 /dev/urandom > r").ok
+        return sandbox.snapshot({"name": "small"})
+
+
+def contents(directory: Path, snapshot: Snapshot) -> tuple[Path, Path]:
+    return directory / snapshot.id / "content.tar", directory / snapshot.id / "snapshot.json"
+
+
+_RESTORE = """
+from ringfence.backends.native.backend import NativeBackend
+backend = NativeBackend(state_dir=sys.argv[1])
+with Sandbox.restore(sys.argv[2], backend=backend) as sandbox:
+    run = sandbox.shell("cat d/file; echo $WORD")
+    say([run.stdout_text.split(), sandbox.spec.limits.pids])
+backend.close()
+"""
+
+
+def test_restored_in_another_process_after_the_sandbox_is_gone(
+    state_dir: Path, backend: NativeBackend, saved: Snapshot
+) -> None:
+    backend.close()
+    with Caller(_RESTORE, state_dir, saved.id) as caller:
+        assert [["content", "kept"], 50] == caller.hear(40)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["content", "description"])
+def test_every_flipped_bit_is_noticed(
+    state_dir: Path, backend: NativeBackend, saved: Snapshot, which: int
+) -> None:
+    path = contents(state_dir, saved)[which]
+    whole, dice = path.read_bytes(), random.Random(which)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+        path.write_bytes(damaged)
+
+        with pytest.raises(SnapshotCorrupt):
+            Sandbox.restore(saved.id, backend=backend)
+
+    path.write_bytes(whole)
+    with Sandbox.restore(saved.id, backend=backend) as sandbox:
+        assert "content\n" == sandbox.files.read_text("d/file")
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["content", "description"])
+def test_what_is_cut_longer_or_missing_is_noticed(
+    state_dir: Path, backend: NativeBackend, saved: Snapshot, which: int
+) -> None:
+    path = contents(state_dir, saved)[which]
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\0" * 512):
+        path.write_bytes(damaged)
+        if which == 1 and damaged.strip(b"\0") == whole:
+            continue  # not JSON any more, or the same JSON
+
+        with pytest.raises(SnapshotCorrupt):
+            Sandbox.restore(saved.id, backend=backend)
+
+    path.unlink()
+    with pytest.raises((SnapshotCorrupt, SnapshotNotFound)):
+        Sandbox.restore(saved.id, backend=backend)
+    backend.delete_snapshot(saved.id)
+    assert [] == backend.snapshots()
+
+
+def test_a_partial_snapshot_is_none(
+    state_dir: Path, backend: NativeBackend, saved: Snapshot
+) -> None:
+    """What a crash leaves half written has another name."""
+    (state_dir / saved.id).rename(state_dir / f".partial-{saved.id}")
+
+    assert [] == backend.snapshots()
+    with pytest.raises(SnapshotNotFound):
+        Sandbox.restore(saved.id, backend=backend)
+    with pytest.raises(InvalidRequest):
+        Sandbox.restore(f".partial-{saved.id}", backend=backend)
+
+
+@pytest.mark.root
+def test_files_of_several_users_keep_their_owners(backend: NativeBackend) -> None:
+    script = "umask 077; mkdir /tmp/$1; echo $1 > /tmp/$1/file; stat -c '%u %g %a' /tmp/$1/file"
+    users = ["root", "sandbox", "nobody", "77"]
+    with Sandbox.create(backend=backend) as sandbox:
+        said = [
+            sandbox.exec(["sh", "-c", script, "sh", user], user=user).stdout_text for user in users
+        ]
+        snapshot = sandbox.snapshot()
+
+    with Sandbox.restore(snapshot.id, backend=backend) as restored:
+        for user, before in zip(users, said, strict=True):
+            look = f"cat /tmp/{user}/file; stat -c '%u %g %a' /tmp/{user}/file"
+            assert f"{user}\n{before}" == restored.shell(look, user=user).stdout_text
+        assert not restored.shell("cat /tmp/root/file").ok
+
+
+def test_links_modes_and_times_are_kept(backend: NativeBackend) -> None:
+    script = """
+        echo x > a; ln a b; ln -s a c; mkfifo p; chmod 640 a; touch -d @1000000000 a
+        mkdir locked; echo y > locked/z; chmod 500 locked; mkdir -p e/m/p/t/y
+    """
+    look = (
+        "stat -c '%A %h %Y' a b; readlink c; test -p p && ls -ldR locked e | cut -c1-10; ls -i a b"
+    )
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.shell(script).ok
+        before = sandbox.shell(look).stdout_text.splitlines()
+        snapshot = sandbox.snapshot()
+
+    with Sandbox.restore(snapshot.id, backend=backend) as restored:
+        after = restored.shell(look).stdout_text.splitlines()
+
+    assert before[:-2] == after[:-2]
+    assert after[-2].split()[0] == after[-1].split()[0], "two names, one file"
+
+
+_WRITE_IN_STEP = """
+import os
+def put(name, n):
+    with open(name + ".new", "w") as file: file.write(str(n))
+    os.rename(name + ".new", name)
+n = 0
+while True:
+    n += 1
+    put("first", n); put("second", n)
+    if n == 100: print("ready", flush=True)
+"""
+
+
+def test_a_snapshot_is_of_one_moment(backend: NativeBackend) -> None:
+    """A writer that keeps two files in step is never caught with the second ahead of the first."""
+    with Sandbox.create(backend=backend) as sandbox:
+        writer = sandbox.start(["python3", "-c", _WRITE_IN_STEP])
+        assert b"ready\n" == writer.stdout.read(PATIENCE_S)
+        # Something to copy in between, so that a moment is not over at once.
+        sandbox.files.write("firstly", os.urandom(8 * MIB))
+        snapshots = [sandbox.snapshot() for _ in range(3)]
+        assert writer.running
+        now = int(sandbox.files.read("first"))
+
+    counts = []
+    for snapshot in snapshots:
+        with Sandbox.restore(snapshot.id, backend=backend) as restored:
+            first, second = (int(restored.files.read(name)) for name in ("first", "second"))
+        assert first - second in (0, 1)
+        counts.append(first)
+    assert sorted(counts) == counts
+    assert counts[0] < now, "it did not go on"
+
+
+def test_a_snapshot_of_nothing_but_holes_is_refused(
+    state_dir: Path, backend: NativeBackend
+) -> None:
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.shell("truncate -s 1T nothing").ok
+
+        with pytest.raises((ResourceExhausted, FileError, IoError)):
+            sandbox.snapshot()
+
+        assert sandbox.exec(["true"]).ok
+    assert [] == [path.name for path in state_dir.iterdir()]
+
+
+def test_a_full_host_disk(
+    backend: NativeBackend, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing half written is kept, and the sandbox goes on."""
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Sandbox.create(backend=backend) as sandbox:
+        with monkeypatch.context() as patch:
+            patch.setattr("ringfence.snapshots.catalogue.os.fsync", full)
+            with pytest.raises(ResourceExhausted):
+                sandbox.snapshot()
+        assert [] == os.listdir(state_dir)
+        assert sandbox.exec(["true"]).ok
+        assert sandbox.snapshot().id
+
+
+def test_two_restored_from_one_live_apart(backend: NativeBackend, saved: Snapshot) -> None:
+    with (
+        Sandbox.restore(saved.id, backend=backend) as one,
+        Sandbox.restore(saved.id, backend=backend) as other,
+    ):
+        one.files.write("d/file", "changed")
+
+        assert "content\n" == other.files.read_text("d/file")
+        assert one.id != other.id
+        socket_code = (
+            "import uuid; print(uuid.uuid4(), open('/proc/sys/kernel/random/uuid').read())"
+        )
+        words = [each.exec(["python3", "-c", socket_code]).stdout for each in (one, other)]
+        assert words[0] != words[1]
+
+
+def test_mounts_are_not_in_it(make: MakeSandbox, backend: NativeBackend, private_dir: Path) -> None:
+    (private_dir / "private").write_text("of the host")
+    with Sandbox.create(backend=backend, mounts=[f"{private_dir}:/work:rw"]) as sandbox:
+        sandbox.files.write("mine", "x")
+        snapshot = sandbox.snapshot()
+    (private_dir / "private").unlink()
+
+    with Sandbox.restore(snapshot.id, backend=backend) as restored:
+        assert [] == [each.name for each in restored.files.list("/work") if each.name == "private"]
+        assert "x" == restored.files.read_text("mine")
+
+
+def test_unix_sockets_do_not_break_it(backend: NativeBackend) -> None:
+    code = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); print('ok')"
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.exec(["python3", "-c", code]).ok
+        snapshot = sandbox.snapshot()
+    with Sandbox.restore(snapshot.id, backend=backend) as restored:
+        assert not restored.files.exists("/tmp/s")
+    assert socket.AF_UNIX
