@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from math import inf
 
 from .process import Process
 from .pump import Pump
@@ -31,31 +33,72 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Control calls are short (milliseconds) but do block: they run here, execs in the reactor.
+# Control calls are short (milliseconds) but do block: they run here, execs in the reactor. Copies may
+# take long, and have threads of their own: however many there are, `terminate` finds one that is free.
 _control = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence")
+_copies = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence-files")
 
 
-async def resolve(future: Future[T]) -> T:
+async def resolve(future: Future[T], timeout_s: float | None = None) -> T:
     """Wait for a future of another thread under whatever event loop runs this.
 
     Raises:
+        TimeoutError: It had no result within `timeout_s` seconds.
         RuntimeError: No event loop that is known here runs.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        done = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        future.add_done_callback(lambda _: token.run_sync_soon(done.set))
-        await done.wait()
-        return future.result()
-    import asyncio
+    trio = _running_trio()
+    if trio is None:
+        import asyncio
 
-    return await asyncio.wrap_future(future)
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    done = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(_: Future[T]) -> None:
+        try:
+            token.run_sync_soon(done.set)
+        except trio.RunFinishedError:
+            pass  # who waited was cancelled, and so is everything else there
+
+    future.add_done_callback(tell)
+    with trio.move_on_after(inf if timeout_s is None else timeout_s):
+        await done.wait()
+    if not done.is_set():
+        raise TimeoutError
+    return future.result()
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Run a short blocking call elsewhere."""
     return await resolve(_control.submit(partial(function, *args, **options)))
+
+
+def _running_trio() -> Any:
+    """The module, when its event loop is the one that runs here."""
+    trio = sys.modules.get("trio")
+    return trio if trio is not None and trio.lowlevel.in_trio_run() else None
+
+
+async def _writable(fd: int) -> None:
+    """Wait until a write to `fd`, which stays open meanwhile, would not block."""
+    trio = _running_trio()
+    if trio is not None:
+        await trio.lowlevel.wait_writable(fd)
+        return
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(fd, tell)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(fd)
 
 
 class AsyncFiles:
@@ -68,7 +111,7 @@ class AsyncFiles:
         method = getattr(self._files, name)
 
         async def call(*args: Any, **options: Any) -> Any:
-            return await in_thread(method, *args, **options)
+            return await resolve(_copies.submit(partial(method, *args, **options)))
 
         return call
 
@@ -89,10 +132,12 @@ class AsyncProcess:
         return self._process.running
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
-        """Its result, once it has ended."""
-        if timeout_s is not None:
-            return await in_thread(self._process.wait, timeout_s)
-        return await resolve(_shield(self._process.future))
+        """Its result, once it has ended. The process keeps running when the wait times out.
+
+        Raises:
+            TimeoutError: It did not end within `timeout_s` seconds.
+        """
+        return await resolve(_shield(self._process.future), timeout_s)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself."""
@@ -115,17 +160,26 @@ class AsyncStdin:
     """The writing end of a process's standard input."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        assert process.stdin is not None
+        self._stdin = process.stdin
 
     async def write(self, data: bytes) -> None:
-        """Write everything."""
-        assert self._process.stdin is not None
-        await in_thread(self._process.stdin.write, data)
+        """Write everything, waiting while the process does not read.
+
+        Raises:
+            ExecError: It no longer reads.
+        """
+        view = memoryview(data)
+        while view := view[self._stdin.write_some(view) :]:
+            fd = self._stdin.duplicate()
+            try:
+                await _writable(fd)
+            finally:
+                os.close(fd)
 
     async def close(self) -> None:
-        """End of input."""
-        assert self._process.stdin is not None
-        await in_thread(self._process.stdin.close)
+        """End of input. On a terminal, send b"\\x04" instead."""
+        self._stdin.close()
 
 
 class AsyncStream:
@@ -135,8 +189,17 @@ class AsyncStream:
         self._stream = stream
 
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """What came since the last read; empty at the end."""
-        return await in_thread(self._stream.read, timeout_s)
+        """What came since the last read; empty at the end.
+
+        Raises:
+            TimeoutError: Nothing came within `timeout_s` seconds.
+        """
+        while True:
+            await resolve(_shield(self._stream.readable()), timeout_s)
+            try:
+                return self._stream.read(0)
+            except TimeoutError:
+                continue  # another reader was faster
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self.read():

@@ -70,14 +70,16 @@ class Process:
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
-        self._pump.run.resize(rows, cols)
+        with self._pump.open:
+            if self.running:
+                self._pump.run.resize(rows, cols)
 
 
 class StdinWriter:
     """The writing end of a process's standard input."""
 
     def __init__(self, pump: Pump) -> None:
-        self._run = pump.run
+        self._pump = pump
 
     def write(self, data: bytes) -> None:
         """Write everything, waiting while the process does not read.
@@ -86,20 +88,41 @@ class StdinWriter:
             ExecError: It no longer reads.
         """
         view = memoryview(data)
-        while view:
-            fd = self._run.stdin
-            if fd is None:
-                raise ExecError("standard input is closed")
-            poll = select.poll()
-            poll.register(fd, select.POLLOUT)
-            poll.poll()
+        while view := view[self.write_some(view) :]:
+            fd = self.duplicate()
             try:
-                view = view[os.write(fd, view[: 1 << 16]) :]
+                poll = select.poll()
+                poll.register(fd, select.POLLOUT)
+                poll.poll()
+            finally:
+                os.close(fd)
+
+    def write_some(self, data: memoryview) -> int:
+        """Write what the pipe takes now; returns how many bytes that were.
+
+        Raises:
+            ExecError: The process no longer reads.
+        """
+        with self._pump.open:
+            try:
+                return os.write(self._fd(), data[: 1 << 16])
             except BlockingIOError:
-                continue
+                return 0
             except OSError as exc:
                 raise ExecError("the process no longer reads its input") from exc
 
+    def duplicate(self) -> int:
+        """A descriptor of the caller's own to wait on, which stays open when the process ends."""
+        with self._pump.open:
+            return os.dup(self._fd())
+
+    def _fd(self) -> int:
+        fd = self._pump.run.stdin
+        if fd is None:
+            raise ExecError("standard input is closed")
+        return fd
+
     def close(self) -> None:
         """End of input. On a terminal, send b"\\x04" instead."""
-        self._run.close_stdin()
+        with self._pump.open:
+            self._pump.run.close_stdin()

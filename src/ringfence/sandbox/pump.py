@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from _thread import allocate_lock
 
 from ..errors import SandboxLost
 from ..model.exec import ExecResult
@@ -44,6 +45,9 @@ class Pump:
         if limit is None:
             limit = DEFAULT_OUTPUT_BYTES if limits.output_bytes is None else limits.output_bytes
         self.run = run
+        # Others write to its input and resize its terminal: a descriptor that is closed under them
+        # is soon somebody else's.
+        self.open = allocate_lock()
         self.stdout, self.stderr = Stream(limit), Stream(limit)
         self._sinks: dict[int, tuple[Stream, Callable[[bytes], None] | None]] = {}
         self._cut = False
@@ -161,7 +165,7 @@ class Pump:
         """The result; the descriptors are closed."""
         assert self.status is not None
         status = self.status
-        self.run.close()
+        self._close()
         note = getattr(self.run, "note", b"")
         return ExecResult(
             stdout=self.stdout.getvalue(),
@@ -182,7 +186,11 @@ class Pump:
         """End without a result."""
         for stream, _callback in self._sinks.values():
             stream.close()
-        self.run.close()
+        self._close()
+
+    def _close(self) -> None:
+        with self.open:
+            self.run.close()
 
 
 def run_to_end(pump: Pump) -> ExecResult:

@@ -88,7 +88,11 @@ class Reactor:
             if fd == pump.run.done or event & select.POLLOUT:
                 self._forget_closing(pump, fd)
             if pump.ready(fd, event):
-                self._finish(pump).set_result(pump.result())
+                future = self._finish(pump)
+                try:
+                    future.set_result(pump.result())
+                except Exception as exc:  # noqa: BLE001  as below
+                    future.set_exception(exc)
                 return
             if pump.wants != before or self._events[pump] != pump.wants:
                 self._sync(pump)

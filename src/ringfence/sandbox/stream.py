@@ -7,6 +7,7 @@ import threading
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
 DEFAULT_OUTPUT_BYTES = 4 << 20
 
@@ -27,6 +28,7 @@ class Stream:
         self._read = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._waiting: list[Future[None]] = []
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add what was just read from the pipe."""
@@ -41,12 +43,29 @@ class Stream:
                 if len(self._tail) >= 2 * self._tail_limit:
                     del self._tail[: -self._tail_limit]
             self._changed.notify_all()
+            waiting, self._waiting = self._waiting, []
+        _tell(waiting)
 
     def close(self) -> None:
         """Nothing more will come."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            waiting, self._waiting = self._waiting, []
+        _tell(waiting)
+
+    def readable(self) -> Future[None]:
+        """Done once `read` would not wait."""
+        from concurrent.futures import Future  # half of what importing this room would cost
+
+        future: Future[None] = Future()
+        with self._changed:
+            if self._read >= self._total and not self._closed:
+                self._waiting = [f for f in self._waiting if not f.done()]
+                self._waiting.append(future)
+                return future
+        future.set_result(None)
+        return future
 
     @property
     def dropped_bytes(self) -> int:
@@ -95,3 +114,9 @@ class Stream:
                 yield line.decode("utf-8", "replace")
         if rest:
             yield rest.decode("utf-8", "replace")
+
+
+def _tell(waiting: list[Future[None]]) -> None:
+    for future in waiting:
+        if future.set_running_or_notify_cancel():  # else it was cancelled meanwhile
+            future.set_result(None)

@@ -102,7 +102,7 @@ def _send(
         "note": (journal.path_of(sandbox.id) or "") if placeholders else "",
     }
     try:
-        send(sandbox, request, [*sandbox.namespace_fds[:2], *fds], 30.0)
+        send(sandbox, request, fds, 30.0, namespaces=2)
     except Refused as exc:
         if exc.errno == 17:
             raise FileExists(f"{link}: something is there already", path=link) from exc

@@ -7,12 +7,14 @@ import os
 
 from ...launcher import cgroups as launcher_cgroups
 from ...model.limits import Limits
-from .host import start_time
+from . import owner
 
 _ROOT = "/sys/fs/cgroup"
 # v1 hierarchies that a sandbox joins; blkio is left out: proc(5) io counts what files moved.
 _V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
 _V2_CONTROLLERS = ("memory", "pids", "cpu")
+_PREFIX = "ringfence."
+_ABANDONED_S = 60
 _HOST_LEAF = "ringfence-host"  # no sandbox's, so never swept: what runs in it may be the user's
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
@@ -159,12 +161,6 @@ class Group:
             return _field(self.paths["memory"] + "/memory.oom_control", "oom_kill")
         return None
 
-    def pids_refused(self) -> int | None:
-        """How many forks the processes limit refused."""
-        if self.version:
-            return _field(self.paths["pids" if self.version == 1 else ""] + "/pids.events", "max")
-        return None
-
     def cpu_ns(self) -> int | None:
         if self.version == 2:
             usec = _field(self.paths[""] + "/cpu.stat", "usage_usec")
@@ -246,8 +242,7 @@ class Group:
 
 def group_name(sandbox_id: str) -> str:
     """A directory name that says whose it is, so that a later start can sweep what is left."""
-    pid = os.getpid()
-    return f"ringfence.{pid}.{start_time(pid)}.{sandbox_id}"
+    return f"{_PREFIX}{owner.label()}.{sandbox_id}"
 
 
 def sweep(layout: Layout) -> list[str]:
@@ -255,21 +250,36 @@ def sweep(layout: Layout) -> list[str]:
 
     A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here.
     """
-    orphaned = []
+    orphaned, strangers = [], []
     for base in dict.fromkeys(layout.bases.values()):
         for name in os.listdir(base):
-            words = name.split(".")
-            if words[0] != "ringfence" or len(words) != 4 or not (words[1] + words[2]).isdigit():
+            words = name.removeprefix(_PREFIX).split(".")
+            whose = owner.read(words[:3]) if name.startswith(_PREFIX) else None
+            if whose is None:
                 continue
-            if start_time(int(words[1])) == int(words[2]):
-                continue
-            orphaned.append(f"{base}/{name}")
+            if owner.is_stranger(whose):
+                strangers.append(f"{base}/{name}")
+            elif owner.is_gone(whose):
+                orphaned.append(f"{base}/{name}")
     # All of them before any is removed: in version 1 what is frozen sits in several of them.
     for directory in orphaned:
         _kill_members(directory)
     launcher_cgroups.thaw(orphaned)
     launcher_cgroups.remove(orphaned)
-    return orphaned
+    return orphaned + [directory for directory in strangers if _removed_abandoned(directory)]
+
+
+def _removed_abandoned(directory: str) -> bool:
+    """Of another PID namespace nothing is known: only what is old goes, and rmdir(2) wants it empty."""
+    import time
+
+    try:
+        if time.time() - os.stat(directory).st_mtime < _ABANDONED_S:
+            return False  # its sandbox may be about to move in
+        os.rmdir(directory)
+    except OSError:
+        return False
+    return True
 
 
 def _kill_members(directory: str) -> None:

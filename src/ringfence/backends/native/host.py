@@ -41,16 +41,6 @@ def out_of_files(exc: OSError) -> ResourceExhausted | None:
     return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
 
 
-def start_time(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot; with the pid it names a process for good."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])  # a zombie holds nothing
-    except (OSError, IndexError):
-        return 0
-
-
 _current: Host | None = None
 
 

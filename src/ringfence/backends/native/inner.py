@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from .host import host
@@ -24,15 +26,27 @@ def replay(sandbox: NativeSandbox, *, uid: int | None = None) -> Plan:
 
 
 def send(
-    sandbox: NativeSandbox, request: dict[str, Any], fds: list[int], timeout_s: float | None
+    sandbox: NativeSandbox,
+    request: dict[str, Any],
+    fds: list[int],
+    timeout_s: float | None,
+    *,
+    namespaces: int = 3,
 ) -> bytes:
-    """One helper, one answer.
+    """One helper, one answer; it gets the first `namespaces` of user, mount and PID, then `fds`.
 
     Raises:
         Refused: As the kernel told the helper.
         SandboxLost: The sandbox ended meanwhile.
     """
-    body, _fds = sandbox.zygote.ask("enter", request, fds, timeout_s=timeout_s)
+    borrowed = sandbox.borrow_namespaces()
+    try:
+        body, _fds = sandbox.zygote.ask(
+            "enter", request, [*borrowed[:namespaces], *fds], timeout_s=timeout_s
+        )
+    finally:
+        for fd in borrowed:
+            os.close(fd)
     return body
 
 
@@ -50,7 +64,11 @@ def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
     }
     try:
         try:
-            sandbox.zygote.tell("enter", request, [sandbox.pidfd, theirs.fileno()])
+            pidfd = sandbox.borrow_pidfd()
+            try:
+                sandbox.zygote.tell("enter", request, [pidfd, theirs.fileno()])
+            finally:
+                os.close(pidfd)
         finally:
             theirs.close()
         answer(ours, 30.0)

@@ -11,7 +11,7 @@ import marshal
 import os
 
 from ...launcher import placeholders
-from .host import start_time
+from . import owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def note(sandbox_id: str, made: list[Placeholder]) -> str | None:
 
 def path_of(sandbox_id: str) -> str | None:
     """Where a sandbox's note is, if there is one."""
-    base, pid = runtime_directory(), os.getpid()
+    base = runtime_directory()
     if base is None:
         return None
-    return os.path.join(base, f"placeholders.{pid}.{start_time(pid)}.{sandbox_id}")
+    return os.path.join(base, f"placeholders.{owner.label()}.{sandbox_id}")
 
 
 def erase(path: str | None) -> None:
@@ -77,10 +77,9 @@ def sweep() -> None:
     except FileNotFoundError:
         return  # another process has just swept it
     for name in names:
-        words = name.split(".")
-        if words[0] != "placeholders" or len(words) != 4 or not (words[1] + words[2]).isdigit():
-            continue
-        if start_time(int(words[1])) == int(words[2]):
+        kind, *words = name.split(".")
+        whose = owner.read(words[:3]) if kind == "placeholders" else None
+        if whose is None or not owner.is_gone(whose):
             continue
         path = os.path.join(base, name)
         try:

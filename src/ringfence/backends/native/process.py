@@ -248,9 +248,10 @@ class NativeExec:
 
     def close(self) -> None:
         """Close the streams. The process is not touched."""
-        for fd in {self.stdin, self.stdout, self.stderr} - {None}:
-            os.close(fd)  # type: ignore[arg-type]
+        streams = {self.stdin, self.stdout, self.stderr} - {None}
         self.stdin = self.stdout = self.stderr = None
+        for fd in streams:
+            os.close(fd)  # type: ignore[arg-type]
         with self._lock:
             try:
                 self._receive()
@@ -266,6 +267,6 @@ class NativeExec:
 
     def close_stdin(self) -> None:
         """End of input."""
-        if self.stdin is not None and self.stdin != self.stdout:
-            os.close(self.stdin)
-        self.stdin = None
+        fd, self.stdin = self.stdin, None
+        if fd is not None and fd != self.stdout:
+            os.close(fd)

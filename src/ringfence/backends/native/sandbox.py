@@ -84,6 +84,7 @@ class NativeSandbox:
         self.lockdown["trees"], self.lockdown["steps"] = [], []
         self._lock = RLock()
         self._send_lock, self._order = allocate_lock(), allocate_lock()
+        self._fds_lock = allocate_lock()
         self._hurry_lock, self._hurries = allocate_lock(), 0
         self._state = State.PROVISIONED
         self._created = time.monotonic()
@@ -245,6 +246,27 @@ class NativeSandbox:
             if self._state is State.TERMINATED:
                 raise LifecycleError("the sandbox is terminated")
 
+    def borrow_namespaces(self) -> list[int]:
+        """Descriptors of its user, mount and PID namespace, the caller's to close.
+
+        Copies: the sandbox may end at any moment, and the number of a descriptor that was closed is
+        soon that of another one, of another sandbox even.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
+        with self._fds_lock:
+            if not self.namespace_fds:
+                raise self.lost_error()
+            return [os.dup(fd) for fd in self.namespace_fds]
+
+    def borrow_pidfd(self) -> int:
+        """A pidfd of PID 1, the caller's to close; see `borrow_namespaces`."""
+        with self._fds_lock:
+            if self.pidfd < 0:
+                raise self.lost_error()
+            return os.dup(self.pidfd)
+
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
         if self._state is State.TERMINATED:
@@ -254,9 +276,12 @@ class NativeSandbox:
         return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
 
     def _is_gone(self) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        with self._fds_lock:
+            if self.pidfd < 0:
+                return True
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            return bool(poll.poll(0))
 
     # -- life -------------------------------------------------------------------------------
 
@@ -360,9 +385,12 @@ class NativeSandbox:
             )
 
     def _release(self) -> None:
-        for control in (self.control, *self.agents.values()):
-            control.close()
-        for fd in (self.pidfd, *self.namespace_fds):
+        with self._send_lock:
+            for control in (self.control, *self.agents.values()):
+                control.close()
+        with self._fds_lock:
+            closing, self.pidfd, self.namespace_fds = [self.pidfd, *self.namespace_fds], -1, []
+        for fd in closing:
             os.close(fd)
         remove_placeholders(self.protected, self.note, self.id, self.zygote)
         self.backend.released(self)

@@ -70,6 +70,6 @@ def load(sandbox: NativeSandbox, content: int) -> None:
         "cgroup_dirs": sandbox.group.directories,
     }
     try:
-        send(sandbox, request, [*sandbox.namespace_fds, content], None)
+        send(sandbox, request, [content], None)
     except Refused as exc:
         raise SnapshotCorrupt(f"the snapshot was not restored: {exc.strerror}") from exc

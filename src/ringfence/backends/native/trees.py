@@ -77,7 +77,7 @@ def remove(sandbox: NativeSandbox, path: str) -> None:
     sandbox.require_awake()
     request = _request(sandbox, "remove", path, as_root=False)
     try:
-        send(sandbox, request, sandbox.namespace_fds, None)
+        send(sandbox, request, [], None)
     except Refused as exc:
         raise file_error(exc.errno or errno.EIO, path) from exc
 
@@ -115,7 +115,7 @@ class Helper:
         request = _request(sandbox, direction, path, as_root=as_root)
         try:
             try:
-                send(sandbox, request, [*sandbox.namespace_fds, theirs], None)
+                send(sandbox, request, [theirs], None)
             finally:
                 os.close(theirs)
         except BaseException as exc:  # noqa: BLE001

@@ -1,0 +1,52 @@
+"""Whose a cgroup or a note is: a label in its name, and whether that process is gone for certain."""
+
+from __future__ import annotations
+
+import os
+
+
+def label() -> str:
+    """This process for good: pid, when it started (clock ticks since boot), PID namespace."""
+    pid = os.getpid()
+    return f"{pid}.{_start_time(pid)}.{_pid_namespace()}"
+
+
+def read(words: list[str]) -> tuple[int, int, int] | None:
+    """The label in the dotted parts of a name; None where there is none."""
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return None
+    return int(words[0]), int(words[1]), int(words[2])
+
+
+def is_stranger(owner: tuple[int, int, int]) -> bool:
+    """Whether the owner lives in another PID namespace, where its pid means somebody else."""
+    return owner[2] != _pid_namespace()
+
+
+def is_gone(owner: tuple[int, int, int]) -> bool:
+    """Whether the owner has ended. Not knowing (a stranger, no descriptor left) is no."""
+    if is_stranger(owner):
+        return False
+    try:
+        return _start_time(owner[0]) != owner[1]
+    except OSError:
+        return False
+
+
+def _start_time(pid: int) -> int:
+    """In clock ticks since boot; 0 for no process, or a zombie, which holds nothing: proc(5)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return 0
+    finally:
+        os.close(fd)
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

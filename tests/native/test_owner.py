@@ -1,0 +1,99 @@
+"""Whose leftovers may be swept: only those of a process that is gone for certain."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from ringfence.backends.native import cgroups, owner
+
+_IN_ANOTHER_PID_NAMESPACE = """
+import sys
+from ringfence import Sandbox
+with Sandbox.create() as sandbox:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(sandbox.exec(["echo", "alive"]).stdout, flush=True)
+"""
+
+
+def whose() -> tuple[int, int, int]:
+    found = owner.read(owner.label().split("."))
+    assert found is not None
+    return found
+
+
+def test_this_process_is_not_gone() -> None:
+    assert not owner.is_gone(whose())
+
+
+def test_a_reused_pid_is_somebody_else() -> None:
+    pid, started, namespace = whose()
+
+    assert owner.is_gone((pid, started - 1, namespace))
+
+
+def test_an_ended_process_is_gone() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    _, started, namespace = whose()
+
+    assert owner.is_gone((child.pid, started, namespace))
+
+
+def test_what_cannot_be_known_is_not_gone() -> None:
+    """A process out of descriptors must not take everybody else for dead."""
+    pid, started, namespace = whose()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        gone = owner.is_gone((pid, started - 1, namespace))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert not gone
+
+
+@pytest.mark.parametrize("words", [[], ["1"], ["1", "2"], ["1", "2", "x"], ["", "", ""]])
+def test_other_names_have_no_owner(words: list[str]) -> None:
+    assert owner.read(words) is None
+
+
+@pytest.mark.root
+def test_a_dead_process_leaves_nothing_for_long() -> None:
+    """The control of the next test: the same name with a pid that is no more goes."""
+    layout = cgroups.Layout()
+    base = next(iter(layout.bases.values()))
+    _, started, namespace = whose()
+    child = subprocess.Popen(["true"])
+    child.wait()
+    left = f"{base}/ringfence.{child.pid}.{started}.{namespace}.left"
+    os.mkdir(left)
+
+    assert left in cgroups.sweep(layout)
+    assert not os.path.exists(left)
+
+
+@pytest.mark.root
+def test_a_sandbox_of_another_pid_namespace_lives_on() -> None:
+    """Its owner's pid means nothing here: a sweep that trusted it would end the sandbox."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", _IN_ANOTHER_PID_NAMESPACE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as there:
+        assert there.stdin is not None
+        assert there.stdout is not None
+        assert "ready\n" == there.stdout.readline()
+
+        cgroups.sweep(cgroups.Layout())
+        there.stdin.write("go\n")
+        there.stdin.flush()
+
+        assert "b'alive\\n'\n" == there.stdout.readline()
