@@ -49,12 +49,13 @@ class NativeBackend:
     ) -> None:
         self._profiles = dict(profiles or {})
         self._state_dir = state_dir
-        self._lock = allocate_lock()
+        self._lock, self._first_use = allocate_lock(), allocate_lock()
         self._early = zygote
         self._zygote: Zygote | None = None
         self._layout: cgroups.Layout | None = None
         self._host_ids: identity.HostIds | None = None
         self._live: dict[str, NativeSandbox] = {}
+        self._making: set[str] = set()
 
     # -- provisioning -----------------------------------------------------------------------
 
@@ -81,6 +82,15 @@ class NativeBackend:
             )
         zygote = self.zygote()
         sandbox_id = self._new_id(spec)
+        try:
+            return self._make(spec, profile, sandbox_id, uid, zygote)
+        finally:
+            self._making.discard(sandbox_id)
+
+    def _make(
+        self, spec: SandboxSpec, profile: Profile, sandbox_id: str, uid: int, zygote: Zygote
+    ) -> NativeSandbox:
+        here = host()
         first = self.host_ids().take() if here.trusted_root else 0
         draft = planner.Draft(spec, sandbox_id, uid, first)
         try:
@@ -106,8 +116,10 @@ class NativeBackend:
     def _new_id(self, spec: SandboxSpec) -> str:
         if spec.id is None:
             return new_id(NAME)
-        if spec.id in self._live:
-            raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+        with self._lock:
+            if spec.id in self._live or spec.id in self._making:
+                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+            self._making.add(spec.id)
         return spec.id
 
     def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: planner.Sizes) -> cgroups.Group:
@@ -174,6 +186,9 @@ class NativeBackend:
         with self._lock:
             if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
                 self._zygote, self._early = self._early or Zygote(), None
+                if self._host_ids is not None:
+                    for lock in self._host_ids.locks():
+                        self._zygote.tell("hold", None, [lock])
                 # Its death ends every sandbox; somebody must thaw the frozen and clear up.
                 start_new_thread(self._watch, (self._zygote,))
             return self._zygote
@@ -185,17 +200,19 @@ class NativeBackend:
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
-        if self._layout is None:
-            layout = cgroups.Layout()
-            cgroups.sweep(layout)
-            journal.sweep()
-            self._layout = layout
-        return self._layout
+        with self._first_use:
+            if self._layout is None:
+                layout = cgroups.Layout()
+                cgroups.sweep(layout)
+                journal.sweep()
+                self._layout = layout
+            return self._layout
 
     def host_ids(self) -> identity.HostIds:
-        if self._host_ids is None:
-            self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
-        return self._host_ids
+        with self._first_use:
+            if self._host_ids is None:
+                self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
+            return self._host_ids
 
     def _hold(self, lock_fd: int) -> None:
         """The zygote shares the lock: ids stay ours until its last sandbox is gone."""

@@ -93,6 +93,11 @@ class HostIds:
         with self._lock:
             self._free.append(first_host_id)
 
+    def locks(self) -> list[int]:
+        """Descriptors of the blocks' locks."""
+        with self._lock:
+            return list(self._blocks.values())
+
     def close(self) -> None:
         """Give every block back. Precondition: no sandbox of ours is left."""
         with self._lock:
