@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from .model.exec import ExecResult as ExecResult
     from .model.limits import Limits as Limits
     from .model.mount import Mount as Mount
+    from .model.netlog import NetworkEvent as NetworkEvent
+    from .model.network import NetworkLimits as NetworkLimits
     from .model.network import NetworkPolicy as NetworkPolicy
+    from .model.rules import Credential as Credential
+    from .model.rules import NetworkRule as NetworkRule
     from .model.snapshot import Snapshot as Snapshot
     from .model.spec import SandboxSpec as SandboxSpec
     from .sandbox import AsyncSandbox as AsyncSandbox

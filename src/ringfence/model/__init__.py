@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from .limits import parse_duration as parse_duration
     from .limits import parse_size as parse_size
     from .mount import Mount as Mount
+    from .netlog import NetworkEvent as NetworkEvent
+    from .network import NetworkLimits as NetworkLimits
     from .network import NetworkPolicy as NetworkPolicy
+    from .rules import Credential as Credential
+    from .rules import NetworkRule as NetworkRule
     from .session import ResolvedMount as ResolvedMount
     from .session import Session as Session
     from .snapshot import Snapshot as Snapshot
@@ -38,7 +42,9 @@ _ROOMS = {
     "ids": ("check_id", "new_id"),
     "limits": ("Limits", "parse_duration", "parse_size"),
     "mount": ("Mount",),
-    "network": ("NetworkPolicy",),
+    "netlog": ("NetworkEvent",),
+    "network": ("NetworkLimits", "NetworkPolicy"),
+    "rules": ("Credential", "NetworkRule"),
     "session": ("ResolvedMount", "Session"),
     "snapshot": ("Snapshot",),
     "spec": ("SandboxSpec",),

@@ -9,6 +9,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
     from typing import Any, Self
+
+    from .rules import Credential as Credential
+    from .rules import NetworkRule as NetworkRule
 else:
     from .record import dataclass
 
@@ -16,29 +19,103 @@ LIMITED = "limited"
 UNRESTRICTED = "unrestricted"
 MODES = (LIMITED, UNRESTRICTED)
 
-_LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-_HEX = frozenset("0123456789abcdef")
+_DAY_S = 86_400.0
+_MOST_RULES = 10_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NetworkLimits(Noun):
+    """How much of the network one sandbox may use; `Limits.network_bytes` bounds its total.
+
+    Attributes:
+        connections: At the same time.
+        connections_per_s: New ones, on average; None is unbounded.
+        bytes_per_s: Both directions of all connections together; None is unbounded.
+        header_bytes: The head of one HTTP message, and the first bytes of a TLS connection.
+        header_s: How long those may take to arrive.
+        connect_s: How long reaching a server may take, its name's resolution included.
+        idle_s: After how long without a byte in either direction a connection is cut.
+    """
+
+    connections: int = 1024
+    connections_per_s: float | None = None
+    bytes_per_s: int | None = None
+    header_bytes: int = 16_384
+    header_s: float = 5.0
+    connect_s: float = 10.0
+    idle_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        checks.integer(self.connections, "connections", 1, 65_536)
+        checks.integer(self.header_bytes, "header_bytes", 256, 2**20)
+        if self.bytes_per_s is not None:
+            checks.integer(self.bytes_per_s, "bytes_per_s", 1, 2**50)
+        for name in ("connections_per_s", "header_s", "connect_s", "idle_s"):
+            given = getattr(self, name)
+            if given is not None or name != "connections_per_s":
+                object.__setattr__(self, name, checks.number(given, name, 0.001, _DAY_S))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of what differs from the defaults."""
+        form = jsonform.dump(self)
+        return {name: value for name, value in form.items() if value != getattr(_LIMITS, name)}
+
+
+_LIMITS = NetworkLimits()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NetworkPolicy(Noun):
-    """`limited` to a list of hosts, or `unrestricted`; an empty list means no network at all.
+    """`limited` to what its rules allow, or `unrestricted`; without rules there is no network.
 
     Attributes:
-        allowed_hosts: `name`, `*.name`, `address` or `network/bits`, each with an
-            optional `:port` (`[v6]:port`); lower-cased, without duplicates.
+        allowed_hosts: Rules in text form, `[!]HOST[:PORTS]`, in their one spelling and without
+            duplicates. HOST is `name`, `*.name`, an address or a network (`[v6]:port`); PORTS are
+            `443`, `8000-8100` or `80,443`; `!` denies, and wins over whatever allows.
+        rules: Rules that say more than the text form can.
+        learn: Let through, and record, whatever no rule denies and is no special address.
     """
 
     mode: str = LIMITED
     allowed_hosts: tuple[str, ...] = ()
+    rules: tuple[NetworkRule, ...] = ()
+    learn: bool = False
+    limits: NetworkLimits = _LIMITS
 
     def __post_init__(self) -> None:
         checks.choice(self.mode, "mode", MODES, "limited or unrestricted")
+        checks.flag(self.learn, "learn")
+        checks.instance(self.limits, "limits", NetworkLimits)
+        if self.allowed_hosts != () or self.rules != ():  # most policies have none: cheap
+            self._check_rules()
+        if self.mode == UNRESTRICTED:
+            for name, unset in (("learn", False), ("limits", _LIMITS)):
+                if getattr(self, name) != unset:
+                    checks.refuse(name, "an unrestricted policy watches nothing")
+
+    def _check_rules(self) -> None:
+        from . import hosts
+        from .rules import NetworkRule
+
         given = checks.texts(self.allowed_hosts, "allowed_hosts")
-        hosts = [check_host(host, f"allowed_hosts[{i}]") for i, host in enumerate(given)]
-        if hosts and self.mode == UNRESTRICTED:
-            checks.refuse("allowed_hosts", "an unrestricted policy has no list of hosts")
-        object.__setattr__(self, "allowed_hosts", tuple(dict.fromkeys(hosts)))
+        rules = checks.items(self.rules, "rules")
+        if self.mode == UNRESTRICTED and (given or rules):
+            field = "allowed_hosts" if given else "rules"
+            checks.refuse(field, "an unrestricted policy has no list of hosts")
+        if len(given) + len(rules) > _MOST_RULES:
+            checks.refuse("rules", f"more than {_MOST_RULES} rules")
+        texts = [
+            hosts.write_rule(*hosts.read_rule(text, f"allowed_hosts[{i}]"))
+            for i, text in enumerate(given)
+        ]
+        object.__setattr__(self, "allowed_hosts", tuple(dict.fromkeys(texts)))
+        for i, rule in enumerate(rules):
+            checks.instance(rule, f"rules[{i}]", NetworkRule)
+        object.__setattr__(self, "rules", tuple(dict.fromkeys(rules)))
+        denies = [text.startswith("!") for text in texts] + [rule.denies for rule in rules]
+        if all(denies) and denies and not self.learn:
+            hint = "a deny takes away from what another rule allows"
+            checks.refuse("allowed_hosts" if texts else "rules", "every rule denies", hint)
 
     @classmethod
     def none(cls) -> NetworkPolicy:
@@ -51,23 +128,51 @@ class NetworkPolicy(Noun):
         return cls(UNRESTRICTED)
 
     @classmethod
-    def parse(cls, text: str) -> NetworkPolicy:
-        """Read `none`, `unrestricted` or `a.com,b.com:443`, as the command line has it."""
+    def parse(cls, text: str, *, learn: bool = False) -> NetworkPolicy:
+        """Read `none`, `unrestricted` or `a.com,b.com:80,443,!x.b.com`, as the command line has it.
+
+        A port between commas belongs to the rule before it.
+        """
         given = checks.text(text, "network").strip()
         if given == "none":
-            return cls.none()
+            return cls(learn=learn)
         if given == UNRESTRICTED:
-            return cls.unrestricted()
+            return cls(UNRESTRICTED, learn=learn)
         if not given:
             checks.refuse("network", "must be none, unrestricted or a list of hosts")
-        hosts = tuple(host.strip() for host in given.split(","))
-        policy: NetworkPolicy = jsonform.within("network", lambda h: cls(LIMITED, h), hosts)
+        policy: NetworkPolicy = jsonform.within(
+            "network", lambda some: cls(LIMITED, some, learn=learn), _split(given)
+        )
         return policy
+
+    @property
+    def all_rules(self) -> tuple[NetworkRule, ...]:
+        """Every rule, those in text form first."""
+        if not self.allowed_hosts:
+            return self.rules
+        from .rules import NetworkRule
+
+        return (*(NetworkRule.parse(text) for text in self.allowed_hosts), *self.rules)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of the secrets its rules write into requests, sorted."""
+        return tuple(sorted({rule.credential.secret for rule in self.rules if rule.credential}))
+
+    @property
+    def needs_tls_termination(self) -> bool:
+        """Whether some rule cannot be held without reading the requests inside TLS."""
+        return any(rule.needs_tls_termination for rule in self.rules)
 
     @property
     def is_none(self) -> bool:
         """Whether nothing can be reached."""
-        return self.mode == LIMITED and not self.allowed_hosts
+        return self.is_limited and not (self.allowed_hosts or self.rules or self.learn)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether rules decide, be there any or none."""
+        return self.mode == LIMITED
 
     @property
     def is_unrestricted(self) -> bool:
@@ -75,10 +180,12 @@ class NetworkPolicy(Noun):
         return self.mode == UNRESTRICTED
 
     def to_json(self) -> dict[str, Any]:
-        """`{"mode":"unrestricted"}` or `{"mode":"limited","allowed_hosts":[...]}`."""
+        """`{"mode":"unrestricted"}` or `{"mode":"limited","allowed_hosts":[...]}` and what is set."""
         if self.mode == UNRESTRICTED:
             return {"mode": UNRESTRICTED}
-        return {"mode": LIMITED, "allowed_hosts": list(self.allowed_hosts)}
+        form = jsonform.dump(self)
+        kept = {name: form[name] for name in ("rules", "learn", "limits") if form[name]}
+        return {"mode": LIMITED, "allowed_hosts": form["allowed_hosts"], **kept}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -88,77 +195,30 @@ class NetworkPolicy(Noun):
             checks.refuse("mode", "missing from NetworkPolicy")
         return super().from_json(given)
 
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        from .rules import NetworkRule
 
-def check_host(value: str, field: str) -> str:
-    """One rule in canonical spelling.
-
-    Whatever a resolver might read as an address but we might read as a name
-    (`127.1`, `0x7f.1`) is refused: two readings of one rule are a way around it.
-    """
-    given = value.lower()
-    host, port = _split_port(given, field)
-    if port:
-        _check_port(port, field)
-    bare = host.removeprefix("[").removesuffix("]")
-    if "/" in bare or ":" in bare or _ends_in_number(bare):
-        return _address(bare, field) if not port else _with_port(_address(bare, field), port)
-    return _with_port(_name(bare.removesuffix("."), field), port)
+        return {"rules": jsonform.each(NetworkRule.from_json), "limits": NetworkLimits.from_json}
 
 
-def _split_port(given: str, field: str) -> tuple[str, str]:
-    if given.startswith("["):
-        host, closed, rest = given.partition("]")
-        if not closed or (rest and not rest.startswith(":")) or rest == ":":
-            checks.refuse(field, f"{given!r} is not [address] or [address]:port")
-        return host + "]", rest[1:]
-    if given.count(":") != 1:
-        return given, ""
-    host, _, port = given.partition(":")
-    if not port:
-        checks.refuse(field, f"{given!r} has no port after the colon")
-    return host, port
+def _split(given: str) -> tuple[str, ...]:
+    """The rules of a list; a bare port is no host, so it continues the ports before it."""
+    from .hosts import is_ports
+
+    rules: list[str] = []
+    for item in (part.strip() for part in given.split(",")):
+        if rules and is_ports(item) and is_ports(rules[-1].rpartition(":")[2].rpartition(",")[2]):
+            rules[-1] += f",{item}"
+        else:
+            rules.append(item)
+    return tuple(rules)
 
 
-def _with_port(host: str, port: str) -> str:
-    if not port:
-        return host
-    return f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}"
+def __getattr__(name: str) -> object:
+    """`NetworkRule` and `Credential`, read when first used (PEP 562)."""
+    if name in ("NetworkRule", "Credential"):
+        from . import rules
 
-
-def _check_port(port: str, field: str) -> None:
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
-        checks.refuse(field, f"{port!r} is not a port: 1 to 65535")
-
-
-def _ends_in_number(host: str) -> bool:
-    """Whether a URL parser would take `host` for an IPv4 address.
-
-    Source: WHATWG URL, "ends in a number checker".
-    """
-    last = host.removesuffix(".").rpartition(".")[2]
-    return last.isdigit() or (last.startswith("0x") and _HEX.issuperset(last[2:]))
-
-
-def _address(bare: str, field: str) -> str:
-    import ipaddress
-
-    try:
-        if "/" in bare:
-            return str(ipaddress.ip_network(bare))
-        return str(ipaddress.ip_address(bare))
-    except ValueError:
-        checks.refuse(field, f"{bare!r} is not an address or network", "as 10.0.0.0/8 or 1.2.3.4")
-
-
-def _name(host: str, field: str) -> str:
-    labels = host.removeprefix("*.").split(".")
-    if len(host) > 253 or not all(_is_label(label) for label in labels):
-        checks.refuse(field, f"{host!r} is not a host name", "as example.com or *.example.com")
-    if host.startswith("*.") and len(labels) < 2:
-        checks.refuse(field, f"{host!r} would allow a whole top-level domain")
-    return host
-
-
-def _is_label(label: str) -> bool:
-    fits = 0 < len(label) <= 63 and _LABEL.issuperset(label)
-    return fits and label[0] != "-" and label[-1] != "-"
+        return getattr(rules, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,7 +104,7 @@ def check(spec: SandboxSpec) -> None:
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"
         )
-    if spec.network.allowed_hosts:
+    if spec.network.is_limited and not spec.network.is_none:
         raise NetworkPolicyError(
             "a list of allowed hosts cannot be enforced yet",
             field="network",

@@ -1,0 +1,161 @@
+"""Addresses that are not simply somewhere on the internet, through every way of writing them.
+
+A name must never lead to one of these: who owns the name chooses the address. Documentation ranges
+are nobody's and not listed.
+
+Source: IANA IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
+    Address = IPv4Address | IPv6Address
+    Network = IPv4Network | IPv6Network
+
+# Cloud machines get credentials here. All but Azure's are inside a range below as well.
+_METADATA = frozenset(
+    ip_address(text)
+    for text in (
+        "169.254.169.254",
+        "169.254.170.2",  # AWS, tasks
+        "fd00:ec2::254",
+        "fd20:ce::254",  # Google
+        "100.100.100.200",  # Alibaba
+        "168.63.129.16",  # Azure; a public address
+    )
+)
+
+_RANGES: tuple[tuple[str, str], ...] = (
+    ("unspecified", "0.0.0.0/8"),  # connect() to 0.0.0.0 reaches the host itself
+    ("private", "10.0.0.0/8"),
+    ("shared (CGNAT)", "100.64.0.0/10"),
+    ("loopback", "127.0.0.0/8"),
+    ("link-local", "169.254.0.0/16"),
+    ("private", "172.16.0.0/12"),
+    ("protocol", "192.0.0.0/24"),
+    ("6to4 relay", "192.88.99.0/24"),
+    ("private", "192.168.0.0/16"),
+    ("benchmarking", "198.18.0.0/15"),
+    ("multicast", "224.0.0.0/4"),
+    ("reserved", "240.0.0.0/4"),  # 255.255.255.255 included
+    # Of IPv6 only 2000::/3 is in use worldwide (RFC 4291, section 2.4); the rest, from ::/8 on:
+    ("loopback", "::1/128"),
+    ("unspecified", "::/128"),
+    ("reserved", "::/8"),  # IPv4-compatible too; 64:ff9b::/96 is judged by what it embeds
+    ("discard-only", "100::/64"),
+    ("reserved", "100::/8"),
+    ("reserved", "200::/7"),
+    ("reserved", "400::/6"),
+    ("reserved", "800::/5"),
+    ("reserved", "1000::/4"),
+    ("benchmarking", "2001:2::/48"),
+    ("overlay identifier", "2001:10::/28"),
+    ("overlay identifier", "2001:20::/28"),
+    ("reserved", "4000::/2"),
+    ("reserved", "8000::/2"),
+    ("reserved", "c000::/3"),
+    ("reserved", "e000::/4"),
+    ("reserved", "f000::/5"),
+    ("reserved", "f800::/6"),
+    ("unique local", "fc00::/7"),
+    ("reserved", "fe00::/9"),
+    ("link-local", "fe80::/10"),
+    ("site-local", "fec0::/10"),
+    ("multicast", "ff00::/8"),
+)
+_SPECIAL: tuple[tuple[str, Network], ...] = tuple(
+    (kind, ip_network(text)) for kind, text in _RANGES
+)
+_NAT64 = ip_network("64:ff9b::/96")  # RFC 6052
+_SIX_TO_FOUR = ip_network("2002::/16")  # RFC 3056
+_TEREDO = ip_network("2001::/32")  # RFC 4380
+_ISATAP = 0x5EFE  # RFC 5214: the interface identifier is [0200:|0000:]5efe:V4
+
+# Narrower than this, a rule names a place; a wider one only says "the internet".
+_WIDEST_PLACE = {4: 8, 6: 16}
+
+
+def read(text: str) -> Address:
+    """The address; IPv4 inside ::ffff:0:0/96 is that IPv4 address, as the kernel treats it.
+
+    Raises:
+        ValueError: It is none, or has a zone.
+    """
+    return plain(ip_address(text))
+
+
+def plain(address: Address) -> Address:
+    """`address`, or the IPv4 address it is another writing of."""
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            raise ValueError(f"{address} has a zone, which means nothing elsewhere")
+        return address.ipv4_mapped or address
+    return address
+
+
+def embedded(address: Address) -> tuple[IPv4Address, ...]:
+    """The IPv4 addresses that a translator or tunnel would make of an IPv6 address."""
+    if not isinstance(address, IPv6Address):
+        return ()
+    value = int(address)
+    last = IPv4Address(value & 0xFFFFFFFF)
+    if address in _NAT64 or value >> 32 == 0:
+        return (last,)
+    if address in _SIX_TO_FOUR:
+        return (IPv4Address(value >> 80 & 0xFFFFFFFF),)
+    if address in _TEREDO:  # the server's, and the client's with every bit flipped
+        return IPv4Address(value >> 64 & 0xFFFFFFFF), IPv4Address(~value & 0xFFFFFFFF)
+    if value >> 32 & 0xFDFFFFFF == _ISATAP:
+        return (last,)
+    return ()
+
+
+def special(address: Address) -> str:
+    """What kind of special address it is, by itself or by what it embeds; empty when it is none."""
+    if address in _METADATA:
+        return "cloud metadata"
+    for kind, _ in _containing(address):
+        return kind
+    for inner in embedded(address):
+        if kind := special(inner):
+            return f"{kind} ({inner} inside {address})"
+    return ""
+
+
+def names_special(network: Network, address: Address) -> bool:
+    """Whether a rule for `network`, which contains special `address`, was meant for it.
+
+    It was, when all of it is special in that way: `127.0.0.0/8` opens loopback, `0.0.0.0/0` does
+    not. What is special by what it embeds must be named alone.
+    """
+    if network.prefixlen == network.max_prefixlen:
+        return True
+    if any(special(inner) for inner in embedded(address)):
+        return False
+    return any(_within(network, each) for _, each in _containing(address))
+
+
+def is_place(network: Network) -> bool:
+    """Whether a rule for `network` says where, and not merely "anywhere"."""
+    return network.prefixlen >= _WIDEST_PLACE[network.version]
+
+
+def _containing(address: Address) -> list[tuple[str, Network]]:
+    if address in _NAT64:
+        return []
+    return [each for each in _SPECIAL if address in each[1]]
+
+
+def _within(inner: Network, outer: Network) -> bool:
+    if inner.version != outer.version:
+        return False
+    shared = inner.max_prefixlen - outer.prefixlen
+    return (
+        inner.prefixlen >= outer.prefixlen
+        and int(inner.network_address) >> shared == int(outer.network_address) >> shared
+    )

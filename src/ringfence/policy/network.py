@@ -1,0 +1,279 @@
+"""What a network policy allows: pure judgement. The egress process asks, this answers.
+
+Deny wins, and the order of rules never matters. Nothing is allowed by default.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+from ..errors import InvalidRequest
+from ..model import hosts
+from ..model.paths import matches, read_path
+from . import addresses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..model.network import NetworkPolicy
+    from ..model.rules import Credential, NetworkRule
+    from .addresses import Address, Network
+
+_LEARNING = "nothing denies it while the policy learns"
+
+
+class Decision:
+    """An answer, and why; true when it allows.
+
+    Attributes:
+        reason: One line for a log or a refusal. It may quote what the client sent.
+        rule: The rule that decided, in text form; empty when it was none.
+    """
+
+    __slots__ = ("allowed", "reason", "rule")
+
+    def __init__(self, allowed: bool, reason: str, rule: str = "") -> None:
+        self.allowed, self.reason, self.rule = allowed, reason, rule
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __repr__(self) -> str:
+        return f"Decision({self.allowed}, {self.reason!r}, {self.rule!r})"
+
+
+class _Rule:
+    """A rule, taken apart once."""
+
+    __slots__ = ("network", "ranges", "rule", "text")
+
+    def __init__(self, rule: NetworkRule) -> None:
+        self.rule = rule
+        self.text = rule.text
+        self.ranges = hosts.port_ranges(rule.ports)
+        self.network: Network | None = ip_network(rule.host) if rule.is_address else None
+
+    def covers(self, port: int) -> bool:
+        return any(first <= port <= last for first, last in self.ranges)
+
+    @property
+    def denies_all(self) -> bool:
+        """Whether it denies the connection itself, not only some requests."""
+        return self.rule.denies and not self.rule.is_conditional
+
+    def takes(self, method: str, path: str | None) -> bool:
+        """Whether an HTTP request is what it is about; None is a path that cannot be read."""
+        rule = self.rule
+        if rule.methods and method not in rule.methods:
+            return False
+        if not rule.paths:
+            return True
+        if path is None:
+            return rule.denies
+        if rule.denies:  # a server that ignores case must not make a way around it
+            return any(matches(each.lower(), path.lower()) for each in rule.paths)
+        return any(matches(each, path) for each in rule.paths)
+
+
+class Judge:
+    """One policy, ready to answer.
+
+    Args:
+        policy: `limited`.
+        own: The host's own addresses, which are refused as loopback is.
+
+    Raises:
+        ValueError: The policy is unrestricted, which nothing can judge.
+    """
+
+    def __init__(self, policy: NetworkPolicy, own: Iterable[str] = ()) -> None:
+        if not policy.is_limited:
+            raise ValueError("only a limited policy can be judged")
+        self.policy = policy
+        self._own = frozenset(addresses.read(text) for text in own)
+        self._exact: dict[str, list[_Rule]] = {}
+        self._below: dict[str, list[_Rule]] = {}
+        self._networks: dict[tuple[int, int], dict[int, list[_Rule]]] = {}
+        # Sorted, so that the rule a decision names does not depend on the order either.
+        for rule in sorted(map(_Rule, policy.all_rules), key=lambda each: each.text):
+            self._shelve(rule)
+
+    def _shelve(self, rule: _Rule) -> None:
+        network, host = rule.network, rule.rule.host
+        if network is not None:
+            shelf = self._networks.setdefault((network.version, network.prefixlen), {})
+            shelf.setdefault(int(network.network_address), []).append(rule)
+        elif host.startswith("*."):
+            self._below.setdefault(host[2:], []).append(rule)
+        else:
+            self._exact.setdefault(host, []).append(rule)
+
+    # -- names ------------------------------------------------------------------------------
+
+    def name_allowed(self, name: str, port: int | None = None) -> Decision:
+        """Whether a name may be used; without a port, whether on any port at all."""
+        try:
+            known = hosts.read_name(name, "name")
+        except InvalidRequest as exc:
+            return Decision(False, exc.message)
+        return self._ports_allowed(known, self._for_name(known), port)
+
+    def terminates(self, name: str, port: int) -> bool:
+        """Whether requests to it are judged one by one.
+
+        Then TLS must be ended at the egress process, and what is neither TLS nor plain HTTP be cut.
+        """
+        return any(each.rule.needs_tls_termination for each in self._at(name, port))
+
+    def http_allowed(self, name: str, port: int, method: str, path: str) -> Decision:
+        """Whether one request may be sent; `path` is its target, with or without a query."""
+        decision = self.name_allowed(name, port)
+        if not decision:
+            return decision
+        rules = self._at(name, port)
+        read, why = _read(path) if any(each.rule.paths for each in rules) else (None, "")
+        if why:
+            return Decision(False, why)
+        taking = [each for each in rules if each.takes(method, read)]
+        for each in taking:
+            if each.rule.denies:
+                return Decision(False, f"denied by {each.text}", each.text)
+        for each in taking:
+            return Decision(True, f"allowed by {each.text}", each.text)
+        if self.policy.learn:
+            return Decision(True, _LEARNING)
+        return Decision(False, f"no rule allows {method} of this path at {name}:{port}")
+
+    def credentials(self, name: str, port: int, method: str, path: str) -> tuple[Credential, ...]:
+        """What to write into a request that is allowed, over TLS: one for each header.
+
+        The narrower rule wins: an exact name, a longer domain, a longer path.
+        """
+        if not self.http_allowed(name, port, method, path):
+            return ()
+        read, _ = _read(path)
+        found: dict[str, Credential] = {}
+        carrying = [each for each in self._at(name, port) if each.rule.credential]
+        for each in sorted(carrying, key=_width):
+            credential = each.rule.credential
+            if credential is not None and each.takes(method, read):
+                found.setdefault(credential.header, credential)
+        return tuple(found.values())
+
+    # -- addresses --------------------------------------------------------------------------
+
+    def literal_allowed(self, ip: str, port: int) -> Decision:
+        """Whether an address that a program named itself may be dialled."""
+        try:
+            address = addresses.read(ip)
+        except ValueError:
+            return Decision(False, f"{ip!r} is not an address")
+        return self._address_allowed(address, port, named=False)
+
+    def address_allowed(self, name: str | None, ip: str, port: int) -> Decision:
+        """Whether `ip`, which `name` was resolved to, may be dialled; without a name, a literal.
+
+        To be asked of every address, right before it is dialled.
+        """
+        if name is None:
+            return self.literal_allowed(ip, port)
+        by_name = self.name_allowed(name, port)
+        if not by_name:
+            return by_name
+        try:
+            address = addresses.read(ip)
+        except ValueError:
+            return Decision(False, f"{ip!r} is not an address")
+        by_address = self._address_allowed(address, port, named=True)
+        return by_address if not by_address or by_address.rule else by_name
+
+    def _address_allowed(self, address: Address, port: int, *, named: bool) -> Decision:
+        rules = [each for each in self._for_address(address) if each.covers(port)]
+        inner = [each for v4 in addresses.embedded(address) for each in self._for_address(v4)]
+        for each in (*rules, *(each for each in inner if each.covers(port))):
+            if each.rule.denies:
+                return Decision(False, f"{address} is denied by {each.text}", each.text)
+        kind = addresses.special(address)
+        for each in rules:
+            if each.network is not None and self._opens(each.network, address, kind):
+                return Decision(True, f"{address} is allowed by {each.text}", each.text)
+        if kind or address in self._own:
+            what = f"is {kind}" if kind else "is the host's own"
+            return Decision(False, f"{address} {what}, and no rule names that network")
+        if named:
+            return Decision(True, "")
+        if self.policy.learn:
+            return Decision(True, _LEARNING)
+        return Decision(False, f"no rule allows {address} port {port}")
+
+    def _opens(self, network: Network, address: Address, kind: str) -> bool:
+        if kind and not addresses.names_special(network, address):
+            return False
+        return address not in self._own or addresses.is_place(network)
+
+    # -- rules ------------------------------------------------------------------------------
+
+    def _ports_allowed(self, what: str, rules: Sequence[_Rule], port: int | None) -> Decision:
+        where = what if port is None else f"{what}:{port}"
+        denies = [each for each in rules if each.denies_all]
+        allows = [each for each in rules if not each.rule.denies]
+        for each in denies:
+            if port is not None and each.covers(port):
+                return Decision(False, f"{where} is denied by {each.text}", each.text)
+        for each in allows:
+            if each.covers(port) if port is not None else _left(each, denies):
+                return Decision(True, f"allowed by {each.text}", each.text)
+        if self.policy.learn and (port is not None or _left(None, denies)):
+            return Decision(True, _LEARNING)
+        if port is None and denies and (allows or self.policy.learn):
+            return Decision(False, f"{where} is denied by {denies[0].text}", denies[0].text)
+        return Decision(False, f"no rule allows {where}")
+
+    def _at(self, name: str, port: int) -> list[_Rule]:
+        try:
+            known = hosts.read_name(name, "name")
+        except InvalidRequest:
+            return []
+        return [each for each in self._for_name(known) if each.covers(port)]
+
+    def _for_name(self, name: str) -> list[_Rule]:
+        found = list(self._exact.get(name, ()))
+        _, dot, domain = name.partition(".")
+        while dot:
+            found += self._below.get(domain, ())
+            _, dot, domain = domain.partition(".")
+        return found
+
+    def _for_address(self, address: Address) -> list[_Rule]:
+        found: list[_Rule] = []
+        value, width = int(address), address.max_prefixlen
+        for (version, bits), shelf in self._networks.items():
+            if version == address.version:
+                shift = width - bits
+                found += shelf.get(value >> shift << shift, ())
+        return found
+
+
+def _left(allow: _Rule | None, denies: Sequence[_Rule]) -> bool:
+    """Whether a port is left of those `allow` has (None: every one) that nobody denies."""
+    taken = sorted(span for each in denies for span in each.ranges)
+    for first, last in allow.ranges if allow is not None else hosts.EVERY_PORT:
+        for low, high in taken:
+            if low <= first <= high:
+                first = high + 1
+        if first <= last:
+            return True
+    return False
+
+
+def _read(path: str) -> tuple[str | None, str]:
+    try:
+        return read_path(path), ""
+    except InvalidRequest as exc:
+        return None, exc.message
+
+
+def _width(each: _Rule) -> tuple[bool, int, int, str]:
+    longest = max((len(path) for path in each.rule.paths), default=0)
+    return each.rule.host.startswith("*."), -len(each.rule.host), -longest, repr(each.rule)
