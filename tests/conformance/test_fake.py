@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from ringfence.backends.fake import FakeBackend
 from ringfence.model import capabilities as can
+from ringfence.testing.claimed import ClaimingBackend
 from ringfence.testing.conformance import BackendConformance
 
 
 class TestFake(BackendConformance):
     def make_backend(self) -> FakeBackend:
         return FakeBackend()
+
+
+class TestFakeClaimed(BackendConformance):
+    """What was built ahead and then claimed is like any other sandbox."""
+
+    def make_backend(self) -> ClaimingBackend:
+        return ClaimingBackend(FakeBackend())
 
 
 class TestFakeThatCanDoLittle(BackendConformance):
@@ -25,6 +33,7 @@ class TestFakeThatCanDoLittle(BackendConformance):
                 can.RESTORE,
                 can.SUSPEND,
                 can.RESUME,
+                can.PREWARM,
                 can.NETWORK_CHANGE,
                 can.PIDS_LIMIT,
                 can.DISK_QUOTA,

@@ -8,6 +8,7 @@ import pytest
 from tests.features import require
 
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.testing.claimed import ClaimingBackend
 from ringfence.testing.conformance import BackendConformance
 
 _state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")
@@ -25,3 +26,10 @@ class TestNative(BackendConformance):
     def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
         code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
         return ("/usr/bin/python3", "-c", code)
+
+
+class TestNativeClaimed(TestNative):
+    """Every sandbox is built ahead and then claimed: whoever gets it cannot tell the difference."""
+
+    def make_backend(self) -> ClaimingBackend:  # type: ignore[override]
+        return ClaimingBackend(NativeBackend(state_dir=_state.name))

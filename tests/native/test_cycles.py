@@ -345,3 +345,10 @@ def test_a_cancelled_create_leaves_no_sandbox() -> None:
     """Whenever the cancellation comes."""
     with Caller(_CANCEL_CREATE, env={"PYTHONWARNINGS": "error"}) as caller:
         assert 0 == caller.hear(40)
+
+
+def test_one_id_over_and_over() -> None:
+    """What is left of the last one is cleared up before, never after, the next one is made."""
+    for _ in range(100):
+        with Sandbox.create(id="again-and-again") as sandbox:
+            assert "again-and-again" == sandbox.id

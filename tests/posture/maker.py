@@ -21,12 +21,16 @@ PROGRAMS = {
 }
 
 
-def make(read_only: str, writable: str, **options: Any) -> Any:
-    """A sandbox; its processes are named by how long they sleep."""
-    from ringfence import Sandbox
+def make(read_only: str, writable: str, *, claimed: bool = False, **options: Any) -> Any:
+    """A sandbox, perhaps one that was built ahead; its processes are named by how long they sleep."""
+    from ringfence import Mount, Sandbox, SandboxSpec
+    from ringfence.backends.registry import backend_named
 
-    mounts = [f"{read_only}:/mnt/read-only:ro", f"{writable}:/mnt/writable:rw"]
-    sandbox = Sandbox.create(mounts=mounts, **options)
+    names = (f"{read_only}:/mnt/read-only:ro", f"{writable}:/mnt/writable:rw")
+    spec = SandboxSpec(mounts=tuple(Mount.parse(name) for name in names), **options)
+    backend = backend_named("native")
+    inner = backend.prewarm(SandboxSpec()).claim(spec) if claimed else backend.provision(spec)
+    sandbox = Sandbox(inner, spec)
     sandbox.start(PROGRAMS["threaded"])
     sandbox.start(PROGRAMS["terminal"], pty=(24, 80))
     sandbox.start(PROGRAMS["fed"], stream_stdin=True)
@@ -47,7 +51,8 @@ def make(read_only: str, writable: str, **options: Any) -> Any:
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
-    made = make(sys.argv[2], sys.argv[3], allow_degraded=("*",))
+    is_claimed = "claimed" in sys.argv[4:]
+    made = make(sys.argv[2], sys.argv[3], claimed=is_claimed, allow_degraded=("*",))
     time.sleep(SETTLES_S)
     print(json.dumps({"pid": made._inner.pid}), flush=True)
     sys.stdin.read()

@@ -49,12 +49,19 @@ class Made:
         return found
 
 
+@pytest.fixture(scope="module", params=["new", "claimed"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Built for who asks, or built ahead and then claimed: the same in every respect."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def made_by_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def made_by_root(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     top = tmp_path_factory.mktemp("root")
     for name in ("ro", "rw"):
         (top / name).mkdir()
-    sandbox = maker.make(str(top / "ro"), str(top / "rw"))
+    sandbox = maker.make(str(top / "ro"), str(top / "rw"), claimed="claimed" == way)
     sandbox.start(["sleep", "6006"], user="root")
     sandbox.start(["sleep", "6007"], user="nobody")
     first = sandbox._inner.pid
@@ -65,7 +72,7 @@ def made_by_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 @pytest.fixture(scope="module")
-def made_by_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def made_by_other(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """The same, made by an ordinary user with a copy of the package."""
     python = "/usr/bin/python3"
     newest = "import sys; sys.exit(sys.version_info < (3, 11))"
@@ -85,8 +92,9 @@ def made_by_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         (top / name).mkdir()
         os.chown(top / name, OTHER_UID, OTHER_GID)
     become = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_GID}", "--clear-groups")
+    paths = [str(top / name) for name in ("src", "ro", "rw")]
     child = subprocess.Popen(
-        [*become, python, "-B", script, str(top / "src"), str(top / "ro"), str(top / "rw")],
+        [*become, python, "-B", script, *paths, way],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", "HOME": str(top)},
@@ -102,7 +110,7 @@ def made_by_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 @pytest.fixture(params=["made_by_root", "made_by_other"])
-def made(request: pytest.FixtureRequest) -> Made:
+def made(way: str, request: pytest.FixtureRequest) -> Made:
     found: Made = request.getfixturevalue(request.param)
     return found
 

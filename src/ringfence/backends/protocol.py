@@ -52,6 +52,16 @@ class Backend(Protocol):
         """
         ...
 
+    def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
+        """Build ahead what can be built before anybody's wishes are known.
+
+        Of `spec` only its id and what cannot be bound later matter, such as user and template.
+
+        Raises:
+            Unsupported: This backend builds nothing ahead.
+        """
+        ...
+
     def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> BackendSandbox:
         """A new sandbox with the snapshot's files, whether or not its session still lives.
 
@@ -77,6 +87,41 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Terminate every sandbox this backend made; idempotent. Snapshots stay."""
+        ...
+
+
+class WarmSandbox(Protocol):
+    """A sandbox that waits for whoever gets it. Nothing has run in it, and nothing can."""
+
+    @property
+    def id(self) -> str:
+        """Of the sandbox that it becomes."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be claimed, as far as is known."""
+        ...
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Whether `claim` can make it what `spec` asks for.
+
+        Raises:
+            InvalidRequest: No backend sandbox could be: an unknown profile or user.
+        """
+        ...
+
+    def claim(self, spec: SandboxSpec) -> BackendSandbox:
+        """Bind all of `spec`: the result is as protected, and as limited, as a new sandbox.
+
+        Raises what `Backend.provision` does; then the warm sandbox has ended, and nothing is left.
+
+        Preconditions: `fits`; `spec.id` is None or its own; claimed once.
+        """
+        ...
+
+    def discard(self) -> None:
+        """End it unused; nothing is left when this returns."""
         ...
 
 

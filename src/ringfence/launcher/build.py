@@ -116,9 +116,9 @@ def restrict_tree(fd: int, tree: Tree, idmap_fd: int) -> None:
         mounts.mount_setattr(fd, mounts.MOUNT_ATTR_IDMAP, userns_fd=idmap_fd, recursive=False)
 
 
-def open_trees(plan: Plan, trees: list[int]) -> None:
+def open_trees(wanted: list[Tree], trees: list[int]) -> None:
     """Open those that the zygote has not; an ordinary user may copy mounts only from in here."""
-    for i, tree in enumerate(plan["trees"]):
+    for i, tree in enumerate(wanted):
         if trees[i] < 0:
             trees[i] = _step(f"open {tree['source']}", open_tree, tree, -1)
 
@@ -144,6 +144,22 @@ def build_root(plan: Plan, trees: list[int]) -> int:
     os.chdir("/")
     os.close(root_fd)
     return root.oom_score_fd
+
+
+def complete_root(plan: Plan, trees: list[int]) -> None:
+    """Give a root that was built ahead its size, and the mounts of who gets it.
+
+    Raises:
+        BuildError: naming the step that failed.
+    """
+    options = f"size={plan['root_size_bytes']},nr_inodes={plan['root_inodes']}"
+    flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
+    _step("size of the root", mounts.mount, "ringfence", "/", "tmpfs", flags, options)
+    root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.umask(0)
+    run_steps(NewRoot(root_fd, plan, trees), plan["steps"])
+    os.umask(0o022)
+    os.close(root_fd)
 
 
 def run_steps(root: NewRoot, steps: list[tuple[Any, ...]]) -> None:

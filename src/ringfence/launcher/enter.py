@@ -52,7 +52,7 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     trees = []
     if tree is not None:
         own = plan["trusted_root"]
-        trees = [_host_tree(tree, fds[2]) if own else _tree_of_own_namespace(tree, plan)]
+        trees = [_host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree], plan)
     _join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
     root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     root = build.NewRoot(root_fd, plan, trees)
@@ -75,7 +75,7 @@ def _host_tree(tree: Tree, source_fd: int) -> int:
     return fd
 
 
-def _tree_of_own_namespace(tree: Tree, plan: Plan) -> int:
+def trees_of_own_namespace(wanted: list[Tree], plan: Plan) -> list[int]:
     """An ordinary user may copy host mounts only in a mount namespace of its own."""
     ours, theirs = wire.socketpair()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -84,9 +84,11 @@ def _tree_of_own_namespace(tree: Tree, plan: Plan) -> int:
         try:
             os.read(go_read, 1)
             mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
-            wire.send_raw(theirs, b"O", [build.open_tree(tree, -1)])
-        except OSError as exc:
-            init.refuse(theirs, exc, f"open {tree['source']}")
+            trees = [-1] * len(wanted)
+            build.open_trees(wanted, trees)
+            wire.send_raw(theirs, b"O", trees)
+        except build.BuildError as exc:
+            init.refuse(theirs, exc.cause, exc.step)
         finally:
             os._exit(0)
     theirs.close()
@@ -98,7 +100,7 @@ def _tree_of_own_namespace(tree: Tree, plan: Plan) -> int:
     if data != b"O":
         number, _, text = data[1:].partition(b" ")
         raise OSError(int(number or b"5"), text.decode("utf-8", "replace"))
-    return fds[0]
+    return fds
 
 
 def _join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:

@@ -55,3 +55,4 @@ class Plan(TypedDict):
     placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
     note: str  # the file that tells of them, to remove after them; "" for none
     trusted_root: bool  # the zygote may open trees and map ids as host root
+    warm: bool  # build the root only, then wait for the plan of who gets it

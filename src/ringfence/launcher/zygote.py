@@ -66,6 +66,7 @@ class Zygote:
         self.placeholders: dict[str, list[Placeholder]] = {}
         self.notes: dict[str, str] = {}
         self.newborn: Newborn | None = None  # the next sandbox's process, in a burst of them
+        self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
         self.last_create_s = 0.0
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
@@ -94,6 +95,8 @@ class Zygote:
         try:
             if verb == "create":
                 self.create(argument, reply, fds[1:])
+            elif verb == "claim":
+                self.claim(argument, reply, fds[1:])
             elif verb == "hold":
                 os.dup(fds[1])  # a lock of the host's, ours too until we end
             elif verb == "released":
@@ -118,6 +121,7 @@ class Zygote:
 
     def create(self, plan: Plan, control: wire.Socket, pinned: list[int]) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
+        self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         trees = self.open_trees(plan, pinned)
         child: Newborn | None = None
         try:
@@ -129,19 +133,54 @@ class Zygote:
         except OSError:
             if child is not None:
                 os.kill(child.pid, signal.SIGKILL)
+                child.close()
             cgroups.remove(plan["cgroup_dirs"])
             raise
         finally:
-            if child is not None:
-                child.close()
             for fd in trees:
                 if fd >= 0:
                     os.close(fd)
         self.sandboxes[child.pid] = plan["cgroup_dirs"]
+        if plan["warm"]:
+            self.warm[plan["id"]] = child
+        else:
+            child.close()
+        self.remember(plan)
+        self.expect_another(plan)
+
+    def remember(self, plan: Plan) -> None:
+        """What of this sandbox we remove ourselves should the host die."""
         if plan["placeholders"]:
             self.placeholders[plan["id"]] = plan["placeholders"]
             self.notes[plan["id"]] = plan["note"]
-        self.expect_another(plan)
+
+    def claim(self, plan: Plan, control: wire.Socket, pinned: list[int]) -> None:
+        """Give a warm sandbox the plan of who gets it; it answers on `control` as a new one does.
+
+        Everything that depends on that comes here: limits, mounts and the lock-down.
+        """
+        child = self.warm.pop(plan["id"], None)
+        if child is None:
+            raise OSError(errno.ESRCH, "the warm sandbox has ended")
+        passed: list[int] = []
+        try:
+            new = [d for d in plan["cgroup_dirs"] if d not in self.sandboxes[child.pid]]
+            self.sandboxes[child.pid] = plan["cgroup_dirs"]
+            self.remember(plan)
+            cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+            if plan["cgroup_version"] == 1:
+                passed += cgroups.open_tasks(new)
+            tasks = len(passed)
+            if plan["trusted_root"] or not plan["trees"]:
+                passed += self.open_trees(plan, pinned)
+                wire.send(child.go, (plan, tasks), [control.fileno(), *passed])
+            elif os.fork() == 0:
+                # It looks up paths of the user's, which may take its time: we have others to serve.
+                fetch_trees(plan, child.go, control, passed)
+        finally:
+            child.close()  # without a plan, the sandbox ends
+            for fd in passed:
+                os.close(fd)
 
     def let_go(self, plan: Plan, child: Newborn) -> None:
         """Give a booting sandbox its ids and cgroups, and the word to go on."""
@@ -270,6 +309,8 @@ class Zygote:
         directories = self.sandboxes.pop(pid, None)
         if directories:
             cgroups.remove(directories)
+        for sandbox_id in [key for key, child in self.warm.items() if child.pid == pid]:
+            self.warm.pop(sandbox_id).close()
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
@@ -327,6 +368,19 @@ def prefer(pid: int) -> None:
         pass  # an ordinary user: the scheduler's autogroup keeps sessions apart
 
 
+def fetch_trees(plan: Plan, go: wire.Socket, control: wire.Socket, tasks: list[int]) -> None:
+    """In a process of its own, rootless: pass a claim on, with the mounts it asks for. Never returns."""
+    try:
+        trees = enter.trees_of_own_namespace(plan["trees"], plan)
+        wire.send(go, (plan, len(tasks)), [control.fileno(), *tasks, *trees])
+    except OSError as exc:
+        init.refuse(control, exc)
+    except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "claim")
+    finally:
+        os._exit(0)
+
+
 def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
     """Call `function`; its failure names the step."""
     try:
@@ -348,8 +402,19 @@ def become_sandbox(go: wire.Socket, flags: int) -> None:
     control = wire.adopt(fds[0])
     given = iter(fds[1:])
     trees = [next(given) if is_open else -1 for is_open in opened]
+    built = reported(control, boot, plan, go, trees)
+    if plan["warm"]:
+        go, built = reported(control, rest, control, go, built)
+        plan, control, tasks, trees = receive_claim(go)
+        reported(control, complete, plan, tasks, trees)
+    go.close()
+    reported(control, serve, plan, control, built)
+
+
+def reported(control: wire.Socket, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function`; when that fails, the host hears why, and this process ends."""
     try:
-        boot(plan, control, go, trees)
+        return function(*args)
     except build.BuildError as exc:
         init.refuse(control, exc.cause, exc.step)
     except OSError as exc:
@@ -369,14 +434,21 @@ def wake_up(flags: int) -> None:
     build.make_mounts_private()
 
 
-def boot(plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]) -> None:
+class Built:
+    """What the process of a built sandbox holds: its pid as text, its pidfd, its oom_score_adj."""
+
+    def __init__(self, pid: bytes, pidfd: int, oom_score_fd: int) -> None:
+        self.pid, self.pidfd, self.oom_score_fd = pid, pidfd, oom_score_fd
+
+
+def boot(plan: Plan, go: wire.Socket, trees: list[int]) -> Built:
+    """From new namespaces to a root of its own; nothing is locked down yet, and nothing runs."""
     # While the zygote maps our ids and makes our cgroups, what needs neither.
     namespaces.sethostname(plan["hostname"])
-    build.open_trees(plan, trees)
+    build.open_trees(plan["trees"], trees)
     pid, [*passed] = wire.receive_raw(go)
     if not pid:
         os._exit(1)  # the zygote gave up before our ids were mapped
-    go.close()
     cgroups.join(passed[1:])
     namespaces.unshare(namespaces.CLONE_NEWCGROUP)
     if not plan["deny_setgroups"]:
@@ -386,8 +458,38 @@ def boot(plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]) ->
     os.setresuid(*[plan["setup_uid"]] * 3)
     # The change of ids hid our own /proc files from us; no guest exists yet.
     privileges.set_dumpable(True)
-    oom_score_fd = build.build_root(plan, trees)
-    told = passed[:1]  # our pidfd: what the host gets with the word that we are ready
+    return Built(pid, passed[0], build.build_root(plan, trees))
+
+
+def rest(control: wire.Socket, go: wire.Socket, built: Built) -> tuple[wire.Socket, Built]:
+    """A warm sandbox: tell the host, hold nothing but what is needed, and end with the zygote."""
+    wire.send_raw(control, b"O" + built.pid, [built.pidfd])
+    control.close()
+    kept = init.pack_descriptors([go.detach(), built.pidfd, built.oom_score_fd])
+    privileges.die_with_parent(signal.SIGKILL)
+    return wire.adopt(kept[0]), Built(built.pid, *kept[1:])
+
+
+def receive_claim(go: wire.Socket) -> tuple[Plan, wire.Socket, list[int], list[int]]:
+    """Wait until somebody gets this sandbox: plan, control, cgroup tasks to join, trees to mount."""
+    message, fds = wire.receive(go)
+    if message is None:
+        os._exit(0)  # no longer wanted
+    plan, count = message
+    return plan, wire.adopt(fds[0]), fds[1 : 1 + count], fds[1 + count :]
+
+
+def complete(plan: Plan, tasks: list[int], trees: list[int]) -> None:
+    """Make a warm sandbox what one built for this plan would be."""
+    if tasks:
+        cgroups.join(tasks)
+        namespaces.unshare(namespaces.CLONE_NEWCGROUP)  # else their names could be seen from inside
+    build.complete_root(plan, trees)
+
+
+def serve(plan: Plan, control: wire.Socket, built: Built) -> None:
+    """Lock down for good, tell the host, and be PID 1."""
+    told = [built.pidfd]  # what the host gets with the word that we are ready
     told += [
         os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")
     ]
@@ -395,17 +497,22 @@ def boot(plan: Plan, control: wire.Socket, go: wire.Socket, trees: list[int]) ->
     io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()
     privileges.set_name(b"ringfence-init")
-    own = [control.detach(), signal_fd, oom_score_fd, io_fd]
+    own = [control.detach(), signal_fd, built.oom_score_fd, io_fd]
     control_fd, signal_fd, oom_score_fd, io_fd, *told = init.pack_descriptors([*own, *told])
     control = wire.adopt(control_fd)
-    lockdown.apply_rlimits(plan["rlimits"])
-    lockdown.become_user(plan, plan["uid"], plan["gid"])
-    lockdown.seal(plan)
-    wire.send_raw(control, b"READY" + pid, told)
+    reported(control, lock_down, plan)
+    wire.send_raw(control, b"READY" + built.pid, told)
     for fd in told:
         os.close(fd)
     init.Init(plan, control, signal_fd, oom_score_fd, io_fd).run()
     os._exit(0)
+
+
+def lock_down(plan: Plan) -> None:
+    """From here on there is no way back."""
+    lockdown.apply_rlimits(plan["rlimits"])
+    lockdown.become_user(plan, plan["uid"], plan["gid"])
+    lockdown.seal(plan)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ SNAPSHOT = "snapshot"
 RESTORE = "restore"
 SUSPEND = "suspend"
 RESUME = "resume"
+PREWARM = "prewarm"  # sandboxes are built ahead, and bound to a spec when they are claimed
 SUSPEND_ON_IDLE = "suspend_on_idle"
 PTY = "pty"
 MEMORY_SNAPSHOT = "memory_snapshot"

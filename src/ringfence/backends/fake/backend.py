@@ -17,6 +17,7 @@ from .filesystem import make_root
 from .nodes import Quota
 from .programs import PROGRAMS
 from .sandbox import FakeSandbox, unsupported_limits
+from .warm import FakeWarm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -35,6 +36,7 @@ _CAN = (
     can.RESTORE,
     can.SUSPEND,
     can.RESUME,
+    can.PREWARM,
     can.PIDS_LIMIT,
     can.DISK_QUOTA,
     can.INODE_QUOTA,
@@ -74,6 +76,7 @@ class FakeBackend:
         self._without = frozenset(without)
         self._lock = threading.RLock()
         self._sandboxes: dict[str, FakeSandbox] = {}
+        self._warm: dict[str, FakeWarm] = {}
         self._snapshots: dict[str, _Saved] = {}
         self._is_closed = False
 
@@ -107,6 +110,19 @@ class FakeBackend:
     def provision(self, spec: SandboxSpec) -> FakeSandbox:
         return self._make(spec, None)
 
+    def prewarm(self, spec: SandboxSpec) -> FakeWarm:
+        self.need(can.PREWARM)
+        self.check(spec)
+        with self._lock:
+            warm = FakeWarm(self, self._new_id(spec), spec.template)
+            self._warm[warm.id] = warm
+        return warm
+
+    def discarded(self, warm: FakeWarm) -> None:
+        """A warm sandbox was claimed or ended."""
+        with self._lock:
+            self._warm.pop(warm.id, None)
+
     def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> FakeSandbox:
         self.need(can.RESTORE)
         saved = self._saved(snapshot_id)
@@ -125,8 +141,11 @@ class FakeBackend:
         with self._lock:
             self._is_closed = True
             living = list(self._sandboxes.values())
+            waiting = list(self._warm.values())
         for sandbox in reversed(living):
             sandbox.terminate()
+        for warm in waiting:
+            warm.discard()
 
     def save(
         self,
@@ -162,21 +181,25 @@ class FakeBackend:
             return self._snapshots[snapshot_id]
 
     def _make(self, spec: SandboxSpec, root: MemoryDirectory | None) -> FakeSandbox:
-        self._check(spec)
+        self.check(spec)
         degraded = unsupported_limits(spec, self)
         quota = Quota(spec.limits.disk_bytes, spec.limits.inodes)
         tree = root.copy(quota) if root else make_root(quota, PROGRAMS)
-        sandbox_id = spec.id or new_id(self.name)
-        sandbox = FakeSandbox(self, spec, sandbox_id, tree, degraded)
         with self._lock:
-            if self._is_closed:
-                raise BackendUnavailable("the backend is closed")
-            if sandbox_id in self._sandboxes:
-                raise InvalidRequest(f"{sandbox_id} is in use", field="id")
+            sandbox_id = self._new_id(spec)
+            sandbox = FakeSandbox(self, spec, sandbox_id, tree, degraded)
             self._sandboxes[sandbox_id] = sandbox
         return sandbox
 
-    def _check(self, spec: SandboxSpec) -> None:
+    def _new_id(self, spec: SandboxSpec) -> str:
+        if self._is_closed:
+            raise BackendUnavailable("the backend is closed")
+        if spec.id in self._sandboxes or spec.id in self._warm:
+            raise InvalidRequest(f"{spec.id} is in use", field="id")
+        return spec.id or new_id(self.name)
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what the fake does not do."""
         if spec.profile not in _PROFILES:
             known = ", ".join(_PROFILES)
             raise InvalidRequest(f"no profile {spec.profile!r}", field="profile", hint=known)

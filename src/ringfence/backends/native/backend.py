@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, IsolationError
+from ...errors import InvalidRequest, IsolationError, LifecycleError, SandboxLost
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
@@ -16,7 +17,8 @@ from .zygote import Refused, Zygote, answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import TypeVar
 
     from ...launcher.plan import Plan
     from ...model.capabilities import BackendReport
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
     from .sandbox import NativeSandbox
+    from .warm import NativeWarm
+
+    T = TypeVar("T")
 
 NAME = "native"
 _READY_S = 60.0
@@ -47,7 +52,7 @@ class NativeBackend:
         state_dir: str | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        self._profiles = dict(profiles or {})
+        self.profiles = dict(profiles or {})
         self._state_dir = state_dir
         self._lock, self._first_use = allocate_lock(), allocate_lock()
         self._early = zygote
@@ -56,6 +61,7 @@ class NativeBackend:
         self._host_ids: identity.HostIds | None = None
         self._live: dict[str, NativeSandbox] = {}
         self._making: set[str] = set()
+        self._warm: dict[str, NativeWarm] = {}
 
     # -- provisioning -----------------------------------------------------------------------
 
@@ -64,48 +70,54 @@ class NativeBackend:
         self.zygote()
 
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
-        try:
-            return self._provision(spec)
-        except OSError as exc:
-            if problem := out_of_files(exc):
-                raise problem from exc
-            raise
+        return _with_files(lambda: self._provision(spec))
 
-    def _provision(self, spec: SandboxSpec) -> NativeSandbox:
+    def prewarm(self, spec: SandboxSpec) -> NativeWarm:
+        return _with_files(lambda: self._prewarm(spec))
+
+    def _checked_profile(self, spec: SandboxSpec) -> Profile:
         planner.check(spec)
-        profile = profile_named(spec.profile, self._profiles)
-        uid = identity.uid_of(spec.user)
-        here = host()
-        if profile.landlock and here.landlock_abi < planner.LEAST_LANDLOCK_ABI:
+        profile = profile_named(spec.profile, self.profiles)
+        if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
             planner.require_allowed(
                 spec, "landlock", "this kernel has no usable Landlock", "profile"
             )
+        return profile
+
+    def _provision(self, spec: SandboxSpec) -> NativeSandbox:
+        profile = self._checked_profile(spec)
         zygote = self.zygote()
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, profile, sandbox_id, uid, zygote)
+            return self._make(spec, profile, sandbox_id, zygote)
         finally:
             self._making.discard(sandbox_id)
 
     def _make(
-        self, spec: SandboxSpec, profile: Profile, sandbox_id: str, uid: int, zygote: Zygote
+        self,
+        spec: SandboxSpec,
+        profile: Profile,
+        sandbox_id: str,
+        zygote: Zygote,
+        warm: NativeWarm | None = None,
     ) -> NativeSandbox:
-        here = host()
-        first = self.host_ids().take() if here.trusted_root else 0
+        uid, here = identity.uid_of(spec.user), host()
+        first = warm.first_host_id if warm else self._take_host_ids()
         draft = planner.Draft(spec, sandbox_id, uid, first)
         try:
-            plan = planner.make_plan(draft, here, profile)
+            plan = planner.make_plan(draft, here, profile, root_is_built=warm is not None)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
             draft.note = journal.note(sandbox_id, plan["placeholders"])
             plan["note"] = draft.note or ""
             size = planner.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
-            sandbox = self._launch(zygote, draft, plan, profile, size, group)
+            verb = "claim" if warm else "create"
+            sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
         except BaseException:
             from .sandbox import remove_placeholders
 
             remove_placeholders(draft.protected, draft.note, sandbox_id, zygote)
-            if first:
+            if first and not warm:
                 self.host_ids().give_back(first)
             raise
         finally:
@@ -113,11 +125,83 @@ class NativeBackend:
         self._live[sandbox_id] = sandbox
         return sandbox
 
+    def _take_host_ids(self) -> int:
+        return self.host_ids().take() if host().trusted_root else 0
+
+    # -- warm sandboxes ---------------------------------------------------------------------
+
+    def _prewarm(self, spec: SandboxSpec) -> NativeWarm:
+        from . import warm
+
+        shape, bare = warm.shape_of(spec, self.profiles), warm.plain(spec)
+        profile, zygote = self._checked_profile(bare), self.zygote()
+        sandbox_id = self._new_id(spec)
+        try:
+            first = self._take_host_ids()
+            try:
+                draft = planner.Draft(bare, sandbox_id, identity.uid_of(spec.user), first)
+                group, pid, pidfd = self._build_ahead(draft, profile, zygote)
+            except BaseException:
+                if first:
+                    self.host_ids().give_back(first)
+                raise
+            made = warm.NativeWarm(self, sandbox_id, shape, first, group, pid, pidfd, zygote)
+            self._warm[sandbox_id] = made
+            return made
+        finally:
+            self._making.discard(sandbox_id)
+
+    def _build_ahead(
+        self, draft: planner.Draft, profile: Profile, zygote: Zygote
+    ) -> tuple[cgroups.Group, int, int]:
+        plan = planner.make_plan(draft, host(), profile)
+        plan["warm"] = True
+        group = self._plan_limits(plan, draft.spec, planner.sizes(draft.spec, host()))
+        plan["cgroup_values"] = []  # the claim brings them
+        ours, theirs = wire.socketpair()
+        try:
+            try:
+                zygote.tell_from(theirs, "create", plan, draft.fds)
+            finally:
+                theirs.close()
+            body, fds = answer(ours, _READY_S)
+        except Refused as exc:
+            raise isolation_error(exc) from exc
+        finally:
+            ours.close()
+        return group, int(body), fds[0]
+
+    def claim(self, warm: NativeWarm, spec: SandboxSpec) -> NativeSandbox:
+        """Bind everything in `spec` to a warm sandbox; when that fails, the sandbox has ended."""
+        with self._lock:
+            if self._warm.pop(warm.id, None) is not warm:
+                raise LifecycleError(f"{warm.id} was claimed or discarded before")
+            self._making.add(warm.id)
+        try:
+            if not warm.fits(spec) or spec.id not in (None, warm.id):
+                raise InvalidRequest("this warm sandbox cannot become what is asked for")
+            profile = self._checked_profile(spec)
+            sandbox = _with_files(lambda: self._make(spec, profile, warm.id, warm.zygote, warm))
+        except BaseException:
+            warm.discard()
+            raise
+        finally:
+            self._making.discard(warm.id)
+        warm.close()
+        return sandbox
+
+    def discarded(self, warm: NativeWarm) -> None:
+        """Called by a warm sandbox that has ended."""
+        launcher_cgroups.remove(warm.group.directories)
+        if warm.first_host_id:
+            self.host_ids().give_back(warm.first_host_id)
+        self._warm.pop(warm.id, None)
+
     def _new_id(self, spec: SandboxSpec) -> str:
         if spec.id is None:
             return new_id(NAME)
         with self._lock:
-            if spec.id in self._live or spec.id in self._making:
+            if spec.id in self._live or spec.id in self._warm or spec.id in self._making:
                 raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
             self._making.add(spec.id)
         return spec.id
@@ -143,6 +227,7 @@ class NativeBackend:
 
     def _launch(
         self,
+        verb: str,
         zygote: Zygote,
         draft: planner.Draft,
         plan: Plan,
@@ -153,7 +238,7 @@ class NativeBackend:
         ours, theirs = wire.socketpair()
         try:
             try:
-                zygote.tell_from(theirs, "create", plan, draft.fds)
+                zygote.tell_from(theirs, verb, plan, draft.fds)
             finally:
                 theirs.close()
             # Read while the kernel builds the sandbox: the first start need not wait for it.
@@ -162,6 +247,8 @@ class NativeBackend:
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
             ours.close()
+            if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
+                raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
             raise isolation_error(exc) from exc
         except BaseException:
             ours.close()
@@ -197,6 +284,9 @@ class NativeBackend:
         zygote.wait()
         for sandbox in [s for s in self._live.values() if s.zygote is zygote]:
             sandbox.terminate()
+        for warm in [w for w in self._warm.values() if w.zygote is zygote]:
+            warm.discard()
+        zygote.bury()
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
@@ -262,6 +352,8 @@ class NativeBackend:
     def close(self) -> None:
         for sandbox in list(self._live.values()):
             sandbox.terminate()
+        for warm in list(self._warm.values()):
+            warm.discard()
         with self._lock:
             if self._zygote is not None:
                 self._zygote.close()
@@ -286,6 +378,16 @@ def isolation_error(exc: Refused) -> IsolationError:
             "ext4, xfs or btrfs, or start as an ordinary user who owns it"
         )
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+def _with_files(make: Callable[[], T]) -> T:
+    """`make()`; that this process has too many files open is said as such."""
+    try:
+        return make()
+    except OSError as exc:
+        if problem := out_of_files(exc):
+            raise problem from exc
+        raise
 
 
 def current_host() -> Host:

@@ -151,10 +151,16 @@ def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: st
     )
 
 
-def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
-    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
+def make_plan(draft: Draft, host: Host, profile: Profile, *, root_is_built: bool = False) -> Plan:
+    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
+
+    Args:
+        root_is_built: For a warm sandbox: only what depends on who gets it.
+    """
     spec = draft.spec
-    _root_steps(draft)
+    draft.writable += template.WRITABLE
+    if not root_is_built:
+        _root_steps(draft)
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
@@ -167,7 +173,8 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"
-    draft.steps += template.after_binds()
+    if not root_is_built:
+        draft.steps += template.after_binds()
     return _plan(draft, host, profile, isolated)
 
 
@@ -205,7 +212,6 @@ def _root_steps(draft: Draft) -> None:
     ):
         draft.steps.append(("bind", target, len(draft.trees)))
         draft.trees.append(template.tree(source, attributes))
-    draft.writable += template.WRITABLE
 
 
 def _all_mounts(spec: SandboxSpec) -> list[Mount]:
@@ -327,6 +333,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,
+        "warm": False,
     }
 
 

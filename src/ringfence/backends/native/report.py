@@ -74,6 +74,7 @@ _ALWAYS = (
     can.SUSPEND,
     can.RESUME,
     can.PTY,
+    can.PREWARM,
     can.PROTECTED_PATHS,
 )
 _LIMITS = (

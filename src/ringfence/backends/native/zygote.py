@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from _thread import allocate_lock
@@ -62,7 +63,9 @@ class Zygote:
         try:
             with self._send_lock:
                 wire.send(self._socket, (verb, argument), [reply.fileno(), *fds])
-        except (BrokenPipeError, ConnectionResetError) as exc:
+        except OSError as exc:
+            if exc.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
+                raise
             raise SandboxLost("the zygote process is gone", hint="create a new sandbox") from exc
 
     def ask(
@@ -99,9 +102,17 @@ class Zygote:
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
+        if self._pidfd < 0:
+            return False
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
+
+    def bury(self) -> None:
+        """Close what we hold of one that has ended."""
+        self.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        os.close(pidfd)
 
     def close(self) -> None:
         """End it; it kills every sandbox and removes every cgroup first."""

@@ -30,6 +30,7 @@ from .requests import Requests
 from .snapshots import Snapshots
 from .suspension import Suspension
 from .trees import Trees
+from .warmth import Warmth
 
 __all__ = ["PROGRAMS", "BackendConformance", "ConformanceBase", "needs"]
 
@@ -47,6 +48,7 @@ class BackendConformance(
     Snapshots,
     Suspension,
     LimitsThatBite,
+    Warmth,
     Reports,
 ):
     """The whole suite; subclass it as `Test...` and override `make_backend`."""

@@ -1,0 +1,121 @@
+"""Warm sandboxes: built ahead up to the point where it matters who gets them.
+
+Namespaces and root are there; nothing is locked down, nothing of anybody's is in it and nothing has
+run. The claim brings all the rest, as a plan that is decided like any other: limits, mounts,
+network, the system-call filter, Landlock. So what comes out is what a cold start would have made.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import os
+import select
+
+from ...errors import ExecError
+from ...model.limits import Limits
+from ...model.network import NetworkPolicy
+from ...model.spec import SandboxSpec
+from . import identity
+from .profiles import profile_named
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .backend import NativeBackend
+    from .cgroups import Group
+    from .profiles import Profile
+    from .sandbox import NativeSandbox
+    from .zygote import Zygote
+
+    Shape = tuple[int, bool, bool, bool, str]
+
+_MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
+_DYING_MS = 5000
+
+
+class NativeWarm:
+    """See `WarmSandbox`."""
+
+    def __init__(
+        self,
+        backend: NativeBackend,
+        sandbox_id: str,
+        shape: Shape,
+        first_host_id: int,
+        group: Group,
+        pid: int,
+        pidfd: int,
+        zygote: Zygote,
+    ) -> None:
+        self.backend, self.id, self.shape = backend, sandbox_id, shape
+        self.first_host_id, self.group = first_host_id, group
+        self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still waits."""
+        return self.pidfd >= 0 and not self._has_ended(0)
+
+    def _has_ended(self, timeout_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_ms))
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Whether `claim` can make it what `spec` asks for."""
+        fits = len(spec.mounts) <= _MOST_MOUNTS
+        return fits and shape_of(spec, self.backend.profiles) == self.shape
+
+    def claim(self, spec: SandboxSpec) -> NativeSandbox:
+        """What `NativeBackend.provision` would have made, but for the id, which is this one's."""
+        return self.backend.claim(self, spec)
+
+    def discard(self) -> None:
+        """End it unused."""
+        if self.pidfd < 0:
+            return
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if not self._has_ended(_DYING_MS):
+            raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
+        self.close()
+        self.backend.discarded(self)
+
+    def close(self) -> None:
+        """It is somebody's now: forget it, without ending it."""
+        os.close(self.pidfd)
+        self.pidfd = -1
+
+
+def shape_of(spec: SandboxSpec, profiles: Mapping[str, Profile]) -> Shape:
+    """What of a spec is decided before anybody's wishes are known.
+
+    Raises:
+        InvalidRequest: No such profile or user.
+    """
+    profile = profile_named(spec.profile, dict(profiles))
+    return (
+        identity.uid_of(spec.user),
+        spec.network.is_unrestricted,
+        spec.python_env,
+        profile.forbid_user_namespaces,
+        spec.template,
+    )
+
+
+def plain(spec: SandboxSpec) -> SandboxSpec:
+    """A spec of the same shape that asks for nothing else."""
+    unrestricted = spec.network.is_unrestricted
+    return SandboxSpec(
+        limits=Limits(),
+        network=NetworkPolicy.unrestricted() if unrestricted else NetworkPolicy.none(),
+        template=spec.template,
+        tier=spec.tier,
+        profile=spec.profile,
+        user=spec.user,
+        python_env=spec.python_env,
+        allow_degraded=("*",),  # judged at the claim, against what is asked for then
+    )

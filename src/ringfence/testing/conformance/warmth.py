@@ -1,0 +1,98 @@
+"""Sandboxes that are built ahead of whoever gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ...errors import InvalidRequest, LifecycleError
+from ...model import capabilities as can
+from ...model.limits import MIB, Limits
+from ...model.mount import Mount
+from ...model.state import State
+from ..lab import Lab
+from .base import ConformanceBase, needs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...backends.protocol import Backend, WarmSandbox
+    from ...model.spec import SandboxSpec
+
+
+class Warmth(ConformanceBase):
+    def claim(self, warm: WarmSandbox, spec: SandboxSpec) -> Lab:
+        return Lab(warm.claim(spec), self.patience_s)
+
+    @needs(can.PREWARM)
+    def test_it_becomes_what_is_asked_for(self, backend: Backend, tmp_path: Path) -> None:
+        (tmp_path / "given").write_text("from the host")
+        spec = self.make_spec(
+            env={"WHOSE": "mine"},
+            labels={"team": "red"},
+            mounts=(Mount("/data", str(tmp_path)),),
+            limits=Limits(pids=64, disk_bytes=8 * MIB),
+            workdir="/tmp/here",
+        )
+        warm = backend.prewarm(self.make_spec())
+        assert warm.fits(spec)
+
+        lab = self.claim(warm, spec)
+
+        try:
+            assert warm.id == lab.sandbox.session.id
+            assert "red" == lab.sandbox.session.metadata["team"]
+            assert State.PROVISIONED == lab.state
+            assert "mine\n/tmp/here\n" == lab.sh('echo "$WHOSE"; pwd').text
+            assert b"from the host" == lab.get("/data/given")
+            assert spec.limits == lab.sandbox.spec.limits
+        finally:
+            lab.close()
+
+    @needs(can.PREWARM)
+    def test_it_is_claimed_once(self, backend: Backend) -> None:
+        warm = backend.prewarm(self.make_spec())
+        lab = self.claim(warm, self.make_spec())
+
+        try:
+            with pytest.raises(LifecycleError):
+                warm.claim(self.make_spec())
+            assert lab.run("true").ok
+        finally:
+            lab.close()
+
+    @needs(can.PREWARM)
+    def test_a_claim_that_fails_leaves_nothing(self, backend: Backend) -> None:
+        warm = backend.prewarm(self.make_spec())
+
+        with pytest.raises(InvalidRequest):
+            warm.claim(self.make_spec(mounts=(Mount("/data", "/no/such/directory"),)))
+
+        assert not warm.alive
+        again = Lab(backend.provision(self.make_spec(id=warm.id)), self.patience_s)
+        assert again.run("true").ok
+        again.close()
+
+    @needs(can.PREWARM)
+    def test_it_can_be_discarded(self, backend: Backend) -> None:
+        warm = backend.prewarm(self.make_spec())
+        assert warm.alive
+
+        warm.discard()
+
+        assert not warm.alive
+        with pytest.raises(LifecycleError):
+            warm.claim(self.make_spec())
+
+    @needs(can.PREWARM)
+    def test_its_id_is_taken(self, backend: Backend) -> None:
+        warm = backend.prewarm(self.make_spec(id="only-one-warm"))
+
+        try:
+            with pytest.raises(InvalidRequest) as refusal:
+                backend.provision(self.make_spec(id="only-one-warm"))
+        finally:
+            warm.discard()
+
+        assert "id" == refusal.value.field
