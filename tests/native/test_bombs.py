@@ -139,6 +139,18 @@ def test_the_processes_limit_is_exact(most: int) -> None:
     assert bomb.harmed_nobody()
 
 
+def test_refused_forks_are_counted(make: MakeSandbox) -> None:
+    """Without a cgroup nobody counts them: then that is said, not zero."""
+    quiet, full = make(limits={"pids": 16}), make(limits={"pids": 16})
+
+    assert quiet.exec(["true"]).ok
+    assert not full.exec(["python3", "-c", _FORK_AND_COUNT]).ok
+
+    assert (0 if has_cgroups() else None) == quiet.stats().forks_refused
+    full.terminate()
+    assert bool(full.stats().forks_refused) == has_cgroups()
+
+
 def test_a_process_that_hops_from_pid_to_pid_is_caught() -> None:
     """Each lives for a millisecond, in a session of its own, and its parent is always gone."""
     marker = new_marker()

@@ -195,6 +195,8 @@ class Supervisor:
             say(f"timed out after {after}; every process of the command was killed")
         elif self.status is not None and self.status.oom_killed:
             say("a process was killed: the sandbox reached its memory limit (raise --memory)")
+        if self.sandbox.stats().forks_refused:
+            say("no more processes could be started: the sandbox reached its limit (raise --pids)")
 
     @property
     def exit_code(self) -> int:

@@ -19,6 +19,7 @@ class SandboxStats(Noun):
     """Counters of one sandbox; a value that cannot be read is None, never zero.
 
     Attributes:
+        forks_refused: How many times the processes limit said no.
         execs: How many were started so far.
         degraded: Limits and protections, by name, that hold less than asked.
     """
@@ -28,6 +29,7 @@ class SandboxStats(Noun):
     memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
     pids: int | None = None
+    forks_refused: int | None = None
     io_read_bytes: int | None = None
     io_write_bytes: int | None = None
     disk_bytes: int | None = None

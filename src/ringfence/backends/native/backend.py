@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "native"
 _READY_S = 60.0
+_BEHIND_THE_CGROUP = 64  # processes
 
 
 class NativeBackend:
@@ -218,9 +219,16 @@ class NativeBackend:
                 f"no cgroup to limit processors with: {layout.why}",
                 "limits.cpus",
             )
-        if not layout.version:
-            import resource
+        import resource
 
+        if layout.version:
+            # The cgroup says no first, because it counts how often.
+            processes = size.pids + _BEHIND_THE_CGROUP
+            plan["rlimits"].append((resource.RLIMIT_NPROC, processes, processes))
+        else:
+            # Counted per user namespace since Linux 5.14, so it bounds this sandbox alone.
+            own = size.pids + cgroups.OWN_PROCESSES
+            plan["rlimits"].append((resource.RLIMIT_NPROC, own, own))
             plan["memory_watchdog_bytes"] = size.memory_bytes
             plan["rlimits"].append((resource.RLIMIT_DATA, size.memory_bytes, size.memory_bytes))
         return group

@@ -161,6 +161,12 @@ class Group:
             return _field(self.paths["memory"] + "/memory.oom_control", "oom_kill")
         return None
 
+    def forks_refused(self) -> int | None:
+        """How many times the processes limit said no."""
+        if self.version:
+            return _field(self.paths["pids" if self.version == 1 else ""] + "/pids.events", "max")
+        return None
+
     def cpu_ns(self) -> int | None:
         if self.version == 2:
             usec = _field(self.paths[""] + "/cpu.stat", "usage_usec")

@@ -350,8 +350,6 @@ def _rlimits(spec: SandboxSpec, size: Sizes) -> list[tuple[int, int, int]]:
         resource.RLIMIT_MEMLOCK: 8 * _MIB,
         resource.RLIMIT_MSGQUEUE: 800 * 1024,
         resource.RLIMIT_SIGPENDING: 4096,
-        # Counted per user namespace since Linux 5.14, so it bounds this sandbox alone; and PID 1.
-        resource.RLIMIT_NPROC: size.pids + 1,
         resource.RLIMIT_RTPRIO: 0,
     }
     if spec.limits.disk_bytes:
