@@ -64,7 +64,7 @@ PROBES: dict[str, Callable[[], bool]] = {
 }
 
 # A machine has one cgroup version, and an ordinary user may have none: absent, not broken.
-NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "node", "zsh", "fish"}
+NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "java", "node", "zsh", "fish"}
 
 
 @functools.cache

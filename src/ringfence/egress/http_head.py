@@ -1,0 +1,246 @@
+"""The head of one HTTP/1.1 request, read strictly: there is one reading of it, or there is none.
+
+Requests are smuggled where two readers of the same bytes disagree. So whatever readers are known
+to disagree about is refused here, even where RFC 9112 would let a recipient be lenient, and what is
+forwarded is written anew from what was read. No I/O: bytes in, a `RequestHead` or `Refused` out.
+"""
+
+from __future__ import annotations
+
+from ..model.noun import Noun
+from .http_fields import Fields, Length, body_length, check_connection, parse_fields
+from .refused import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+    from typing import NoReturn
+else:
+    from ..model.record import dataclass
+
+END = b"\r\n\r\n"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_CAPITALS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LONGEST_METHOD = 24
+# RFC 3986 has no raw `#` or `\` in a request target; some readers end it there, or read `/`.
+_IN_TARGET = bytes(range(0x21, 0x7F)).translate(None, b"#\\")
+_IN_LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Authority(Noun):
+    """A host in canonical spelling, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RequestHead(Noun):
+    """One request head that every reader reads alike.
+
+    Attributes:
+        target: origin-form (`/path?query`), or `*`; of a CONNECT the authority as text.
+        authority: Whom it is for, by Host and, in absolute-form, by the target too.
+        is_absolute: The target came in absolute-form, as a proxy is asked.
+        scheme: `http`, or `https` inside a TLS connection that was ended here.
+        version: `HTTP/1.1` or `HTTP/1.0`.
+        length: Bytes of body, or `CHUNKED`.
+    """
+
+    method: str
+    target: str
+    authority: Authority
+    is_absolute: bool
+    scheme: str
+    version: str
+    fields: Fields
+    length: Length
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether it asks for a WebSocket; no other protocol is let through.
+
+        Source: RFC 6455, section 4.1.
+        """
+        return (
+            self.method == "GET"
+            and self.version == "HTTP/1.1"
+            and self.length == 0
+            and self.fields.get("upgrade").lower() == "websocket"
+            and "upgrade" in self.fields.tokens("connection")
+            and self.fields.get("sec-websocket-version") == "13"
+            and bool(self.fields.get("sec-websocket-key"))
+        )
+
+
+def head_end(data: bytes | bytearray, limit: int) -> int:
+    """Where the head that starts at `data[0]` ends, its blank line included; 0: not yet.
+
+    Raises:
+        Refused: It is longer than `limit` bytes.
+    """
+    end = data.find(END, 0, limit)
+    if end < 0:
+        if len(data) >= limit:
+            raise Refused(f"the request head is longer than {limit} bytes", status=431)
+        return 0
+    return end + len(END)
+
+
+def parse_request(data: bytes, scheme: str = "http", port: int | None = None) -> RequestHead:
+    """Read a whole head, as `head_end` cut it out.
+
+    Args:
+        port: What a Host without a port means: the port that the client connected to; None: the
+            scheme's own.
+
+    Raises:
+        Refused: With the HTTP status that tells the client.
+    """
+    line, _, rest = data.partition(b"\r\n")
+    method, target, version = _request_line(line)
+    fields = parse_fields(rest.removesuffix(b"\r\n"))
+    if method == "CONNECT":
+        return _connect(target, version, fields)
+    host = _authority(_host(fields), port or DEFAULT_PORTS[scheme])
+    authority, path = _target(method, target, scheme, host)
+    if authority != host:
+        _bad(f"the target is for {authority} and Host for {host}")
+    _check_expectation(fields)
+    check_connection(fields)
+    return RequestHead(
+        method,
+        path,
+        authority,
+        is_absolute=path != target,
+        scheme=scheme,
+        version=version,
+        fields=fields,
+        length=body_length(fields, version),
+    )
+
+
+def _bad(reason: str, status: int = 400) -> NoReturn:
+    raise Refused(f"not a request that can be passed on: {reason}", status=status)
+
+
+def _request_line(line: bytes) -> tuple[str, str, str]:
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        _bad("its first line is not METHOD TARGET VERSION")
+    method, target, version = parts
+    # Upper case only: methods are case-sensitive, and a rule for GET must not be passed by `get`.
+    is_word = 0 < len(method) <= _LONGEST_METHOD and method[:1] != b"-"
+    if not is_word or method.translate(None, _CAPITALS + b"-"):
+        _bad("its method is not a word in capitals")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        _bad("its version is not HTTP/1.1 or HTTP/1.0", 505)
+    if not target or target.translate(None, _IN_TARGET):
+        _bad("its target has a character that no URI has")
+    if method in (b"TRACE", b"TRACK"):
+        # They send the head back as it arrived: with headers that were added on the way.
+        _bad(f"{method.decode()} shows what was added on the way", 405)
+    return method.decode(), target.decode(), version.decode()
+
+
+def _host(fields: Fields) -> str:
+    values = fields.all("host")
+    if len(values) != 1:
+        _bad(f"it has {len(values)} Host fields, not one")
+    return values[0]
+
+
+def _target(method: str, target: str, scheme: str, host: Authority) -> tuple[Authority, str]:
+    """The authority that the target names, and its origin-form."""
+    if target.startswith("/"):
+        return host, target
+    if target == "*":
+        if method != "OPTIONS":
+            _bad("only OPTIONS is asked of *")
+        return host, target
+    given, separator, rest = target.partition("://")
+    if not separator:
+        _bad("its target is neither a path nor a URL")
+    if given.lower() != scheme:
+        _bad(f"its target is not {scheme}")
+    end = min(at for at in (rest.find("/"), rest.find("?"), len(rest)) if at >= 0)
+    path = rest[end:]
+    authority = _authority(rest[:end], DEFAULT_PORTS[scheme])
+    return authority, path if path.startswith("/") else "/" + path
+
+
+def _connect(target: str, version: str, fields: Fields) -> RequestHead:
+    """CONNECT names a tunnel and has no body: what follows is the tunnel's."""
+    authority = _authority(target, 0)
+    if authority.port == 0:
+        _bad("CONNECT needs host:port")
+    if fields.all("content-length") or fields.all("transfer-encoding"):
+        _bad("CONNECT has no body")
+    hosts = [_authority(value, authority.port) for value in fields.all("host")]
+    # Some clients leave Host out here, or name it without the port.
+    if len(hosts) > 1 or any(host.host != authority.host for host in hosts):
+        _bad(f"the target is for {authority} and Host is not")
+    return RequestHead("CONNECT", target, authority, False, "http", version, fields, 0)
+
+
+def _check_expectation(fields: Fields) -> None:
+    if fields.all("expect") and fields.get("expect").lower() != "100-continue":
+        _bad("it expects something other than 100-continue", 417)
+
+
+def _authority(text: str, default_port: int) -> Authority:
+    """`host`, `host:port`, `[v6]` or `[v6]:port`; nothing else, and userinfo least of all."""
+    if text.startswith("["):
+        inside, closed, rest = text[1:].partition("]")
+        if not closed or (rest and rest[0] != ":"):
+            _bad("its host is not [address] with an optional port")
+        port, has_port = rest[1:], bool(rest)
+        host = _address(inside)
+        if ":" not in host:
+            _bad("its host has an address in brackets that needs none")
+    else:
+        name, colon, port = text.partition(":")
+        has_port = bool(colon)
+        host = _host_name(name)
+    return Authority(host, _port(port) if has_port else default_port)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
+        _bad("its port is not 1 to 65535")
+    return int(text)
+
+
+def _host_name(text: str) -> str:
+    name = text.lower().removesuffix(".")
+    labels = name.split(".")
+    if len(name) > 253 or not all(_is_label(label) for label in labels):
+        _bad("its host is not a host name")
+    # What a resolver may read as an address must be one in its usual form: 127.1 is not.
+    return _address(name) if labels[-1].isdigit() or labels[-1].startswith("0x") else name
+
+
+def _is_label(label: str) -> bool:
+    fits = 0 < len(label) <= 63 and _IN_LABEL.issuperset(label)
+    return fits and label[0] != "-" and label[-1] != "-"
+
+
+def _address(text: str) -> str:
+    import ipaddress
+
+    try:
+        if "%" in text:  # a zone means something on one machine alone
+            raise ValueError
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        _bad("its host is not an address in its usual form")

@@ -1,0 +1,84 @@
+"""What is passed on of a request and of its answer: heads written anew from what was read. No I/O."""
+
+from __future__ import annotations
+
+from .http_answer import AnswerHead
+from .http_fields import CHUNKED, Fields
+from .http_head import DEFAULT_PORTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .http_fields import Length
+    from .http_head import RequestHead
+
+# With a credential on board: a compressed answer could hide it, and so could the half of an answer
+# that a range cuts out.
+_COULD_HIDE = ("accept-encoding", "if-range", "range", "sec-websocket-extensions")
+
+
+class Header:
+    """A header that carries a secret; never shown."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name, self.value = name, value
+
+    def __repr__(self) -> str:
+        return f"Header({self.name!r}, ...)"
+
+
+def request(head: RequestHead, credential: Header | None = None) -> bytes:
+    """The head of the request as the server gets it.
+
+    Host comes from what was judged. The client's own header of the credential's name is taken out,
+    every other end-to-end header stays as it was, but for those that could hide a reflected secret.
+    """
+    fields = head.fields.end_to_end().without(("host", "content-length"))
+    added = []
+    if credential is not None:
+        fields = fields.without((credential.name.lower().replace("_", "-"), *_COULD_HIDE))
+        added = [("Accept-Encoding", "identity"), (credential.name, credential.value)]
+    pairs = [("Host", _host(head)), *fields, *added, *_length(head.length, head.method)]
+    pairs += _connection(head.upgrades)
+    line = f"{head.method} {head.target} {head.version}\r\n".encode("ascii")
+    return line + Fields(pairs).encode() + b"\r\n"
+
+
+def answer(head: AnswerHead, length: Length, *, switched: bool = False) -> bytes:
+    """The head of the answer as the client gets it."""
+    if head.is_interim:
+        return head.encode(
+            head.fields.without(("connection", "content-length", "transfer-encoding"))
+        )
+    fields = head.fields.without(("connection", "keep-alive", "proxy-connection", "upgrade"))
+    fields = fields.without(("transfer-encoding", "trailer"))
+    added = []
+    if length != 0:  # of HEAD and 304 it tells what would have followed, and stays
+        fields = fields.without(("content-length",))
+    if length == CHUNKED:
+        added = [("Transfer-Encoding", "chunked")]
+    elif length > 0:
+        added = [("Content-Length", str(length))]
+    return head.encode(Fields([*fields, *added, *_connection(switched)]))
+
+
+def _host(head: RequestHead) -> str:
+    host, port = head.authority.host, head.authority.port
+    if port != DEFAULT_PORTS[head.scheme]:
+        return str(head.authority)
+    return f"[{host}]" if ":" in host else host
+
+
+def _length(length: Length, method: str) -> list[tuple[str, str]]:
+    if length == CHUNKED:
+        return [("Transfer-Encoding", "chunked")]
+    if length or method in ("POST", "PUT", "PATCH"):  # RFC 9110, 8.6: say 0 where one is expected
+        return [("Content-Length", str(length))]
+    return []
+
+
+def _connection(upgrades: bool) -> list[tuple[str, str]]:
+    if upgrades:
+        return [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    return [("Connection", "close")]

@@ -1,0 +1,59 @@
+"""The roots that this host trusts: for servers that are verified here, and to be shown inside."""
+
+from __future__ import annotations
+
+import os
+
+from ..policy.trust import SYSTEM_BUNDLES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+
+def bundle_path() -> str:
+    """The file of roots; "" when this host has none in any usual place.
+
+    As OpenSSL does, `SSL_CERT_FILE` of this process is believed first. A Python built elsewhere has
+    other places compiled in than this system's, so those are only looked at before the usual ones.
+    """
+    import ssl
+
+    named = os.environ.get("SSL_CERT_FILE")
+    if named:
+        return named
+    built_in = ssl.get_default_verify_paths().openssl_cafile
+    return next((path for path in (built_in, *SYSTEM_BUNDLES) if os.path.isfile(path)), "")
+
+
+def read_bundle() -> str:
+    """The roots, PEM; "" when there are none.
+
+    Raises:
+        OSError: `SSL_CERT_FILE` names what cannot be read.
+    """
+    path = bundle_path()
+    if not path:
+        return ""
+    with open(path, encoding="ascii", errors="replace") as file:  # comments may be in any language
+        return file.read()
+
+
+def client_context() -> ssl.SSLContext:
+    """TLS to a server, verified in full against the host's roots: chain, dates and name.
+
+    Raises:
+        OSError: The roots cannot be read.
+    """
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    path = bundle_path()
+    if path:
+        context.load_verify_locations(cafile=path)
+    else:
+        context.set_default_verify_paths()  # a directory of roots, one file each
+    return context

@@ -1,0 +1,131 @@
+"""What makes programs inside a sandbox trust its certificate authority. Pure: text in, files out.
+
+There is no one place: every runtime looks for roots in its own. So the sandbox gets one bundle (the
+host's roots and its own authority), the variables that name a bundle to programs, and the same bundle
+over the system's own files, for programs that read those and no variable.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DIRECTORY = "/etc/ringfence"
+AUTHORITY = f"{DIRECTORY}/ca.pem"
+BUNDLE = f"{DIRECTORY}/ca-bundle.pem"
+JAVA_STORE = f"{DIRECTORY}/cacerts"
+
+# Where systems keep the roots as one PEM file: Debian, Alpine and Arch; Fedora; openSUSE; BSD's.
+SYSTEM_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+# Where every JVM of the system's finds them.
+JAVA_STORES = ("/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts")
+
+# Each is replaced by what it names: all of them want the whole bundle.
+_WANT_ALL = (
+    "SSL_CERT_FILE",  # OpenSSL, and with it Python's ssl, httpx, aiohttp, Ruby, PHP; Go; rustls; uv
+    "CURL_CA_BUNDLE",  # curl, R; requests where the next is not set
+    "REQUESTS_CA_BUNDLE",  # requests (its own bundle, certifi, otherwise), conda
+    "PIP_CERT",  # pip (its own copy of certifi otherwise)
+    "GIT_SSL_CAINFO",  # git, whichever TLS library its libcurl has
+    "NPM_CONFIG_CAFILE",  # npm, pnpm
+    "YARN_HTTPS_CA_FILE_PATH",  # yarn from version 2 on
+    "CARGO_HTTP_CAINFO",  # cargo
+    "AWS_CA_BUNDLE",  # boto, the AWS command line
+    "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",  # gcloud
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",  # gRPC, which would bring its own
+    "HEX_CACERTS_PATH",  # Elixir's hex
+    "JULIA_SSL_CA_ROOTS_PATH",  # Julia
+    "NIX_SSL_CERT_FILE",  # Nix
+    "PERL_LWP_SSL_CA_FILE",  # Perl's LWP
+)
+# These add to roots that the program brings along.
+_WANT_ONE = (
+    "NODE_EXTRA_CA_CERTS",  # node, bun
+    "DENO_CERT",  # deno
+)
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+# The format that every JVM reads, without a password too. Source: sun.security.provider.JavaKeyStore
+_JKS_MAGIC, _JKS_VERSION, _JKS_TRUSTED = 0xFEEDFEED, 2, 2
+_JKS_PASSWORD, _JKS_WORDS = "changeit", b"Mighty Aphrodite"
+
+
+class Trust:
+    """What a sandbox needs besides its policy.
+
+    Attributes:
+        env: Variables for every exec; the user's own win over them.
+        files: Path to content; readable to all, writable to nobody.
+        over: System file to one of `files`: it is to be bound over the system file.
+    """
+
+    def __init__(self, env: dict[str, str], files: dict[str, bytes], over: dict[str, str]) -> None:
+        self.env, self.files, self.over = env, files, over
+
+
+def plan_trust(authority: str, host_bundle: str, present: Iterable[str] = ()) -> Trust:
+    """How programs inside come to trust `authority` beside the roots of `host_bundle`.
+
+    Args:
+        authority: One certificate, PEM.
+        host_bundle: The roots that the host trusts, PEM, comments and all; may be empty.
+        present: Those of `SYSTEM_BUNDLES` and `JAVA_STORES` that are files inside, and no links.
+    """
+    roots = certificates(host_bundle)
+    bundle = "".join([*roots, *certificates(authority)]).encode("ascii")
+    files = {AUTHORITY: authority.encode("ascii"), BUNDLE: bundle}
+    over = {}
+    for path in present:
+        if path in SYSTEM_BUNDLES:
+            over[path] = BUNDLE
+        elif path in JAVA_STORES:
+            over[path] = JAVA_STORE
+    if JAVA_STORE in over.values():
+        files[JAVA_STORE] = java_store([*roots, authority])
+    env = {**dict.fromkeys(_WANT_ALL, BUNDLE), **dict.fromkeys(_WANT_ONE, AUTHORITY)}
+    return Trust(env, files, over)
+
+
+def certificates(text: str) -> list[str]:
+    """Each certificate of a PEM file, without what is written between them."""
+    found = []
+    for part in text.split(_BEGIN)[1:]:
+        body, closed, _ = part.partition(_END)
+        if closed:
+            found.append(f"{_BEGIN}{body}{_END}\n")
+    return found
+
+
+def java_store(roots: Iterable[str]) -> bytes:
+    """A Java key store (JKS) of trusted certificates, each PEM."""
+    import binascii
+    import hashlib
+
+    entries = []
+    for number, root in enumerate(roots):
+        encoded = root.partition(_BEGIN)[2].partition(_END)[0]
+        content = binascii.a2b_base64(encoded)
+        entries.append(
+            _JKS_TRUSTED.to_bytes(4, "big")
+            + _java_text(f"root-{number}")
+            + bytes(8)  # when it was added: always the same, so that the file is
+            + _java_text("X.509")
+            + len(content).to_bytes(4, "big")
+            + content
+        )
+    numbers = (_JKS_MAGIC, _JKS_VERSION, len(entries))
+    store = b"".join(number.to_bytes(4, "big") for number in numbers) + b"".join(entries)
+    # A checksum, as the password is known to all.
+    salted = _JKS_PASSWORD.encode("utf-16-be") + _JKS_WORDS + store
+    return store + hashlib.sha1(salted, usedforsecurity=False).digest()
+
+
+def _java_text(text: str) -> bytes:
+    return len(text).to_bytes(2, "big") + text.encode("ascii")

@@ -1,0 +1,183 @@
+"""The certificate authority of a sandbox: what it may sign for, and who believes it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+import subprocess
+from pathlib import Path
+from typing import cast
+
+import pytest
+from cryptography import x509
+
+from ringfence.egress import ca
+from ringfence.egress.ca import Authority
+from ringfence.egress.refused import Refused
+from tests.features import require
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> ssl.SSLObject:
+    """Both ends in memory; returns the client's. Raises what the client says."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = server.wrap_bio(to_server, to_client, server_side=True)
+    theirs = client.wrap_bio(to_client, to_server, server_hostname=name)
+    for _ in range(4):
+        for end in (theirs, ours):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    return theirs
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=authority.certificate)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    return context
+
+
+HOSTS = ["a.test", "*.wild.test", "192.0.2.0/24", "2001:db8::1"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.test", "x.wild.test", "x.y.wild.test", "192.0.2.9", "2001:db8::1"]
+)
+def test_who_trusts_it_believes_its_leaves(name: str) -> None:
+    authority = Authority.create(HOSTS)
+
+    client = handshake(authority.context(name), trusting(authority), name)
+
+    certificate = client.getpeercert()
+    assert certificate
+    told = dict(cast("tuple[tuple[str, str], ...]", certificate["subjectAltName"]))
+    if name[-1].isdigit():
+        assert [ipaddress.ip_address(name)] == [ipaddress.ip_address(told["IP Address"])]
+    else:
+        assert {"DNS": name} == told
+
+
+def test_a_long_name_has_a_certificate_too() -> None:
+    name = ".".join(["a" * 60, "b" * 60, "test"])  # more than a common name may have
+    authority = Authority.create([name])
+
+    assert handshake(authority.context(name), trusting(authority), name).getpeercert()
+
+
+def test_another_sandbox_does_not_believe_it() -> None:
+    mine, other = Authority.create(["a.test"]), Authority.create(["a.test"])
+
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(mine.context("a.test"), trusting(other), "a.test")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(mine.context("a.test"), ssl.create_default_context(), "a.test")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    [
+        (["a.test"], "b.test"),
+        (["a.test"], "nota.test"),
+        (["a.test"], "test"),
+        (["*.wild.test"], "wilder.test"),
+        (["a.test"], "192.0.2.1"),
+        (["192.0.2.0/24"], "192.0.3.1"),
+        (["192.0.2.0/24"], "a.test"),
+        (["192.0.2.0/24"], "2001:db8::1"),
+        (["2001:db8::/32"], "192.0.2.1"),
+        ([], "a.test"),
+        ([], "192.0.2.1"),
+    ],
+)
+def test_it_signs_for_its_hosts_alone(
+    hosts: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.create(hosts)
+    with pytest.raises(Refused, match="create a new sandbox"):
+        authority.context(name)
+
+    # And if it did: nobody who trusts it would believe that.
+    monkeypatch.setattr(ca, "_permits", lambda _certificate, _name: True)
+    with pytest.raises(ssl.SSLCertVerificationError, match="subtree"):
+        handshake(authority.context(name), trusting(authority), name)
+
+
+def test_it_survives_its_process() -> None:
+    first = Authority.create(["a.test"])
+    second = Authority.load(first.certificate, first.private_key())
+
+    assert handshake(second.context("a.test"), trusting(first), "a.test").getpeercert()
+
+
+def test_the_key_is_not_shown() -> None:
+    authority = Authority.create(["a.test"])
+
+    assert "PRIVATE" in authority.private_key()
+    assert "PRIVATE" not in f"{authority!r} {authority.certificate}"
+
+
+def test_contexts_are_kept_and_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority.create(["*.test"])
+    first = authority.context("a.test")
+    assert first is authority.context("a.test")
+
+    now = datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(ca, "_now", lambda: now + ca.LEAF_LIFE * 0.6)
+    assert first is not authority.context("a.test")
+
+
+def test_names_that_the_client_invents_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ca, "_MOST_LEAVES", 3)
+    authority = Authority.create(["*.test"])
+    often = authority.context("often.test")
+
+    for i in range(10):
+        authority.context(f"{i}.test")
+        assert often is authority.context("often.test")
+    assert 3 == len(authority._contexts)
+
+
+def test_a_leaf_lives_a_day() -> None:
+    leaf = x509.load_pem_x509_certificate(Authority.create(["a.test"]).leaf("a.test"))
+
+    assert leaf.not_valid_after_utc - leaf.not_valid_before_utc <= datetime.timedelta(
+        days=1, hours=1
+    )
+
+
+def test_the_certificate_is_as_rfc_5280_has_it(tmp_path: Path) -> None:
+    """openssl's own checks, in its strictest mode."""
+    require("openssl")
+    authority = Authority.create(HOSTS)
+    (tmp_path / "ca").write_text(authority.certificate)
+    (tmp_path / "leaf").write_bytes(authority.leaf("a.test"))
+
+    said = subprocess.run(
+        ["openssl", "verify", "-x509_strict", "-verify_hostname", "a.test", "-purpose", "sslserver",
+         "-CAfile", str(tmp_path / "ca"), str(tmp_path / "leaf")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert 0 == said.returncode, said.stderr
+
+
+def test_only_http_1_is_offered() -> None:
+    authority = Authority.create(["a.test"])
+    client = trusting(authority)
+    client.set_alpn_protocols(["h2", "http/1.1"])
+
+    ours = handshake(authority.context("a.test"), client, "a.test")
+
+    assert "http/1.1" == ours.selected_alpn_protocol()
+
+
+def test_old_versions_are_refused() -> None:
+    authority = Authority.create(["a.test"])
+    client = trusting(authority)
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
+
+    with pytest.raises(ssl.SSLError):
+        handshake(authority.context("a.test"), client, "a.test")
