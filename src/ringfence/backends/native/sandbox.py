@@ -116,12 +116,7 @@ class NativeSandbox:
             return read_stats(self, self._state, time.monotonic() - self._created, self._numbers)
 
     def _final_stats(self) -> SandboxStats:
-        last = self._last_stats
-        if last is None:
-            return SandboxStats(State.TERMINATED, execs=self._numbers)
-        from dataclasses import replace
-
-        return replace(last, state=State.TERMINATED, memory_bytes=0, pids=0)
+        return self._last_stats or SandboxStats(State.TERMINATED, execs=self._numbers)
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -366,11 +361,10 @@ class NativeSandbox:
     def _remember_stats(self) -> None:
         """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
         try:
-            from .usage import read_cgroup_stats
+            from .usage import last_stats
 
-            self._last_stats = read_cgroup_stats(
-                self, State.TERMINATED, time.monotonic() - self._created, self._numbers
-            )
+            uptime_s = time.monotonic() - self._created
+            self._last_stats = last_stats(self, uptime_s, self._numbers)
         except OSError:
             pass  # out of file descriptors: that the sandbox ends matters more
 

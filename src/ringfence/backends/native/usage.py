@@ -47,17 +47,15 @@ def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
     )
 
 
-def read_cgroup_stats(
-    sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
-) -> SandboxStats:
-    """What can be read without asking PID 1: cheap enough for every terminate."""
+def last_stats(sandbox: NativeSandbox, uptime_s: float, execs: int) -> SandboxStats:
+    """Of a sandbox that is about to end: what can be read without asking PID 1."""
     group = sandbox.group
     return SandboxStats(
-        state=state,
+        state=State.TERMINATED,
         cpu_ns=group.cpu_ns(),
-        memory_bytes=group.memory_bytes(),
+        memory_bytes=0,
         peak_memory_bytes=group.peak_memory_bytes(),
-        pids=group.pids(),
+        pids=0,
         forks_refused=group.forks_refused(),
         uptime_s=uptime_s,
         execs=execs,
