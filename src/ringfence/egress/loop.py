@@ -34,6 +34,10 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def _ignore() -> None:
+    pass
+
+
 class Timer:
     """Something to be called at a time, unless it is cancelled."""
 
@@ -123,7 +127,9 @@ class Loop:
         global _running
         before, _running = _running, self
         try:
-            task = self.spawn(coroutine)
+            task = Task(self, coroutine)
+            task.on_done = _ignore  # no fault to be told of: its result is asked for
+            task.step()
             while not task.done:
                 self.turn()
             result: T = task.result()
