@@ -7,6 +7,7 @@ untested unseen.
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import shutil
 import subprocess
@@ -71,7 +72,18 @@ NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "java", "node", "
 def has(feature: str) -> bool:
     """Whether this machine has `feature`: a name in PROBES, or else a program on PATH."""
     probe = PROBES.get(feature)
-    return probe() if probe else shutil.which(feature) is not None
+    return probe() if probe else program(feature) is not None
+
+
+def program(name: str) -> str | None:
+    """Where a program is: on PATH, or where Debian keeps what only services start."""
+    places = [
+        os.environ.get("PATH", ""),
+        "/usr/sbin",
+        "/sbin",
+        *glob.glob("/usr/lib/postgresql/*/bin"),
+    ]
+    return shutil.which(name, path=os.pathsep.join(places))
 
 
 def require(feature: str) -> None:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
-
 import pytest
 
-from ringfence import Sandbox
 from tests.egress.world import World
 from tests.egress.world.elsewhere import MARK, Elsewhere, world_here
-
-MakeSandbox = Callable[..., Sandbox]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,15 +25,3 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def world() -> World:
     return world_here()
-
-
-@pytest.fixture
-def make(world: World) -> Iterator[MakeSandbox]:
-    """`make(**options of Sandbox.create)`: gone when the test is over, whatever its state."""
-    with ExitStack() as stack:
-
-        def create(**options: Any) -> Sandbox:
-            environment = {**world.program_environment(), **options.pop("env", {})}
-            return stack.enter_context(Sandbox.create(env=environment, **options))
-
-        yield create

@@ -34,7 +34,8 @@ class Names:
         """The answer to one query; None when there is none."""
         try:
             name, kind, end = _question(query)
-        except (IndexError, struct.error, UnicodeDecodeError):
+        except (IndexError, struct.error):
+            self.record.add("dns", name=query.decode("latin-1"), type="?", over=over)
             return None
         self.record.add("dns", name=name, type=kind, over=over)
         lowered = name.lower()

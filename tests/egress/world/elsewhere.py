@@ -64,6 +64,8 @@ class Elsewhere:
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for form in self._run(self._numbers[item]):
+            if isinstance(form["longrepr"], list):
+                form["longrepr"] = tuple(form["longrepr"])  # of a skip; JSON has no tuples
             report = item.config.hook.pytest_report_from_serializable(config=item.config, data=form)
             hook.pytest_runtest_logreport(report=report)
         if not self._alive:

@@ -70,7 +70,9 @@ class Server:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         facts = connection_facts(writer)
-        self.record.add("connection", server=self.name, **facts)
+        opened = self.record.add("connection", server=self.name, **facts)
+        # Its requests tell which connection they came by.
+        facts["connection"] = opened["connection"] = opened["number"]
         try:
             while request := await _read_request(reader, writer):
                 request.facts = facts

@@ -95,7 +95,7 @@ def become_internet() -> None:
 
 def show_own_files(directory: Path) -> None:
     """Bind the world's names and certificates over the machine's."""
-    for target in ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf"):
+    for target in ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/passwd"):
         source = directory / Path(target).name
         real = os.path.realpath(target)
         if not os.path.exists(real):

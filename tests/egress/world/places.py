@@ -28,6 +28,9 @@ HOST_PORT = 8000
 HOST_PORT_EVERYWHERE = 8001
 """HTTP on every address of the host's own."""
 
+SERVER_UID = 54321
+"""Who servers run as that refuse to be root."""
+
 Records = dict[str, list[str]]
 _WEB: Records = {"A": [WEB_V4], "AAAA": [WEB_V6]}
 _OTHER: Records = {"A": [OTHER_V4], "AAAA": [OTHER_V6]}

@@ -12,15 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ringfence
 
 from . import authority, network, places, sites
 from .control import Control
+from .record import Event
 
 _SOURCE = Path(ringfence.__file__).parent.parent
 _TREE = Path(__file__).parents[3]
 _PATIENCE_S = 20.0
+_OWN = "/the-worlds-own"
 
 
 class World:
@@ -45,6 +48,26 @@ class World:
     def has_ipv6(self) -> bool:
         return network.has_ipv6()
 
+    def mark(self) -> tuple[int, int]:
+        """Where both records end now."""
+        return self.internet.mark(), self.host.mark()
+
+    def left(self, mark: tuple[int, int], **facts: Any) -> list[Event]:
+        """Everything that has left a sandbox since, as the internet and the host saw it.
+
+        What is on its way when this is called has been seen when it returns.
+        """
+        for control, port in ((self.internet, 80), (self.host, places.HOST_PORT_EVERYWHERE)):
+            here = control.mark()
+            address = places.WEB_V4 if control is self.internet else "127.0.0.1"
+            with socket.create_connection((address, port), timeout=_PATIENCE_S) as own:
+                own.sendall(f"GET {_OWN} HTTP/1.0\r\n\r\n".encode())
+                own.recv(1)
+            assert control.wait(here, target=_OWN), "a server of the world is stuck"
+        events = [*self.internet.seen(mark[0], **facts), *self.host.seen(mark[1], **facts)]
+        own_peers = {e["connection"] for e in events if e.get("target") == _OWN}
+        return [e for e in events if e.get("connection", -1) not in own_peers]
+
     def await_server(self, host: str, port: int) -> None:
         """Return once a program that was just started takes connections."""
         deadline = time.monotonic() + _PATIENCE_S
@@ -66,6 +89,16 @@ class World:
         }
 
 
+def _users() -> str:
+    """The machine's users, and those that servers run as: some programs insist on a name."""
+    known = Path("/etc/passwd").read_text()
+    me = os.geteuid()
+    if f":{me}:" not in known:
+        known += f"tester:x:{me}:{os.getegid()}::/nonexistent:/bin/sh\n"
+    known += f"world:x:{places.SERVER_UID}:{places.SERVER_UID}::/nonexistent:/bin/sh\n"
+    return known + "sshd:x:54322:54322::/run/sshd:/bin/false\n"
+
+
 class Servers:
     """The processes behind a world, and its directory; ended by `close`."""
 
@@ -84,6 +117,7 @@ class Servers:
             f"nameserver {places.DNS_V4}\noptions timeout:3 attempts:1\n"
         )
         (directory / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
+        (directory / "passwd").write_text(_users())
         if shutil.which("git"):
             sites.make_repository(directory / "repositories")
 

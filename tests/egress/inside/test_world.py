@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import NetworkPolicy
-from tests.egress.conftest import MakeSandbox
+from tests.egress.inside.conftest import MakeSandbox
 from tests.egress.world import World, places
 from tests.features import has
 
