@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import ssl
 import subprocess
 from pathlib import Path
-from typing import cast
 
 import pytest
 from cryptography import x509
@@ -38,12 +36,10 @@ def trusting(authority: Authority) -> ssl.SSLContext:
     return context
 
 
-HOSTS = ["a.test", "*.wild.test", "192.0.2.0/24", "2001:db8::1"]
+HOSTS = ["a.test", "*.wild.test"]
 
 
-@pytest.mark.parametrize(
-    "name", ["a.test", "x.wild.test", "x.y.wild.test", "192.0.2.9", "2001:db8::1"]
-)
+@pytest.mark.parametrize("name", ["a.test", "x.wild.test", "x.y.wild.test"])
 def test_who_trusts_it_believes_its_leaves(name: str) -> None:
     authority = Authority.create(HOSTS)
 
@@ -51,11 +47,7 @@ def test_who_trusts_it_believes_its_leaves(name: str) -> None:
 
     certificate = client.getpeercert()
     assert certificate
-    told = dict(cast("tuple[tuple[str, str], ...]", certificate["subjectAltName"]))
-    if name[-1].isdigit():
-        assert [ipaddress.ip_address(name)] == [ipaddress.ip_address(told["IP Address"])]
-    else:
-        assert {"DNS": name} == told
+    assert (("DNS", name),) == certificate["subjectAltName"]
 
 
 def test_a_long_name_has_a_certificate_too() -> None:
@@ -81,13 +73,7 @@ def test_another_sandbox_does_not_believe_it() -> None:
         (["a.test"], "nota.test"),
         (["a.test"], "test"),
         (["*.wild.test"], "wilder.test"),
-        (["a.test"], "192.0.2.1"),
-        (["192.0.2.0/24"], "192.0.3.1"),
-        (["192.0.2.0/24"], "a.test"),
-        (["192.0.2.0/24"], "2001:db8::1"),
-        (["2001:db8::/32"], "192.0.2.1"),
         ([], "a.test"),
-        ([], "192.0.2.1"),
     ],
 )
 def test_it_signs_for_its_hosts_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from urllib.parse import quote
 
@@ -72,6 +73,13 @@ def test_spellings_of_web_pages(secret: str) -> None:
     for form in (secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe="")):
         assert form.encode() in text
         assert form.encode() not in out
+
+
+def test_the_parts_of_a_basic_credential() -> None:
+    secret = base64.b64encode(b"user:hunter2").decode()
+    out = Scrubber(spellings(secret)).whole(f"user hunter2 {secret}".encode())
+
+    assert f"user ******* {'*' * len(secret)}".encode() == out
 
 
 def test_secrets_are_not_shown() -> None:

@@ -28,8 +28,7 @@ AUTHORITY_LIFE = datetime.timedelta(days=365)
 LEAF_LIFE = datetime.timedelta(days=1)
 _BACKDATED = datetime.timedelta(hours=1)  # a clock inside may be set back by a test's tool
 _MOST_LEAVES = 256  # a rule for *.name lets the client choose names
-# Where a rule names no host of a kind, the authority may sign for none of that kind.
-_NO_NAME = x509.DNSName("none.invalid")  # RFC 6761, 6.4: never resolves
+_NO_NAME = "none.invalid"  # stands for no name at all; RFC 6761, 6.4: it never resolves
 _EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 
 
@@ -51,9 +50,9 @@ class Authority:
         """A new one.
 
         Args:
-            hosts: The hosts of rules: names, `*.names`, addresses, networks. Name constraints,
-                marked critical, keep the authority to these (and, as RFC 5280 defines them, to the
-                names below a name), should its key ever get out.
+            hosts: The hosts of rules that end TLS, names and `*.names`. Name constraints, marked
+                critical, keep the authority to these (and, as RFC 5280 defines them, to the names
+                below a name), should its key ever get out.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         # Told apart by name, too: two authorities of one name confuse who looks issuers up by it.
@@ -87,7 +86,7 @@ class Authority:
         return f"Authority({self._certificate.subject.rfc4514_string()})"
 
     def context(self, host: str) -> ssl.SSLContext:
-        """TLS as `host`, a name or an address; made once, and anew before its certificate ends.
+        """TLS as `host`, a name; made once, and anew before its certificate ends.
 
         Raises:
             Refused: The authority was not made for this host.
@@ -116,19 +115,18 @@ class Authority:
         Raises:
             Refused: The authority was not made for this host.
         """
-        name = _general_name(host)
-        if not _permits(self._certificate, name):
+        if not _permits(self._certificate, host):
             raise Refused(
                 f"the sandbox trusts nobody to speak for {host}: its certificate authority was made"
                 " before the rule that ends this host's TLS; create a new sandbox for that rule"
             )
         public, issuer = self._leaf_key.public_key(), self._key.public_key()
         certificate = (
-            _certificate(_subject(host, name), self._certificate.subject, public, LEAF_LIFE)
+            _certificate(_subject(host), self._certificate.subject, public, LEAF_LIFE)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([name]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
@@ -159,12 +157,9 @@ def _certificate(
     )
 
 
-def _subject(host: str, name: x509.GeneralName) -> x509.Name:
-    """Never empty, and a common name only where readers of old will find a host name in it.
-
-    OpenSSL takes an address there for a host name, which the constraints then forbid.
-    """
-    if isinstance(name, x509.DNSName) and len(host) <= 64:  # X.520's upper bound
+def _subject(host: str) -> x509.Name:
+    """Never empty; with a common name where the host fits into one, for readers of old."""
+    if len(host) <= 64:  # X.520's upper bound
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Ringfence")])
 
@@ -184,40 +179,18 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _constraints(hosts: Iterable[str]) -> x509.NameConstraints:
-    names: list[x509.GeneralName] = []
-    networks: list[x509.GeneralName] = []
-    for host in dict.fromkeys(hosts):
-        try:
-            networks.append(x509.IPAddress(ipaddress.ip_network(host)))
-        except ValueError:
-            names.append(x509.DNSName(host.removeprefix("*.")))
+    names = [x509.DNSName(host) for host in dict.fromkeys(h.removeprefix("*.") for h in hosts)]
     every = [x509.IPAddress(ipaddress.ip_network(network)) for network in _EVERY_ADDRESS]
     return x509.NameConstraints(
-        permitted_subtrees=[*(names or [_NO_NAME]), *networks],
-        excluded_subtrees=None if networks else every,
+        permitted_subtrees=names or [x509.DNSName(_NO_NAME)], excluded_subtrees=every
     )
 
 
-def _permits(certificate: x509.Certificate, name: x509.GeneralName) -> bool:
-    """Whether the authority's constraints cover `name`. Source: RFC 5280, 4.2.1.10."""
+def _permits(certificate: x509.Certificate, host: str) -> bool:
+    """Whether the authority's constraints cover a name. Source: RFC 5280, 4.2.1.10."""
     constraints = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
-    for subtree in constraints.permitted_subtrees or ():
-        if isinstance(name, x509.DNSName) and isinstance(subtree, x509.DNSName):
-            if name.value == subtree.value or name.value.endswith("." + subtree.value):
-                return True
-        elif isinstance(name, x509.IPAddress) and isinstance(subtree, x509.IPAddress):
-            network = subtree.value
-            assert isinstance(network, ipaddress.IPv4Network | ipaddress.IPv6Network)
-            if name.value in network:
-                return True
-    return False
-
-
-def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+    below = [f".{name.value}" for name in constraints.permitted_subtrees or ()]
+    return f".{host}".endswith(tuple(below))
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -7,6 +7,8 @@ forwarded is written anew from what was read. No I/O: bytes in, a `RequestHead` 
 
 from __future__ import annotations
 
+from ..errors import InvalidRequest
+from ..model import hosts
 from ..model.noun import Noun
 from .http_fields import Fields, Length, body_length, check_connection, parse_fields
 from .refused import Refused
@@ -24,7 +26,6 @@ _CAPITALS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LONGEST_METHOD = 24
 # RFC 3986 has no raw `#` or `\` in a request target; some readers end it there, or read `/`.
 _IN_TARGET = bytes(range(0x21, 0x7F)).translate(None, b"#\\")
-_IN_LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,46 +202,28 @@ def _check_expectation(fields: Fields) -> None:
 def _authority(text: str, default_port: int) -> Authority:
     """`host`, `host:port`, `[v6]` or `[v6]:port`; nothing else, and userinfo least of all."""
     if text.startswith("["):
-        inside, closed, rest = text[1:].partition("]")
-        if not closed or (rest and rest[0] != ":"):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or ":" not in host or (rest and rest[0] != ":"):
             _bad("its host is not [address] with an optional port")
-        port, has_port = rest[1:], bool(rest)
-        host = _address(inside)
-        if ":" not in host:
-            _bad("its host has an address in brackets that needs none")
+        colon, port = rest[:1], rest[1:]
     else:
-        name, colon, port = text.partition(":")
-        has_port = bool(colon)
-        host = _host_name(name)
-    return Authority(host, _port(port) if has_port else default_port)
+        host, colon, port = text.partition(":")
+    return Authority(_read_host(host), _read_port(port) if colon else default_port)
 
 
-def _port(text: str) -> int:
+def _read_host(text: str) -> str:
+    """A name or an address, as rules are read."""
+    try:
+        if "/" in text:
+            raise InvalidRequest("a network is not a host")
+        if hosts.looks_like_address(text):
+            return hosts.read_address(text, "host")
+        return hosts.read_name(text, "host")
+    except InvalidRequest:
+        _bad("its host is neither a name nor an address in its usual form")
+
+
+def _read_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
         _bad("its port is not 1 to 65535")
     return int(text)
-
-
-def _host_name(text: str) -> str:
-    name = text.lower().removesuffix(".")
-    labels = name.split(".")
-    if len(name) > 253 or not all(_is_label(label) for label in labels):
-        _bad("its host is not a host name")
-    # What a resolver may read as an address must be one in its usual form: 127.1 is not.
-    return _address(name) if labels[-1].isdigit() or labels[-1].startswith("0x") else name
-
-
-def _is_label(label: str) -> bool:
-    fits = 0 < len(label) <= 63 and _IN_LABEL.issuperset(label)
-    return fits and label[0] != "-" and label[-1] != "-"
-
-
-def _address(text: str) -> str:
-    import ipaddress
-
-    try:
-        if "%" in text:  # a zone means something on one machine alone
-            raise ValueError
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        _bad("its host is not an address in its usual form")

@@ -8,11 +8,12 @@ from .http_head import DEFAULT_PORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .http_fields import Length
     from .http_head import RequestHead
 
-# With a credential on board: a compressed answer could hide it, and so could the half of an answer
-# that a range cuts out.
+# A compressed answer could hide a secret, and so could the half of an answer that a range cuts out.
 _COULD_HIDE = ("accept-encoding", "if-range", "range", "sec-websocket-extensions")
 
 
@@ -28,17 +29,27 @@ class Header:
         return f"Header({self.name!r}, ...)"
 
 
-def request(head: RequestHead, credential: Header | None = None) -> bytes:
+def request(
+    head: RequestHead, credentials: Sequence[Header] = (), *, scrubbed: bool = False
+) -> bytes:
     """The head of the request as the server gets it.
 
-    Host comes from what was judged. The client's own header of the credential's name is taken out,
-    every other end-to-end header stays as it was, but for those that could hide a reflected secret.
+    Host comes from what was judged. The client's own headers of the credentials' names are taken
+    out; every other end-to-end header stays as it was.
+
+    Args:
+        scrubbed: Secrets will be looked for in the answer: nothing is asked for that could hide one.
     """
-    fields = head.fields.end_to_end().without(("host", "content-length"))
-    added = []
-    if credential is not None:
-        fields = fields.without((credential.name.lower().replace("_", "-"), *_COULD_HIDE))
-        added = [("Accept-Encoding", "identity"), (credential.name, credential.value)]
+    gone = [
+        "host",
+        "content-length",
+        *(each.name.lower().replace("_", "-") for each in credentials),
+    ]
+    added = [(each.name, each.value) for each in credentials]
+    if scrubbed:
+        gone += _COULD_HIDE
+        added.append(("Accept-Encoding", "identity"))
+    fields = head.fields.end_to_end().without(gone)
     pairs = [("Host", _host(head)), *fields, *added, *_length(head.length, head.method)]
     pairs += _connection(head.upgrades)
     line = f"{head.method} {head.target} {head.version}\r\n".encode("ascii")

@@ -11,20 +11,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MASK = ord("*")
+_SHORTEST = 4  # of what was only guessed to be a password: shorter, it is in every other page
 
 
 def spellings(secret: str) -> tuple[bytes, ...]:
-    """The forms in which a server is likely to show a header's value: as is, in JSON, in a URL.
+    """The forms in which a server is likely to show a secret: as is, in JSON, in a URL, in base64.
 
     Others (encrypted, hashed, one character a line) cannot all be known: a server that means to
     give the secret away can. This is for those that do so by accident.
     """
+    import binascii
     import json
     from urllib.parse import quote
 
-    forms = {secret, quote(secret, safe=""), quote(secret), json.dumps(secret)[1:-1]}
-    forms.add(json.dumps(secret)[1:-1].replace("/", "\\/"))
-    return tuple(sorted({form.encode("utf-8") for form in forms if form}))
+    raw = secret.encode("utf-8")
+    quoted = json.dumps(secret)[1:-1]
+    texts = (quote(secret, safe=""), quote(secret), quoted, quoted.replace("/", "\\/"))
+    forms = {
+        raw,
+        *(text.encode("ascii") for text in texts),
+        binascii.b2a_base64(raw, newline=False),
+    }
+    try:  # of Basic authentication the server knows the two parts
+        user_and_password = binascii.a2b_base64(raw, strict_mode=True)
+    except ValueError:
+        user_and_password = b""
+    _user, colon, password = user_and_password.partition(b":")
+    if colon and len(password) >= _SHORTEST:
+        forms |= {user_and_password, password}
+    return tuple(sorted(form for form in forms if form))
 
 
 class Scrubber:
