@@ -56,6 +56,11 @@ class Scrubber:
     def __repr__(self) -> str:
         return f"Scrubber({len(self._secrets)} secrets)"
 
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for the next piece."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> bytes:
         """What can be passed on now."""
         self._held += data

@@ -126,6 +126,10 @@ class Judge:
         """
         return any(each.rule.needs_tls_termination for each in self._at(name, port))
 
+    def is_conditional(self, name: str, port: int) -> bool:
+        """Whether methods or paths decide about requests to it."""
+        return any(each.rule.is_conditional for each in self._at(name, port))
+
     def http_allowed(self, name: str, port: int, method: str, path: str) -> Decision:
         """Whether one request may be sent; `path` is its target, with or without a query."""
         decision = self.name_allowed(name, port)

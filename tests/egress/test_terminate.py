@@ -1,0 +1,391 @@
+"""TLS that is ended on the way: what the server gets, what the client sees, and whom each believes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringfence.egress import terminate
+from ringfence.egress.ca import Authority
+from ringfence.egress.loop import sleep
+from ringfence.egress.refused import Refused
+from ringfence.egress.site import Site
+from ringfence.egress.tls import Hello
+from ringfence.egress.tls_stream import TlsStream
+from ringfence.model.network import NetworkLimits
+from ringfence.model.rules import Credential, NetworkRule
+from tests.egress.hellos import of_this_library
+from tests.egress.scene import ANSWER, QUICK, Outcome, Script, a_site, all_of, play, until
+from tests.egress.smuggling import head, post
+
+if TYPE_CHECKING:
+    from ringfence.egress.streams import Stream
+
+SECRET = "hunter2-and-more"
+OF_SANDBOX = Authority.create(["a.test", "*.wild.test"])
+OF_WORLD = Authority.create(["a.test", "b.test", "x.wild.test"])  # stands for the real ones
+RULE = NetworkRule("a.test", credential=Credential("KEY"))
+HELLO = Hello("a.test", (), False, 0)
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority.certificate)
+
+
+def through(
+    *,
+    authority: Authority = OF_SANDBOX,
+    roots: ssl.SSLContext | None = None,
+    hello: Hello = HELLO,
+) -> Callable[[Stream, Site, Callable[[], Awaitable[Stream]]], Awaitable[None]]:
+    """What is between: `terminate.serve`."""
+    whom = roots or trusting(OF_WORLD)
+
+    async def middle(stream: Stream, site: Site, reach: Callable[[], Awaitable[Stream]]) -> None:
+        await terminate.serve(stream, hello, site, authority, reach, whom)
+
+    return middle
+
+
+def client(
+    request: bytes, context: ssl.SSLContext | None = None, name: str = "a.test"
+) -> Callable[[Outcome], Script]:
+    """A client over TLS that says `request`; `<TLS ...>` is what it has to complain of."""
+
+    def make(outcome: Outcome) -> Script:
+        async def talk(below: Stream) -> None:
+            stream = TlsStream(below, context or trusting(OF_SANDBOX), server_name=name)
+            try:
+                await stream.handshake()
+                await stream.write(request)
+                outcome.received = await all_of(stream)
+                await stream.end()
+            except OSError as exc:
+                outcome.received += f"<{exc}>".encode()
+            stream.close()
+
+        return talk
+
+    return make
+
+
+def server(
+    answer: bytes = ANSWER,
+    *,
+    authority: Authority = OF_WORLD,
+    name: str = "a.test",
+    after: bytes = b"\r\n\r\n",
+    ends_tls: bool = True,
+) -> Callable[[Outcome], Script]:
+    def make(outcome: Outcome) -> Script:
+        async def serve(below: Stream) -> None:
+            stream = TlsStream(below, authority.context(name))
+            try:
+                await stream.handshake()
+                outcome.served = await until(stream, after)
+                await stream.write(answer)
+                if ends_tls:
+                    await stream.end()
+                    outcome.served += await all_of(stream)
+            except OSError:
+                pass
+            stream.close()
+
+        return serve
+
+    return make
+
+
+def site(*rules: NetworkRule, limits: NetworkLimits | None = None) -> Site:
+    return a_site(
+        *(rules or (RULE,)), port=443, scheme="https", secrets={"KEY": SECRET}, limits=limits
+    )
+
+
+class TestCredentials:
+    def test_it_is_written_into_the_request(self) -> None:
+        asked = head(b"Accept: x", b"authorization: Bearer placeholder", b"Cookie: a=b", b"X: y")
+        outcome = play(client(asked), server(), site(), through())
+
+        assert outcome.served == (
+            b"GET / HTTP/1.1\r\nHost: a.test\r\nAccept: x\r\nCookie: a=b\r\nX: y\r\n"
+            b"authorization: Bearer " + SECRET.encode() + b"\r\nAccept-Encoding: identity\r\n"
+            b"Connection: close\r\n\r\n"
+        )
+        assert outcome.received.endswith(b"\r\n\r\nhello")
+        assert outcome.error is None
+
+    def test_a_header_of_any_name_and_no_scheme(self) -> None:
+        rule = NetworkRule("a.test", credential=Credential("KEY", "X-Api-Key", ""))
+        outcome = play(client(head(b"X_API_KEY: mine")), server(), site(rule), through())
+
+        assert outcome.served is not None
+        assert b"x-api-key: hunter2-and-more\r\n" in outcome.served
+        assert b"mine" not in outcome.served
+
+    def test_two_credentials(self) -> None:
+        other = NetworkRule("a.test", credential=Credential("KEY", "X-Api-Key", ""))
+        outcome = play(client(head()), server(), site(RULE, other), through())
+
+        assert outcome.served is not None
+        assert 2 == outcome.served.count(SECRET.encode())
+
+    def test_only_where_its_rule_is_about(self) -> None:
+        """A path that another rule allows goes without."""
+        rules = (
+            NetworkRule("a.test", paths=("/api/*",), credential=Credential("KEY")),
+            NetworkRule("a.test"),
+        )
+        asked = head(b"Authorization: own", start=b"GET /other HTTP/1.1")
+        outcome = play(client(asked), server(), site(*rules), through())
+
+        assert outcome.served is not None
+        assert b"Authorization: own\r\n" in outcome.served
+        assert SECRET.encode() not in outcome.served
+
+    def test_what_the_server_shows_of_it_does_not_arrive(self) -> None:
+        shown = f"HTTP/1.1 200 OK\r\nX-Auth: Bearer {SECRET}\r\n\r\n".encode() + SECRET.encode() * 3
+        outcome = play(client(head()), server(shown), site(), through())
+
+        assert b"hunter2" not in outcome.received
+        assert outcome.received.endswith(b"*" * 3 * len(SECRET))
+        # The control: without the secret in its hands, it would have passed.
+        plain = a_site(NetworkRule("a.test", inspect=True), port=443, scheme="https")
+        assert b"hunter2" in play(client(head()), server(shown), plain, through()).received
+
+    def test_a_secret_without_a_value_is_told(self) -> None:
+        bare = a_site(RULE, port=443, scheme="https", secrets={})
+        outcome = play(client(head()), server(), bare, through())
+
+        assert "KEY has no value" in outcome.reason
+        assert b" 502 " in outcome.received
+
+
+class TestRules:
+    def test_requests_are_judged_one_by_one(self) -> None:
+        rule = NetworkRule("a.test", methods=("GET",), paths=("/open/*",))
+
+        good = play(client(head(start=b"GET /open/x HTTP/1.1")), server(), site(rule), through())
+        assert good.received.endswith(b"hello")
+        for start in (
+            b"POST /open/x HTTP/1.1",
+            b"GET /shut HTTP/1.1",
+            b"GET /open/../shut HTTP/1.1",
+        ):
+            bad = play(client(head(start=start)), server(), site(rule), through())
+            assert bad.served is None
+            assert bad.received.startswith(b"HTTP/1.1 403 ")
+
+    @pytest.mark.parametrize("host", [b"b.test", b"a.test:80", b"127.0.0.1", b"a.test.b.test"])
+    def test_nobody_hides_behind_an_allowed_name(self, host: bytes) -> None:
+        """Domain fronting: one name in the handshake, another in the request."""
+        outcome = play(client(head(host=b"Host: " + host)), server(), site(), through())
+
+        assert outcome.served is None
+        assert "the connection for a.test:443" in outcome.reason
+
+    def test_what_is_not_http_is_refused(self) -> None:
+        outcome = play(client(b"SSH-2.0-x\r\n\r\n"), server(), site(), through())
+
+        assert outcome.served is None
+        assert outcome.received.startswith(b"HTTP/1.1 400 ")
+
+    def test_large_bodies_both_ways(self) -> None:
+        size = 1_000_000
+        asked = post(b"Content-Length: %d" % size) + b"x" * (size - 3) + b"end"
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"y" * size
+        outcome = play(client(asked), server(answer, after=b"end"), site(), through())
+
+        assert outcome.served is not None
+        assert size == len(outcome.served.partition(b"\r\n\r\n")[2])
+        assert b"y" * size == outcome.received.partition(b"\r\n\r\n")[2]
+
+    def test_a_handshake_in_small_pieces(self) -> None:
+        def dripping(outcome: Outcome) -> Script:
+            async def talk(below: Stream) -> None:
+                await client(head())(outcome)(_Dripping(below))
+
+            return talk
+
+        assert play(dripping, server(), site(), through()).received.endswith(b"hello")
+
+
+class _Dripping:
+    """A stream that hands over 40 bytes at a time."""
+
+    def __init__(self, below: Stream) -> None:
+        self.read, self.end, self.close, self.abort = (
+            below.read,
+            below.end,
+            below.close,
+            below.abort,
+        )
+        self._below = below
+
+    async def write(self, data: bytes) -> None:
+        for at in range(0, len(data), 40):
+            await self._below.write(data[at : at + 40])
+            await sleep(0.001)
+
+
+class TestClients:
+    @pytest.mark.parametrize("roots", [OF_WORLD, Authority.create(["a.test"])])
+    def test_one_that_does_not_trust_the_authority_is_told_of(self, roots: Authority) -> None:
+        """It pins a certificate, or is another sandbox's: nothing is sent, and the record says why."""
+        outcome = play(client(head(), trusting(roots)), server(), site(), through())
+
+        assert outcome.served is None
+        assert "does not accept the certificate" in outcome.reason
+        assert "a.test" in outcome.reason
+        assert b"CERTIFICATE_VERIFY_FAILED" in outcome.received
+
+    def test_one_that_hangs_up_in_the_handshake(self) -> None:
+        def hangs_up(_outcome: Outcome) -> Script:
+            async def talk(stream: Stream) -> None:
+                await stream.write(of_this_library("a.test"))
+                await stream.read(1 << 16)
+                await stream.end()
+                await all_of(stream)
+                stream.close()
+
+            return talk
+
+        assert "it hung up" in play(hangs_up, server(), site(), through()).reason
+
+    def test_one_that_stops_in_the_handshake(self) -> None:
+        def stops(outcome: Outcome) -> Script:
+            async def talk(stream: Stream) -> None:
+                await stream.write(of_this_library("a.test"))
+                outcome.received = await all_of(stream)
+                stream.close()
+
+            return talk
+
+        outcome = play(stops, server(), site(limits=QUICK), through())
+
+        assert "no TLS handshake within 0.3 s" in outcome.reason
+        assert outcome.received.endswith(b"<reset>")
+
+    def test_one_that_speaks_only_http_2(self) -> None:
+        context = trusting(OF_SANDBOX)
+        context.set_alpn_protocols(["h2"])
+        hello = Hello("a.test", ("h2",), False, 0)
+        outcome = play(client(head(), context), server(), site(), through(hello=hello))
+
+        assert "only 'h2'" in outcome.reason
+        assert b"NO_APPLICATION_PROTOCOL" in outcome.received.upper().replace(b" ", b"_")
+
+    def test_one_that_speaks_both_gets_http_1(self) -> None:
+        context = trusting(OF_SANDBOX)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        hello = Hello("a.test", ("h2", "http/1.1"), False, 0)
+
+        outcome = play(client(head(), context), server(), site(), through(hello=hello))
+        assert outcome.received.endswith(b"hello")
+
+    def test_a_rule_that_came_after_the_authority(self) -> None:
+        late = Authority.create(["b.test"])
+        outcome = play(client(head()), server(), site(), through(authority=late))
+
+        assert "create a new sandbox" in outcome.reason
+        assert b"ACCESS_DENIED" in outcome.received.upper().replace(b" ", b"_")
+
+    def test_an_answer_ends_with_an_end_of_tls(self) -> None:
+        """Else a client could not tell it from one that was cut."""
+        outcome = play(client(head()), server(b"HTTP/1.0 200 OK\r\n\r\nhello"), site(), through())
+
+        assert outcome.received.endswith(b"hello")
+
+
+class TestServers:
+    def test_it_is_asked_for_by_the_name_that_was_allowed(self) -> None:
+        names: list[str | None] = []
+        context = OF_WORLD.context("b.test")
+        context.sni_callback = lambda _c, name, _x: names.append(name)
+        rule = NetworkRule("b.test", inspect=True)
+        to_b = a_site(rule, host="b.test", port=443, scheme="https")
+        authority = Authority.create(["b.test"])
+
+        outcome = play(
+            client(head(host=b"Host: b.test"), trusting(authority), "b.test"),
+            server(name="b.test"),
+            to_b,
+            through(authority=authority, hello=Hello("b.test", (), False, 0)),
+        )
+
+        assert outcome.received.endswith(b"hello")
+        assert ["b.test"] == names
+
+    @pytest.mark.parametrize(
+        ("others", "words"),
+        [
+            ({"authority": Authority.create(["a.test"])}, "local issuer"),
+            ({"name": "b.test"}, "Hostname mismatch"),
+        ],
+    )
+    def test_one_that_is_not_who_it_should_be(
+        self, others: dict[str, Authority | str], words: str
+    ) -> None:
+        outcome = play(client(head()), server(**others), site(), through())  # type: ignore[arg-type]
+
+        assert outcome.served is None
+        assert words in outcome.reason
+        assert "this host does not trust the certificate of a.test" in outcome.reason
+        assert outcome.received.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+
+    def test_the_sandbox_s_own_authority_is_nothing_to_us(self) -> None:
+        """Whoever got its key could not pass for a server."""
+        outcome = play(client(head()), server(authority=OF_SANDBOX), site(), through())
+
+        assert outcome.served is None
+        assert "does not trust" in outcome.reason
+
+    def test_one_that_speaks_no_tls(self) -> None:
+        def plain(outcome: Outcome) -> Script:
+            async def serve(stream: Stream) -> None:
+                await stream.read(1 << 16)
+                await stream.write(ANSWER)
+                outcome.served = await all_of(stream)
+                stream.close()
+
+            return serve
+
+        outcome = play(client(head()), plain, site(), through())
+
+        assert "no TLS with a.test: wrong version number" in outcome.reason
+        assert outcome.served is not None
+        assert SECRET.encode() not in outcome.served
+
+    def test_one_that_says_nothing(self) -> None:
+        def silent(outcome: Outcome) -> Script:
+            async def serve(stream: Stream) -> None:
+                await all_of(stream)
+                stream.close()
+
+            return serve
+
+        outcome = play(client(head()), silent, site(limits=QUICK), through())
+
+        assert "in time" in outcome.reason
+        assert outcome.received.startswith(b"HTTP/1.1 504 ")
+
+    def test_an_answer_that_somebody_cut_is_not_whole(self) -> None:
+        cut = server(b"HTTP/1.0 200 OK\r\n\r\nhello", ends_tls=False)
+        outcome = play(client(head()), cut, site(), through())
+
+        assert isinstance(outcome.error, Refused)
+        assert b"<" in outcome.received  # the client's connection broke
+
+
+def test_no_error_shows_the_secret() -> None:
+    errors = []
+    for answer in (b"", b"nonsense\r\n\r\n", ANSWER[:-1], SECRET.encode()):
+        outcome = play(client(head()), server(answer), site(), through())
+        errors.append(f"{outcome.error!r} {outcome.error} {vars(outcome.error or object)}")
+        errors.append(repr(outcome.received))
+
+    assert "Refused" in str(errors) or "BrokenOff" in str(errors)
+    assert "hunter2" not in str(errors)
