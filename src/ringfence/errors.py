@@ -164,6 +164,13 @@ class SandboxLost(RingfenceError):
     code = "sandbox_lost"
 
 
+class ConnectError(RingfenceError):
+    """Nothing inside the sandbox accepts connections there, not yet or not any more."""
+
+    code = "connect_failed"
+    retryable = True
+
+
 class ResourceExhausted(RingfenceError):
     """A quota or the host has no room now."""
 

@@ -19,7 +19,7 @@ CLASSES = [
     if isinstance(value, type) and issubclass(value, RingfenceError)
 ]
 CODES = {
-    "bad_json", "backend_unavailable", "directory_not_empty", "exec_failed", "exec_not_found",
+    "bad_json", "backend_unavailable", "connect_failed", "directory_not_empty", "exec_failed", "exec_not_found",
     "file_error", "file_exists", "file_not_found", "invalid_request", "io", "is_a_directory",
     "isolation_failed", "lifecycle", "network_policy", "not_a_directory", "permission_denied",
     "resource_exhausted", "ringfence_error", "sandbox_lost", "sandbox_not_found",

@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, idmap, init, lockdown, wire
+from . import build, cgroups, idmap, init, lockdown, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,6 +110,20 @@ def _join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
+# -- network ----------------------------------------------------------------------------------
+
+
+def _network(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Change the network of a live sandbox: request has a network plan; fds are user and net namespace.
+
+    Answers with the sockets that the plan asks for. No guest sees this process: it is in none of
+    their PID namespaces.
+    """
+    namespaces.setns(fds[0], namespaces.CLONE_NEWUSER)
+    namespaces.setns(fds[1], namespaces.CLONE_NEWNET)
+    wire.send_raw(reply, b"O", network.set_up(request["network"]))
+
+
 # -- trees ------------------------------------------------------------------------------------
 
 
@@ -186,4 +200,4 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         os._exit(0)
 
 
-_OPERATIONS = {"mount": _mount, "tree": _tree, "agent": _agent}
+_OPERATIONS = {"mount": _mount, "network": _network, "tree": _tree, "agent": _agent}

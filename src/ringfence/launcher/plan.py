@@ -21,6 +21,14 @@ class Tree(TypedDict):
     fd: int  # index of an O_PATH descriptor sent along; -1 for none
 
 
+class NetworkPlan(TypedDict):
+    """What a sandbox's own network namespace is told, and the sockets it is to open."""
+
+    # Name, protocol, messages, the number that is acknowledged, the first that is IPv6's.
+    batches: list[tuple[str, int, bytes, int, int]]
+    port: int  # of the listener; 0: open no sockets
+
+
 class Plan(TypedDict):
     """One sandbox."""
 
@@ -55,4 +63,5 @@ class Plan(TypedDict):
     placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
     note: str  # the file that tells of them, to remove after them; "" for none
     trusted_root: bool  # the zygote may open trees and map ids as host root
+    network: NetworkPlan | None  # None: nothing but lo, or the host's own
     warm: bool  # build the root only, then wait for the plan of who gets it

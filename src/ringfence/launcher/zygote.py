@@ -15,7 +15,7 @@ import sys
 import time
 
 from ..linux import cdata, files, mounts, namespaces, privileges, signals
-from . import build, cgroups, enter, idmap, init, lockdown, placeholders, wire
+from . import build, cgroups, enter, idmap, init, lockdown, network, placeholders, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -406,7 +406,7 @@ def become_sandbox(go: wire.Socket, flags: int) -> None:
     if plan["warm"]:
         go, built = reported(control, rest, control, go, built)
         plan, control, tasks, trees = receive_claim(go)
-        reported(control, complete, plan, tasks, trees)
+        built.sockets = reported(control, complete, plan, tasks, trees)
     go.close()
     reported(control, serve, plan, control, built)
 
@@ -435,10 +435,14 @@ def wake_up(flags: int) -> None:
 
 
 class Built:
-    """What the process of a built sandbox holds: its pid as text, its pidfd, its oom_score_adj."""
+    """What the process of a built sandbox holds.
 
-    def __init__(self, pid: bytes, pidfd: int, oom_score_fd: int) -> None:
+    That is its pid as text, its pidfd, its oom_score_adj, and the sockets of its network.
+    """
+
+    def __init__(self, pid: bytes, pidfd: int, oom_score_fd: int, *sockets: int) -> None:
         self.pid, self.pidfd, self.oom_score_fd = pid, pidfd, oom_score_fd
+        self.sockets = list(sockets)
 
 
 def boot(plan: Plan, go: wire.Socket, trees: list[int]) -> Built:
@@ -446,6 +450,7 @@ def boot(plan: Plan, go: wire.Socket, trees: list[int]) -> Built:
     # While the zygote maps our ids and makes our cgroups, what needs neither.
     namespaces.sethostname(plan["hostname"])
     build.open_trees(plan["trees"], trees)
+    sockets = network.set_up(plan["network"])
     pid, [*passed] = wire.receive_raw(go)
     if not pid:
         os._exit(1)  # the zygote gave up before our ids were mapped
@@ -458,7 +463,7 @@ def boot(plan: Plan, go: wire.Socket, trees: list[int]) -> Built:
     os.setresuid(*[plan["setup_uid"]] * 3)
     # The change of ids hid our own /proc files from us; no guest exists yet.
     privileges.set_dumpable(True)
-    return Built(pid, passed[0], build.build_root(plan, trees))
+    return Built(pid, passed[0], build.build_root(plan, trees), *sockets)
 
 
 def rest(control: wire.Socket, go: wire.Socket, built: Built) -> tuple[wire.Socket, Built]:
@@ -479,12 +484,13 @@ def receive_claim(go: wire.Socket) -> tuple[Plan, wire.Socket, list[int], list[i
     return plan, wire.adopt(fds[0]), fds[1 : 1 + count], fds[1 + count :]
 
 
-def complete(plan: Plan, tasks: list[int], trees: list[int]) -> None:
-    """Make a warm sandbox what one built for this plan would be."""
+def complete(plan: Plan, tasks: list[int], trees: list[int]) -> list[int]:
+    """Make a warm sandbox what one built for this plan would be; returns its network's sockets."""
     if tasks:
         cgroups.join(tasks)
         namespaces.unshare(namespaces.CLONE_NEWCGROUP)  # else their names could be seen from inside
     build.complete_root(plan, trees)
+    return network.set_up(plan["network"])
 
 
 def serve(plan: Plan, control: wire.Socket, built: Built) -> None:
@@ -493,6 +499,7 @@ def serve(plan: Plan, control: wire.Socket, built: Built) -> None:
     told += [
         os.open(f"/proc/self/ns/{n}", os.O_RDONLY | os.O_CLOEXEC) for n in ("user", "mnt", "pid")
     ]
+    told += built.sockets
     signal_fd = signals.signalfd([signal.SIGCHLD])
     io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)  # while it is still ours to open
     init.point_standard_descriptors_at_null()

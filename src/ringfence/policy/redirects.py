@@ -79,10 +79,13 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
     reached = {**dict.fromkeys(SYNTHETIC, names)}
     for network, ports in places.items():
         reached[network] = ports.joined(reached[network]) if network in reached else ports
+    others = _pairs(reached)
+    if len(others) > _MOST_PAIRS:  # only what has a route comes here at all
+        others = [Redirect(everywhere, *hosts.EVERY_PORT[0]) for everywhere in _EVERYWHERE]
     return Redirects(
         routes=tuple(reached),
         loopback=(_single(*RESOLVER), *_pairs(loopback)),
-        others=(_single(*PROXY), *_pairs(reached)),
+        others=(_single(*PROXY), *others),
     )
 
 

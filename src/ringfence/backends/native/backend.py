@@ -6,12 +6,19 @@ import errno
 import os
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, IsolationError, LifecycleError, SandboxLost
+from ...errors import (
+    InvalidRequest,
+    IsolationError,
+    LifecycleError,
+    NetworkPolicyError,
+    SandboxLost,
+)
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
 from . import cgroups, identity, journal, planner
 from .host import Host, host, out_of_files
+from .network import refused_by_kernel
 from .profiles import Profile, profile_named
 from .zygote import Refused, Zygote, answer
 
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
+    from .network import Egress
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
 
@@ -42,6 +50,7 @@ class NativeBackend:
         profiles: Profiles of the caller's own, by name.
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
+        egress: Who serves the sockets of sandboxes whose policy allows something.
     """
 
     name = NAME
@@ -52,7 +61,9 @@ class NativeBackend:
         profiles: Mapping[str, Profile] | None = None,
         state_dir: str | None = None,
         zygote: Zygote | None = None,
+        egress: Callable[[], Egress] | None = None,
     ) -> None:
+        self._egress = egress
         self.profiles = dict(profiles or {})
         self._state_dir = state_dir
         self._lock, self._first_use = allocate_lock(), allocate_lock()
@@ -77,7 +88,7 @@ class NativeBackend:
         return _with_files(lambda: self._prewarm(spec))
 
     def _checked_profile(self, spec: SandboxSpec) -> Profile:
-        planner.check(spec)
+        planner.check(spec, has_egress=self._egress is not None)
         profile = profile_named(spec.profile, self.profiles)
         if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
             planner.require_allowed(
@@ -257,15 +268,36 @@ class NativeBackend:
             ours.close()
             if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
                 raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
+            if (exc.strerror or "").startswith("network "):
+                raise refused_by_kernel(exc) from exc
             raise isolation_error(exc) from exc
         except BaseException:
             ours.close()
             raise
-        pid, pidfd, namespace_fds = int(body), fds[0], fds[1:]
+        pid, pidfd, namespace_fds, sockets = int(body), fds[0], fds[1:4], fds[4:]
         ours.settimeout(None)
-        return NativeSandbox(
-            self, draft, profile, size, group, ours, plan, pid, pidfd, namespace_fds, zygote
+        sandbox = NativeSandbox(
+            self,
+            draft,
+            profile,
+            size,
+            group,
+            ours,
+            plan,
+            pid,
+            pidfd,
+            namespace_fds,
+            zygote,
+            sockets,
         )
+        sandbox.serve_network()
+        return sandbox
+
+    def egress(self) -> Egress:
+        """Who serves the sockets of sandboxes here; started on first use."""
+        if self._egress is None:
+            raise NetworkPolicyError("a list of allowed hosts cannot be enforced yet")
+        return self._egress()
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""

@@ -14,6 +14,7 @@ from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
 from . import identity, template
 from .host import Host
+from .network import check_secrets
 from .profiles import Profile
 from .protect import Protected, check_names, protect_mount
 
@@ -21,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...launcher.plan import Plan, Tree
+    from ...launcher.plan import NetworkPlan, Plan, Tree
 
 _MIB, _GIB = 1 << 20, 1 << 30
 DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
@@ -90,7 +91,7 @@ def sizes(spec: SandboxSpec, host: Host) -> Sizes:
     )
 
 
-def check(spec: SandboxSpec) -> None:
+def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
     """Refuse what the native backend does not do, before anything is made."""
     if spec.tier != LIGHT:
         raise Unsupported(
@@ -104,15 +105,7 @@ def check(spec: SandboxSpec) -> None:
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"
         )
-    if spec.network.is_limited and not spec.network.is_none:
-        raise NetworkPolicyError(
-            "a list of allowed hosts cannot be enforced yet",
-            field="network",
-            hint="use none, or unrestricted by name",
-        )
-    for name in ("io_bytes_per_s", "network_bytes", "idle_timeout_s"):
-        if getattr(spec.limits, name) is not None:
-            raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    _check_network(spec, has_egress)
     for name, (least, why) in _LEAST.items():
         wanted = getattr(spec.limits, name)
         if wanted is not None and wanted < least:
@@ -124,7 +117,23 @@ def check(spec: SandboxSpec) -> None:
         except OSError as exc:
             raise _no_source(mount, exc) from exc
     check_names(spec.unprotect)
-    if spec.secrets:
+
+
+def _check_network(spec: SandboxSpec, has_egress: bool) -> None:
+    if spec.network.is_limited and not spec.network.is_none and not has_egress:
+        raise NetworkPolicyError(
+            "a list of allowed hosts cannot be enforced yet",
+            field="network",
+            hint="use none, or unrestricted by name",
+        )
+    unlimited = ["io_bytes_per_s", "idle_timeout_s"]
+    if spec.network.is_unrestricted or not has_egress:
+        unlimited.append("network_bytes")
+    for name in unlimited:
+        if getattr(spec.limits, name) is not None:
+            raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    check_secrets(spec.network, spec.secrets)
+    if spec.secrets and not has_egress:
         raise Unsupported(
             "secrets are injected by the egress engine, which is not there yet",
             backend="native",
@@ -333,8 +342,17 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,
+        "network": _network(spec),
         "warm": False,
     }
+
+
+def _network(spec: SandboxSpec) -> NetworkPlan | None:
+    if spec.network.is_none or spec.network.is_unrestricted:
+        return None
+    from .routes import plan_for
+
+    return plan_for(spec.network)
 
 
 def _namespaces(isolated: bool) -> int:

@@ -11,7 +11,6 @@ from _thread import RLock, allocate_lock
 from ...errors import (
     ExecError,
     LifecycleError,
-    NetworkPolicyError,
     SandboxLost,
 )
 from ...launcher import wire
@@ -22,11 +21,13 @@ from ...model.stats import SandboxStats
 from . import identity, journal, planner
 from .files import NativeFiles
 from .host import out_of_files
+from .network import NativeNetwork, check_change
 from .process import NativeExec
 from .zygote import answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
     from ...launcher.plan import Plan
@@ -60,6 +61,7 @@ class NativeSandbox:
         pidfd: int,
         namespace_fds: list[int],
         zygote: Zygote,
+        sockets: list[int],
     ) -> None:
         self.backend, self.spec, self.profile, self.sizes, self.group = (
             backend,
@@ -93,6 +95,7 @@ class NativeSandbox:
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
         self._environment = planner.environment(draft.spec)
+        self.network = NativeNetwork(self, sockets)
 
     # -- describing -------------------------------------------------------------------------
 
@@ -386,6 +389,7 @@ class NativeSandbox:
             closing, self.pidfd, self.namespace_fds = [self.pidfd, *self.namespace_fds], -1, []
         for fd in closing:
             os.close(fd)
+        self.network.close()
         remove_placeholders(self.protected, self.note, self.id, self.zygote)
         self.backend.released(self)
 
@@ -400,13 +404,30 @@ class NativeSandbox:
             self.mounts.append(resolved)
             return resolved
 
+    def serve_network(self) -> None:
+        """Begin to answer what its programs ask of the network; when that fails, it has ended."""
+        try:
+            self.network.serve()
+        except BaseException:
+            self.terminate()
+            raise
+
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
-        if self.state is State.TERMINATED:
-            raise LifecycleError("network policy: the sandbox is terminated")
-        raise NetworkPolicyError(
-            f"the network policy of a live native sandbox cannot become {policy.mode} yet",
-            hint="create a new sandbox with this policy",
-        )
+        from dataclasses import replace
+
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("network policy: the sandbox is terminated")
+            self.backend.egress()
+            check_change(self, policy)
+            if policy == self.spec.network:
+                return
+            self.network.change(policy)
+            self.spec = replace(self.spec, network=policy)
+            self._environment = planner.environment(self.spec)
+
+    def connect(self, port: int) -> socket.socket:
+        return self.network.dial(port)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:

@@ -1,0 +1,286 @@
+"""The network of one live sandbox: two sockets made inside it, and who serves them.
+
+The kernel of the sandbox turns whatever its policy may allow to those sockets and refuses the rest;
+the egress process, which accepts on them, decides. Without it nothing is reachable at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from _thread import allocate_lock
+
+from ...errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError, SandboxLost
+from .zygote import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Container, Mapping
+    from typing import Protocol
+
+    from ...launcher.plan import NetworkPlan
+    from ...model.netlog import NetworkEvent
+    from ...model.network import NetworkPolicy
+    from .sandbox import NativeSandbox
+
+    class Egress(Protocol):
+        """Who accepts on the sockets of sandboxes, decides, and dials: `egress.client.Egress`."""
+
+        def serve(
+            self,
+            sandbox_id: str,
+            policy: NetworkPolicy,
+            secrets: Mapping[str, str],
+            network_bytes: int | None,
+            listeners: list[int],
+        ) -> None: ...
+        def change(
+            self,
+            sandbox_id: str,
+            policy: NetworkPolicy,
+            secrets: Mapping[str, str],
+            network_bytes: int | None,
+        ) -> None: ...
+        def drop(self, sandbox_id: str) -> None: ...
+        def relay(self, sandbox_id: str, port: int, outside: int, inside: int) -> None: ...
+        def events(self, sandbox_id: str) -> list[NetworkEvent]: ...
+
+
+_CHANGE_S = 30.0
+_DIAL_S = 10.0
+# What nfnetlink says where a part of it is neither built in nor loaded, and cannot be loaded.
+_NO_MODULE = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL)
+_NAMESPACE = "/proc/self/ns/net"
+
+
+class NativeNetwork:
+    """What a sandbox reaches, and how it is reached. The sandbox's lock is held by callers that change it.
+
+    Args:
+        sockets: The listener and the resolver's socket, of a sandbox that may reach something.
+    """
+
+    def __init__(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
+        self._sandbox, self._sockets = sandbox, sockets
+        self._known = False  # to the egress process
+        self._lock = allocate_lock()
+
+    @property
+    def _egress(self) -> Egress:
+        return self._sandbox.backend.egress()
+
+    @property
+    def _policy(self) -> NetworkPolicy:
+        return self._sandbox.spec.network
+
+    # -- going out --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Hand a new sandbox's sockets to the egress process; from then on its programs get answers."""
+        if self._sockets:
+            self._serve(self._policy)
+
+    def _serve(self, policy: NetworkPolicy) -> None:
+        spec = self._sandbox.spec
+        secrets = {name: spec.secrets[name] for name in policy.secrets}
+        self._known = True
+        self._egress.serve(
+            self._sandbox.id, policy, secrets, spec.limits.network_bytes, list(self._sockets)
+        )
+
+    def change(self, policy: NetworkPolicy) -> None:
+        """Let `policy` hold instead, also for what runs and for what is connected.
+
+        Raises:
+            NetworkPolicyError: It cannot; the old policy holds.
+        """
+        from .routes import plan_to_change
+
+        old = self._policy
+        plan = plan_to_change(old, policy)
+        if old.is_none:
+            self._open(plan, policy)
+        elif policy.is_none:
+            self._stop_serving()
+            self._tell_kernel(plan)
+            self._close_sockets()
+        else:
+            self._replace(plan, old, policy)
+
+    def _open(self, plan: NetworkPlan | None, policy: NetworkPolicy) -> None:
+        """From no network to some: nothing is served before everything is in place."""
+        from .routes import plan_to_change
+
+        try:
+            self._sockets = self._tell_kernel(plan)
+            self._serve(policy)
+        except BaseException:
+            self._stop_serving()
+            self._undo(plan_to_change(policy, self._policy))
+            self._close_sockets()
+            raise
+
+    def _replace(self, plan: NetworkPlan | None, old: NetworkPolicy, policy: NetworkPolicy) -> None:
+        """The egress process first: it is who decides, and cuts what is no longer allowed."""
+        from .routes import plan_to_change
+
+        self._change(policy)
+        try:
+            self._tell_kernel(plan)
+        except BaseException:
+            self._change(old)
+            self._undo(plan_to_change(policy, old))
+            raise
+
+    def _change(self, policy: NetworkPolicy) -> None:
+        spec = self._sandbox.spec
+        secrets = {name: spec.secrets[name] for name in policy.secrets}
+        self._egress.change(self._sandbox.id, policy, secrets, spec.limits.network_bytes)
+
+    def _tell_kernel(self, plan: NetworkPlan | None) -> list[int]:
+        """Apply a plan in the sandbox's network namespace; returns the sockets it asked for."""
+        if plan is None:
+            return []
+        sandbox = self._sandbox
+        with sandbox.awake():
+            _body, [net_fd] = sandbox.ask("open", _NAMESPACE, os.O_RDONLY, 0)
+        borrowed: list[int] = [net_fd]
+        try:
+            borrowed += sandbox.borrow_namespaces()
+            _body, sockets = sandbox.zygote.ask(
+                "enter",
+                {"op": "network", "network": plan},
+                [borrowed[1], net_fd],
+                timeout_s=_CHANGE_S,
+            )
+        except Refused as exc:
+            raise refused_by_kernel(exc) from exc
+        finally:
+            for fd in borrowed:
+                os.close(fd)
+        return sockets
+
+    def _undo(self, plan: NetworkPlan | None) -> None:
+        """As far as it was done; who calls has an error to raise already."""
+        try:
+            self._tell_kernel(plan)
+        except (NetworkPolicyError, SandboxLost, LifecycleError, OSError):
+            pass
+
+    # -- coming in --------------------------------------------------------------------------
+
+    def dial(self, port: int) -> socket.socket:
+        """A connection to a server inside, on 127.0.0.1 or ::1.
+
+        Raises:
+            ConnectError: Nothing accepts connections there.
+        """
+        if not 1 <= port <= 65535:
+            raise InvalidRequest(f"{port} is not a port: 1 to 65535", field="port")
+        self._sandbox.require_awake()
+        deadline = time.monotonic() + _DIAL_S
+        for version in (4, 6):
+            sock = self._dial(version, port, deadline)
+            if sock is not None:
+                return sock
+        raise ConnectError(
+            f"no server inside accepts connections on port {port}",
+            hint="it must listen on 127.0.0.1, ::1 or every address",
+            field="port",
+        )
+
+    def _dial(self, version: int, port: int, deadline: float) -> socket.socket | None:
+        try:
+            _body, [fd] = self._sandbox.ask("dial", version, port)
+        except OSError:  # refused at once, or a kernel without IPv6
+            return None
+        import socket  # half a millisecond, which a run without connections need not pay
+
+        sock = socket.socket(fileno=fd)
+        try:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT)
+            in_time = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if in_time and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                sock.setblocking(True)
+                return sock
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+        return None
+
+    def relay(self, port: int, outside: socket.socket, inside: socket.socket) -> None:
+        """Join two connections, in the egress process: data flows whatever this process does."""
+        self._known = True
+        self._egress.relay(self._sandbox.id, port, outside.fileno(), inside.fileno())
+
+    # -- the record -------------------------------------------------------------------------
+
+    def events(self) -> list[NetworkEvent]:
+        """What was decided so far, oldest first; bounded."""
+        return self._egress.events(self._sandbox.id) if self._known else []
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cut every connection and close every copy of the sockets; idempotent."""
+        self._stop_serving()
+        self._close_sockets()
+
+    def _stop_serving(self) -> None:
+        known, self._known = self._known, False
+        if known:
+            self._egress.drop(self._sandbox.id)
+
+    def _close_sockets(self) -> None:
+        with self._lock:
+            closing, self._sockets = self._sockets, []
+        for fd in closing:
+            os.close(fd)
+
+
+def check_change(sandbox: NativeSandbox, policy: NetworkPolicy) -> None:
+    """Refuse a policy that this live sandbox cannot get.
+
+    Raises:
+        NetworkPolicyError: One of the two is the host's own network.
+        InvalidRequest: It writes a secret that the sandbox was not made with.
+    """
+    if policy.is_unrestricted or sandbox.spec.network.is_unrestricted:
+        raise NetworkPolicyError(
+            "whether a sandbox has the host's own network is decided when it is made",
+            field="network",
+            hint="create a new sandbox with this policy",
+        )
+    check_secrets(policy, sandbox.spec.secrets)
+
+
+def check_secrets(policy: NetworkPolicy, secrets: Container[str]) -> None:
+    """Every secret that a rule writes is there.
+
+    Raises:
+        InvalidRequest: One is not.
+    """
+    missing = [name for name in policy.secrets if name not in secrets]
+    if missing:
+        raise InvalidRequest(
+            f"the network policy writes {', '.join(missing)} into requests, and no such secret is given",
+            field="secrets",
+            hint=f'give secrets={{"{missing[0]}": "..."}}; they are never part of a snapshot',
+        )
+
+
+def refused_by_kernel(exc: Refused) -> NetworkPolicyError:
+    """The error for a network that the kernel would not set up."""
+    hint = "run `ringfence doctor` to see what this host allows"
+    if exc.errno in _NO_MODULE:
+        hint = (
+            "a list of hosts needs nf_tables, nft_chain_nat, nft_redir and nft_ct of the kernel: "
+            "`modprobe` them as root, or ask for network none"
+        )
+    text = f"the network policy cannot be enforced here: {exc.strerror}"
+    return NetworkPolicyError(text, field="network", hint=hint)

@@ -1,0 +1,83 @@
+"""Stands in for the egress process: takes a sandbox's sockets, and lets the test accept on them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+
+from ringfence import NetworkPolicy
+from ringfence.model.netlog import NetworkEvent
+
+SO_ORIGINAL_DST = 80  # include/uapi/linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST is the same
+PATIENCE_S = 10.0
+
+
+class Listening:
+    """An `Egress` that decides nothing."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, tuple[NetworkPolicy, Mapping[str, str], int | None]] = {}
+        self.sockets: dict[str, tuple[socket.socket, socket.socket]] = {}
+        self.said: list[tuple[str, str]] = []
+        self.fails: set[str] = set()
+
+    def _say(self, verb: str, sandbox_id: str) -> None:
+        self.said.append((verb, sandbox_id))
+        if verb in self.fails:
+            raise OSError(f"no {verb} today")
+
+    def serve(
+        self,
+        sandbox_id: str,
+        policy: NetworkPolicy,
+        secrets: Mapping[str, str],
+        network_bytes: int | None,
+        listeners: list[int],
+    ) -> None:
+        self._say("serve", sandbox_id)
+        self.served[sandbox_id] = (policy, secrets, network_bytes)
+        tcp, udp = (socket.socket(fileno=os.dup(fd)) for fd in listeners)
+        for sock in (tcp, udp):
+            sock.settimeout(PATIENCE_S)
+        self.sockets[sandbox_id] = (tcp, udp)
+
+    def change(
+        self,
+        sandbox_id: str,
+        policy: NetworkPolicy,
+        secrets: Mapping[str, str],
+        network_bytes: int | None,
+    ) -> None:
+        self._say("change", sandbox_id)
+        self.served[sandbox_id] = (policy, secrets, network_bytes)
+
+    def drop(self, sandbox_id: str) -> None:
+        self._say("drop", sandbox_id)
+        self.served.pop(sandbox_id, None)
+        for sock in self.sockets.pop(sandbox_id, ()):
+            sock.close()
+
+    def relay(self, sandbox_id: str, port: int, outside: int, inside: int) -> None:
+        self._say("relay", sandbox_id)
+
+    def events(self, sandbox_id: str) -> list[NetworkEvent]:
+        self._say("events", sandbox_id)
+        return []
+
+    def close(self) -> None:
+        for sandbox_id in list(self.sockets):
+            self.drop(sandbox_id)
+
+
+def original(sock: socket.socket) -> tuple[str, int] | None:
+    """Where the client of an accepted connection wanted to go; None: to the listener itself."""
+    mapped = ipaddress.IPv6Address(sock.getpeername()[0]).ipv4_mapped is not None
+    level, size = (socket.SOL_IP, 16) if mapped else (socket.IPPROTO_IPV6, 28)
+    try:
+        found = sock.getsockopt(level, SO_ORIGINAL_DST, size)
+    except FileNotFoundError:
+        return None
+    port = int.from_bytes(found[2:4], "big")
+    return str(ipaddress.ip_address(found[4:8] if mapped else found[8:24])), port
