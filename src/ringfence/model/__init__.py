@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .limits import parse_duration as parse_duration
     from .limits import parse_size as parse_size
     from .mount import Mount as Mount
+    from .netlimits import NetworkLimits as NetworkLimits
     from .netlog import NetworkEvent as NetworkEvent
-    from .network import NetworkLimits as NetworkLimits
     from .network import NetworkPolicy as NetworkPolicy
     from .rules import Credential as Credential
     from .rules import NetworkRule as NetworkRule
@@ -43,7 +43,8 @@ _ROOMS = {
     "limits": ("Limits", "parse_duration", "parse_size"),
     "mount": ("Mount",),
     "netlog": ("NetworkEvent",),
-    "network": ("NetworkLimits", "NetworkPolicy"),
+    "netlimits": ("NetworkLimits",),
+    "network": ("NetworkPolicy",),
     "rules": ("Credential", "NetworkRule"),
     "session": ("ResolvedMount", "Session"),
     "snapshot": ("Snapshot",),

@@ -20,6 +20,7 @@ _HEX = frozenset("0123456789abcdef")
 _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and length bytes
 _PORT_MAX = 65535
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
+_NO_URL = "the host alone, no URL"
 
 EVERY_PORT: Ranges = ((1, _PORT_MAX),)
 
@@ -61,7 +62,7 @@ def read_name(given: str, field: str) -> str:
     # Only ASCII may be lower-cased: U+212A, the Kelvin sign, becomes the letter k.
     name = given.lower().removesuffix(".")
     if len(name) > _NAME_MAX or not all(_is_label(label) for label in name.split(".")):
-        hint = "the host alone, no URL" if "/" in given else "as example.com or *.example.com"
+        hint = _NO_URL if "/" in given else "as example.com or *.example.com"
         checks.refuse(field, f"{given!r} is not a host name", hint)
     if ends_in_number(name):
         checks.refuse(field, f"{given!r} is read as an address by some and as a name by others")
@@ -88,7 +89,8 @@ def read_address(given: str, field: str) -> str:
             if first >> 32 << 32 == _MAPPED:
                 network = ipaddress.ip_network((first & 0xFFFFFFFF, network.prefixlen - 96))
     except ValueError:
-        checks.refuse(field, f"{given!r} is not an address or network", "as 10.0.0.0/8 or 1.2.3.4")
+        hint = _NO_URL if "://" in given else "as 10.0.0.0/8 or 1.2.3.4"
+        checks.refuse(field, f"{given!r} is not an address or network", hint)
     single = network.prefixlen == network.max_prefixlen
     return str(network.network_address if single else network)
 

@@ -7,61 +7,24 @@ from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field
     from typing import Any, Self
 
+    from .netlimits import NetworkLimits as NetworkLimits
     from .rules import Credential as Credential
     from .rules import NetworkRule as NetworkRule
 else:
-    from .record import dataclass
+    from .record import dataclass, field
 
 LIMITED = "limited"
 UNRESTRICTED = "unrestricted"
 MODES = (LIMITED, UNRESTRICTED)
 
-_DAY_S = 86_400.0
 _MOST_RULES = 10_000
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class NetworkLimits(Noun):
-    """How much of the network one sandbox may use; `Limits.network_bytes` bounds its total.
-
-    Attributes:
-        connections: At the same time.
-        connections_per_s: New ones, on average; None is unbounded.
-        bytes_per_s: Both directions of all connections together; None is unbounded.
-        header_bytes: The head of one HTTP message, and the first bytes of a TLS connection.
-        header_s: How long those may take to arrive.
-        connect_s: How long reaching a server may take, its name's resolution included.
-        idle_s: After how long without a byte in either direction a connection is cut.
-    """
-
-    connections: int = 1024
-    connections_per_s: float | None = None
-    bytes_per_s: int | None = None
-    header_bytes: int = 16_384
-    header_s: float = 5.0
-    connect_s: float = 10.0
-    idle_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        checks.integer(self.connections, "connections", 1, 65_536)
-        checks.integer(self.header_bytes, "header_bytes", 256, 2**20)
-        if self.bytes_per_s is not None:
-            checks.integer(self.bytes_per_s, "bytes_per_s", 1, 2**50)
-        for name in ("connections_per_s", "header_s", "connect_s", "idle_s"):
-            given = getattr(self, name)
-            if given is not None or name != "connections_per_s":
-                object.__setattr__(self, name, checks.number(given, name, 0.001, _DAY_S))
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of what differs from the defaults."""
-        form = jsonform.dump(self)
-        return {name: value for name, value in form.items() if value != getattr(_LIMITS, name)}
-
-
-_LIMITS = NetworkLimits()
+def _not_given() -> Any:
+    """What `limits` are until somebody asks."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,18 +43,34 @@ class NetworkPolicy(Noun):
     allowed_hosts: tuple[str, ...] = ()
     rules: tuple[NetworkRule, ...] = ()
     learn: bool = False
-    limits: NetworkLimits = _LIMITS
+    limits: NetworkLimits = field(default_factory=_not_given)
 
     def __post_init__(self) -> None:
         checks.choice(self.mode, "mode", MODES, "limited or unrestricted")
         checks.flag(self.learn, "learn")
-        checks.instance(self.limits, "limits", NetworkLimits)
-        if self.allowed_hosts != () or self.rules != ():  # most policies have none: cheap
+        if self.learn and self.mode == UNRESTRICTED:
+            checks.refuse("learn", "an unrestricted policy watches nothing")
+        if self.__dict__["limits"] is None:
+            del self.__dict__["limits"]  # `__getattr__` has the defaults
+        else:
+            self._check_limits()
+        if self.allowed_hosts != () or self.rules != ():
             self._check_rules()
-        if self.mode == UNRESTRICTED:
-            for name, unset in (("learn", False), ("limits", _LIMITS)):
-                if getattr(self, name) != unset:
-                    checks.refuse(name, "an unrestricted policy watches nothing")
+
+    def __getattr__(self, name: str) -> Any:
+        """`limits` where none were given: every run makes a policy, and few look at those."""
+        if name == "limits":
+            from .netlimits import DEFAULT
+
+            return DEFAULT
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _check_limits(self) -> None:
+        from .netlimits import DEFAULT, NetworkLimits
+
+        checks.instance(self.limits, "limits", NetworkLimits)
+        if self.mode == UNRESTRICTED and self.limits != DEFAULT:
+            checks.refuse("limits", "an unrestricted policy watches nothing")
 
     def _check_rules(self) -> None:
         from . import hosts
@@ -197,6 +176,7 @@ class NetworkPolicy(Noun):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
+        from .netlimits import NetworkLimits
         from .rules import NetworkRule
 
         return {"rules": jsonform.each(NetworkRule.from_json), "limits": NetworkLimits.from_json}
@@ -216,7 +196,11 @@ def _split(given: str) -> tuple[str, ...]:
 
 
 def __getattr__(name: str) -> object:
-    """`NetworkRule` and `Credential`, read when first used (PEP 562)."""
+    """The nouns that a policy is made of, read when first used (PEP 562)."""
+    if name == "NetworkLimits":
+        from . import netlimits
+
+        return netlimits.NetworkLimits
     if name in ("NetworkRule", "Credential"):
         from . import rules
 

@@ -42,14 +42,13 @@ def read_pattern(given: str, field: str) -> str:
     """A path rule in canonical spelling: exact, or a prefix that ends in `*`."""
     if "?" in given:
         checks.refuse(field, f"{given!r} has a query; rules are about paths")
-    if not given.endswith("*"):
-        return read_path(given, field)
-    prefix = given[:-1]
-    # The last segment is only begun: what it becomes is for the request to answer.
+    prefix = given.removesuffix("*")
     if "*" in prefix:
-        checks.refuse(field, f"{given!r} has a * that is not its end")
-    whole = read_path(prefix + "x", field)
-    return whole[:-1] + "*"
+        checks.refuse(field, f"{given!r} has a * that is not its end", "a star itself is %2A")
+    if prefix == given:
+        return read_path(given, field)
+    # The last segment is only begun: what it becomes is for the request to answer.
+    return read_path(prefix + "x", field)[:-1] + "*"
 
 
 def matches(pattern: str, path: str) -> bool:

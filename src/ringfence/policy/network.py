@@ -198,21 +198,32 @@ class Judge:
         for each in (*rules, *(each for each in inner if each.covers(port))):
             if each.rule.denies:
                 return Decision(False, f"{address} is denied by {each.text}", each.text)
-        kind = addresses.special(address)
+        kind = self._special(address)
         for each in rules:
-            if each.network is not None and self._opens(each.network, address, kind):
+            if each.network is not None and self._opens(each.network, address):
                 return Decision(True, f"{address} is allowed by {each.text}", each.text)
-        if kind or address in self._own:
-            what = f"is {kind}" if kind else "is the host's own"
-            return Decision(False, f"{address} {what}, and no rule names that network")
+        if kind:
+            return Decision(False, f"{address} is {kind}, and no rule names that network")
         if named:
             return Decision(True, "")
         if self.policy.learn:
             return Decision(True, _LEARNING)
         return Decision(False, f"no rule allows {address} port {port}")
 
-    def _opens(self, network: Network, address: Address, kind: str) -> bool:
-        if kind and not addresses.names_special(network, address):
+    def _special(self, address: Address) -> str:
+        if kind := addresses.special(address):
+            return kind
+        if not self._own.isdisjoint((address, *addresses.embedded(address))):
+            return "the host's own address"
+        return ""
+
+    def _opens(self, network: Network, address: Address) -> bool:
+        """Whether a rule for `network`, which contains `address`, lets it through."""
+        if network.prefixlen == network.max_prefixlen:
+            return True
+        if addresses.special(address) and not addresses.names_special(network, address):
+            return False
+        if not self._own.isdisjoint(addresses.embedded(address)):
             return False
         return address not in self._own or addresses.is_place(network)
 

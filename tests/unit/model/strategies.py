@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import string
+from ipaddress import ip_network
 
 from hypothesis import strategies as st
 
 from ringfence.model import (
     BackendReport,
     Capability,
+    Credential,
     ExecRequest,
     ExecResult,
     ExecStatus,
     FileInfo,
     Limits,
     Mount,
+    NetworkEvent,
+    NetworkLimits,
     NetworkPolicy,
+    NetworkRule,
     Protection,
     ResolvedMount,
     ResourceUsage,
@@ -27,6 +32,7 @@ from ringfence.model import (
 )
 from ringfence.model.frozen import FrozenMap
 from ringfence.model.limits import _COUNTS, _SECONDS
+from ringfence.model.rules import _FRAMING
 from ringfence.model.spec import TIERS
 
 # What the kernel can be given: no NUL, no surrogate but those of undecodable bytes.
@@ -57,9 +63,75 @@ hosts = st.one_of(
     st.ip_addresses(v=6).map(str),
     st.builds(lambda address, port: f"[{address}]:{port}", st.ip_addresses(v=6), ports),
 )
+networks = st.builds(
+    lambda address, bits: str(ip_network((int(address), bits), strict=False)),
+    st.ip_addresses(v=4),
+    st.integers(0, 32),
+)
+port_sets = st.lists(
+    st.tuples(ports, ports).map(lambda pair: f"{min(pair)}-{max(pair)}") | ports.map(str),
+    max_size=3,
+).map(",".join)
+tokens = st.from_regex(r"\A[A-Za-z][A-Za-z0-9-]{0,10}\Z").filter(
+    lambda word: word.upper() != "CONNECT" and word.lower() not in _FRAMING
+)
+url_paths = st.lists(st.from_regex(r"\A[a-z0-9_~%41-]{1,5}\Z"), max_size=3).map(
+    lambda segments: "/" + "/".join(segments).replace("%", "%41")
+)
+credentials = st.builds(Credential, variables, tokens, st.just("") | tokens)
+conditions = st.fixed_dictionaries(
+    {},
+    optional={
+        "methods": st.lists(tokens, max_size=2).map(tuple),
+        "paths": st.lists(
+            st.builds(lambda path, star: path + star, url_paths, st.sampled_from(["", "*"])),
+            max_size=2,
+        ).map(tuple),
+    },
+)
+extras = st.fixed_dictionaries({}, optional={"credential": credentials, "inspect": st.booleans()})
+name_rules = st.builds(
+    lambda host, ports, action, when, more: NetworkRule(
+        host, ports, action, **when, **(more if action == "allow" else {})
+    ),
+    st.one_of(domains, domains.map(lambda name: f"*.{name}")),
+    port_sets,
+    st.sampled_from(["allow", "deny"]),
+    conditions,
+    extras,
+)
+address_rules = st.builds(
+    NetworkRule,
+    st.one_of(networks, st.ip_addresses().map(str)),
+    port_sets,
+    st.sampled_from(["allow", "deny"]),
+)
+rules = name_rules | address_rules
+network_limits = st.builds(
+    NetworkLimits,
+    connections=st.integers(1, 65_536),
+    connections_per_s=st.none() | st.floats(0.001, 86_400),
+    bytes_per_s=st.none() | st.integers(1, 2**50),
+    header_bytes=st.integers(256, 2**20),
+    idle_s=st.floats(0.001, 86_400),
+)
+# One allow at least: a policy that only denies is refused.
 policies = st.one_of(
     st.just(NetworkPolicy.unrestricted()),
     st.lists(hosts, max_size=4).map(lambda some: NetworkPolicy(allowed_hosts=tuple(some))),
+    st.builds(
+        lambda host, denied, some, learn, limits: NetworkPolicy(
+            allowed_hosts=(host, *(f"!{each}" for each in denied)),
+            rules=tuple(some),
+            learn=learn,
+            limits=limits,
+        ),
+        hosts,
+        st.lists(hosts, max_size=2),
+        st.lists(rules, max_size=3),
+        st.booleans(),
+        st.just(NetworkLimits()) | network_limits,
+    ),
 )
 mounts = st.builds(
     Mount,
@@ -172,6 +244,23 @@ stats = st.builds(
     uptime_s=st.none() | seconds,
     execs=st.integers(0, 10**9),
     degraded=st.lists(names, max_size=3).map(tuple),
+)
+events = st.builds(
+    NetworkEvent,
+    time=seconds,
+    sandbox_id=ids,
+    kind=st.sampled_from(["dns", "tcp", "http", "connect", "socks", "udp"]),
+    host=any_text,
+    address=st.just("") | st.ip_addresses().map(str),
+    port=st.integers(0, 65535),
+    allowed=st.booleans(),
+    reason=any_text,
+    method=any_text,
+    path=any_text,
+    bytes_in=st.integers(0, 2**60),
+    bytes_out=st.integers(0, 2**60),
+    duration_s=seconds,
+    rule=hosts,
 )
 infos = st.builds(
     FileInfo,
