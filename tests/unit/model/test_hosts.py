@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,8 +23,7 @@ RANGES = st.tuples(some.ports, some.ports).map(lambda pair: (min(pair), max(pair
 def read(given: str) -> str | None:
     try:
         return hosts.read_host(given, "host")
-    except InvalidRequest as refusal:
-        assert "host" == refusal.field
+    except InvalidRequest:
         return None
 
 
@@ -135,7 +135,7 @@ def test_odd_names_are_names(name: str) -> None:
         "", ".", "..", "a..b", "a.com..", "-a.com", "a-.com", "*.com", "*", "*.*.com", "a*.com",
         "*.1.2.3.4", "*.127.1", "a.com:80", "user@a.com", "a.com%2e", "a.com\n", " a.com", "a b",
         "a\0b.com", "fe80::1%lo", "[a.com]", "[::1", "::1]", "1.2.3.4/255.0.0.0", "1.2.3.4/-1",
-        "1.2.3.0/+24", "1.2.3.4/", "/8", "::/129", "10.0.0.1/8", "１.2.3.4", "a." * 127 + "com",
+        "1.2.3.0/+24", "1.2.3.4/", "/8", "::/129", "10.0.0.1/8", "\uff11.2.3.4", "a." * 127 + "com",
     ],
 )  # fmt: skip
 def test_what_is_no_host(given: str) -> None:
@@ -154,7 +154,7 @@ class TestPorts:
         assert wanted == ports_of(canonical)
         assert canonical == hosts.read_ports(canonical, "ports")
         spans = hosts.port_ranges(canonical)
-        assert all(a[1] + 1 < b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] + 1 < b[0] for a, b in pairwise(spans))
 
     @pytest.mark.parametrize(
         ("given", "canonical"),
@@ -168,7 +168,7 @@ class TestPorts:
 
     @pytest.mark.parametrize(
         "given",
-        ["0", "65536", "-1", "1-", "-", "2-1", "1-2-3", "a", ",", "80,", "８0", "80\n", "0x50",
+        ["0", "65536", "-1", "1-", "-", "2-1", "1-2-3", "a", ",", "80,", "\uff180", "80\n", "0x50",
          "1e3", "+80", "080000"],
     )  # fmt: skip
     def test_what_is_no_port(self, given: str) -> None:
