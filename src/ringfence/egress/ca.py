@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .refused import Refused
+from .roots import strict_context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PROTOCOL = "http/1.1"  # of ALPN: the only one spoken between the two connections
 AUTHORITY_LIFE = datetime.timedelta(days=365)
 LEAF_LIFE = datetime.timedelta(days=1)
 _BACKDATED = datetime.timedelta(hours=1)  # a clock inside may be set back by a test's tool
@@ -101,10 +101,8 @@ class Authority:
         return context
 
     def _new_context(self, host: str) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols([PROTOCOL])
-        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        context = strict_context(ssl.PROTOCOL_TLS_SERVER)
+        context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
         _load(context, self.leaf(host) + _key_pem(self._leaf_key))
         return context

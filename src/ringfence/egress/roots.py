@@ -47,13 +47,23 @@ def client_context() -> ssl.SSLContext:
     """
     import ssl
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION
+    context = strict_context(ssl.PROTOCOL_TLS_CLIENT)
     path = bundle_path()
     if path:
         context.load_verify_locations(cafile=path)
     else:
         context.set_default_verify_paths()  # a directory of roots, one file each
+    return context
+
+
+def strict_context(side: int) -> ssl.SSLContext:
+    """TLS 1.2 or 1.3, HTTP/1.1 alone, nothing negotiated twice; and a cut stream is no end of it."""
+    import ssl
+
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    # Python sets this with OpenSSL 3: whoever can cut a connection could then cut an answer short.
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     return context

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .tls import Hello
 
 _PROTOCOL = "http/1.1"
+_HUNG_UP = "it hung up"
 _ACCESS_DENIED, _NO_PROTOCOL = 49, 120  # RFC 8446, section 6: alert descriptions
 # What a client says, as an alert, when it does not believe the certificate.
 _DISBELIEF = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED")
@@ -100,8 +101,7 @@ async def _say(client: Stream, site: Site, description: int) -> None:
 
 def _no_agreement(exc: ssl.SSLError, site: Site) -> Refused:
     """Why the client did not go on: most often it does not trust the sandbox's authority."""
-    hung_up = isinstance(exc, ssl.SSLEOFError)
-    if hung_up or any(word in (exc.reason or "") for word in _DISBELIEF):
+    if any(word in (exc.reason or "") for word in _DISBELIEF) or _said(exc) == _HUNG_UP:
         return Refused(
             f"the client does not accept the certificate that this sandbox has for {site.host}: it"
             " pins another, brings roots of its own, or was started without the variables that name"
@@ -111,8 +111,9 @@ def _no_agreement(exc: ssl.SSLError, site: Site) -> Refused:
 
 
 def _said(exc: ssl.SSLError) -> str:
-    if isinstance(exc, ssl.SSLEOFError):
-        return "it hung up"
+    # The reason alone, before Python 3.11.4.
+    if isinstance(exc, ssl.SSLEOFError) or exc.reason == "UNEXPECTED_EOF_WHILE_READING":
+        return _HUNG_UP
     return (exc.reason or "no reason given").lower().replace("_", " ")
 
 
