@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NAME = "native"
 _READY_S = 60.0
-_BEHIND_THE_CGROUP = 64  # processes
+_BEHIND_THE_CGROUP = 8  # processes
 
 
 class NativeBackend:
@@ -89,6 +89,7 @@ class NativeBackend:
 
     def _checked_profile(self, spec: SandboxSpec) -> Profile:
         planner.check(spec, has_egress=self._egress is not None)
+        identity.uid_of(spec.user)
         profile = profile_named(spec.profile, self.profiles)
         if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
             planner.require_allowed(
