@@ -54,8 +54,7 @@ _RANGES: tuple[tuple[str, str], ...] = (
     ("reserved", "800::/5"),
     ("reserved", "1000::/4"),
     ("benchmarking", "2001:2::/48"),
-    ("overlay identifier", "2001:10::/28"),
-    ("overlay identifier", "2001:20::/28"),
+    ("protocol", "2001::/23"),  # RFC 2928: Teredo, overlay identifiers
     ("reserved", "4000::/2"),
     ("reserved", "8000::/2"),
     ("reserved", "c000::/3"),

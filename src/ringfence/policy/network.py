@@ -81,7 +81,7 @@ class Judge:
 
     Args:
         policy: `limited`.
-        own: The host's own addresses, which are refused as loopback is.
+        own: The host's own addresses, which are refused as loopback is; a zone is ignored.
 
     Raises:
         ValueError: The policy is unrestricted, which nothing can judge.
@@ -91,7 +91,7 @@ class Judge:
         if not policy.is_limited:
             raise ValueError("only a limited policy can be judged")
         self.policy = policy
-        self._own = frozenset(addresses.read(text) for text in own)
+        self._own = frozenset(addresses.read(text.partition("%")[0]) for text in own)
         self._exact: dict[str, list[_Rule]] = {}
         self._below: dict[str, list[_Rule]] = {}
         self._networks: dict[tuple[int, int], dict[int, list[_Rule]]] = {}

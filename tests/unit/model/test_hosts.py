@@ -143,10 +143,8 @@ def test_what_is_no_host(given: str) -> None:
 
 
 class TestPorts:
-    @given(st.lists(RANGES, min_size=1, max_size=6), st.randoms())
-    def test_the_same_ports_are_one_spelling(
-        self, ranges: list[tuple[int, int]], random: object
-    ) -> None:
+    @given(st.lists(RANGES, min_size=1, max_size=6))
+    def test_the_same_ports_are_one_spelling(self, ranges: list[tuple[int, int]]) -> None:
         text = ",".join(f"{low}-{high}" for low, high in ranges)
         canonical = hosts.read_ports(text, "ports")
         wanted = {p for low, high in ranges for p in range(low, high + 1)}

@@ -1,0 +1,104 @@
+"""Which addresses are special: agreed with `ipaddress`, and through every way of writing them."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.policy import worlds
+
+from ringfence.policy import addresses
+
+# `ipaddress` has them as private; here they stand for the public internet.
+DOCUMENTATION = [
+    ip_network(text)
+    for text in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")
+]
+Address = IPv4Address | IPv6Address
+
+
+def is_documentation(address: Address) -> bool:
+    return any(address in network for network in DOCUMENTATION)
+
+
+@given(st.ip_addresses())
+def test_what_ipaddress_calls_no_public_address_is_special(address: Address) -> None:
+    plain = addresses.plain(address)
+    if is_documentation(plain):
+        return
+    if not plain.is_global or plain.is_multicast or plain.is_reserved or plain.is_link_local:
+        translated = plain in ip_network("64:ff9b::/96")  # judged by what it embeds
+
+        assert translated or addresses.special(plain), plain
+
+
+@given(worlds.special)
+def test_special_ones_are_known(address: Address) -> None:
+    assert addresses.special(addresses.plain(address))
+
+
+@given(worlds.public)
+def test_public_ones_are_not(address: Address) -> None:
+    """The control: were everything special, the tests above would pass as well."""
+    assert not addresses.special(address)
+    if isinstance(address, IPv4Address):
+        for each in worlds.embeddings(address):
+            teredo = each in ip_network("2001::/32")  # which nobody serves any more
+            assert teredo == bool(addresses.special(addresses.plain(each))), each
+
+
+@given(st.ip_addresses(v=4))
+def test_what_embeds_is_as_special_as_what_it_embeds(address: IPv4Address) -> None:
+    for each in worlds.embeddings(address):
+        found = addresses.special(addresses.plain(each))
+        teredo = each in ip_network("2001::/32")
+        assert bool(found) == bool(teredo or addresses.special(address)), each
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("127.0.0.1", "loopback"), ("::1", "loopback"), ("::ffff:127.0.0.1", "loopback"),
+        ("169.254.169.254", "cloud metadata"), ("fd00:ec2::254", "cloud metadata"),
+        ("168.63.129.16", "cloud metadata"), ("::ffff:a9fe:a9fe", "cloud metadata"),
+        ("169.254.1.1", "link-local"), ("10.1.2.3", "private"), ("100.64.0.1", "shared (CGNAT)"),
+        ("fd12::1", "unique local"), ("224.0.0.1", "multicast"), ("198.18.0.1", "benchmarking"),
+        ("64:ff9b::a9fe:a9fe", "cloud metadata (169.254.169.254 inside 64:ff9b::a9fe:a9fe)"),
+        ("64:ff9b::808:808", ""), ("64:ff9b:1::808:808", "reserved"), ("192.0.2.1", ""),
+        ("2002:7f00:1::", "loopback (127.0.0.1 inside 2002:7f00:1::)"),
+        ("::7f00:1", "reserved"), ("8.8.8.8", ""), ("2606:4700::1111", ""),
+    ],
+)  # fmt: skip
+def test_kinds(text: str, kind: str) -> None:
+    assert kind == addresses.special(addresses.read(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["127.1", "2130706433", "0x7f000001", "0177.0.0.1", "", "fe80::1%lo", "[::1]", "a", "1"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError):
+        addresses.read(text)
+
+
+@pytest.mark.parametrize(
+    ("network", "address", "does"),
+    [
+        ("127.0.0.0/8", "127.0.0.1", True), ("127.0.0.0/24", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", True), ("126.0.0.0/7", "127.0.0.1", False),
+        ("0.0.0.0/0", "127.0.0.1", False), ("::/0", "::1", False), ("::/64", "::1", False),
+        ("10.0.0.0/8", "10.0.0.1", True), ("0.0.0.0/0", "168.63.129.16", False),
+        ("168.63.129.0/24", "168.63.129.16", False), ("168.63.129.16", "168.63.129.16", True),
+        ("64:ff9b::/96", "64:ff9b::7f00:1", False), ("64:ff9b::7f00:1", "64:ff9b::7f00:1", True),
+        ("2002::/16", "2002:a00:1::", False), ("fc00::/6", "fd00::1", False),
+    ],
+)  # fmt: skip
+def test_a_rule_must_mean_it(network: str, address: str, does: bool) -> None:
+    assert does == addresses.names_special(ip_network(network), ip_address(address))
+
+
+def test_zones_mean_nothing_elsewhere() -> None:
+    with pytest.raises(ValueError):
+        addresses.plain(IPv6Address("fe80::1%lo"))

@@ -1,0 +1,166 @@
+"""What the kernel lets through is at least what the judge allows, and of loopback only what is named."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_network
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.policy import worlds
+
+from ringfence.model import NetworkPolicy, NetworkRule, hosts
+from ringfence.policy import addresses, redirects
+from ringfence.policy.network import Judge
+from ringfence.policy.redirects import Redirect, Redirects, redirects_of
+
+Address = IPv4Address | IPv6Address
+LOOPBACK = [ip_network(text) for text in redirects.LOOPBACK]
+FIXED = {
+    Redirect("127.0.0.53/32", 53, 53),
+    Redirect("198.18.0.1/32", 3128, 3128),
+}
+
+
+def is_loopback(address: Address) -> bool:
+    return any(address in network for network in LOOPBACK)
+
+
+def taken(some: tuple[Redirect, ...], address: Address, port: int) -> bool:
+    return any(
+        address in ip_network(each.network) and each.first <= port <= each.last for each in some
+    )
+
+
+def routed(plan: Redirects, address: Address) -> bool:
+    return any(address in ip_network(network) for network in plan.routes)
+
+
+@given(worlds.policies, worlds.anywhere, worlds.ports)
+def test_the_kernel_lets_through_what_the_judge_allows(
+    policy: NetworkPolicy, address: Address, port: int
+) -> None:
+    plan = redirects_of(policy)
+    plain = addresses.plain(address)
+    if is_loopback(plain) or not Judge(policy).literal_allowed(str(plain), port):
+        return  # the sandbox's own loopback, or nothing to let through
+
+    assert routed(plan, plain)
+    assert taken(plan.others, plain, port)
+
+
+@given(worlds.policies, worlds.names, worlds.ports)
+def test_and_every_port_of_an_allowed_name(policy: NetworkPolicy, name: str, port: int) -> None:
+    if not Judge(policy).name_allowed(name, port):
+        return
+    plan = redirects_of(policy)
+    for network in redirects.SYNTHETIC:
+        for address in (ip_network(network)[2], ip_network(network)[-1]):
+            assert routed(plan, address)
+            assert taken(plan.others, address, port)
+
+
+@given(worlds.policies)
+def test_loopback_is_redirected_only_where_a_rule_names_address_and_port(
+    policy: NetworkPolicy,
+) -> None:
+    named = {
+        (str(ip_network(rule.host)), first, last)
+        for rule in policy.all_rules
+        if rule.is_address and not rule.denies and rule.ports and "/" not in rule.host
+        for first, last in hosts.port_ranges(rule.ports)
+    }
+    plan = redirects_of(policy)
+
+    for each in {*plan.loopback, *plan.others} - FIXED:
+        network = ip_network(each.network)
+        inside = any(network.version == own.version and network.subnet_of(own) for own in LOOPBACK)  # type: ignore[arg-type]
+        if each in plan.loopback:
+            assert inside
+            assert any(
+                net == each.network and first >= each.first and last <= each.last
+                for net, first, last in named
+            )
+        else:
+            assert not inside
+    assert not any(is_loopback(ip_network(route)[0]) for route in plan.routes if "/0" not in route)
+
+
+@given(worlds.policies)
+def test_the_resolver_and_the_proxy_are_always_there(policy: NetworkPolicy) -> None:
+    plan = redirects_of(policy)
+
+    if policy.is_none:
+        assert Redirects() == plan
+    else:
+        assert redirects.SYNTHETIC == plan.routes[:2]
+        assert Redirect("127.0.0.53/32", 53, 53) == plan.loopback[0]
+        assert Redirect("198.18.0.1/32", 3128, 3128) == plan.others[0]
+
+
+@given(worlds.limited, worlds.anywhere, worlds.ports)
+def test_a_port_no_rule_names_is_refused_by_the_kernel(
+    policy: NetworkPolicy, address: Address, port: int
+) -> None:
+    """So that scanning ports costs the egress process nothing."""
+    plain = addresses.plain(address)
+    covering = [
+        rule
+        for rule in policy.all_rules
+        if not rule.denies
+        and (plain in ip_network(rule.host) if rule.is_address else is_synthetic(plain))
+        and any(low <= port <= high for low, high in hosts.port_ranges(rule.ports))
+    ]
+    plan = redirects_of(policy)
+    proxy = (str(plain), port) == redirects.PROXY
+
+    assert bool(covering) or proxy or not taken(plan.others, plain, port)
+
+
+def is_synthetic(address: Address) -> bool:
+    return any(address in ip_network(network) for network in redirects.SYNTHETIC)
+
+
+def test_examples() -> None:
+    plan = redirects_of(
+        NetworkPolicy.parse(
+            "a.com:443,b.com:80,443,!c.com,10.0.0.0/8:5432,127.0.0.1:5432,127.0.0.0/8"
+        )
+    )
+
+    assert ("198.18.0.0/15", "2001:2::/48", "10.0.0.0/8") == plan.routes
+    assert (
+        Redirect("127.0.0.53/32", 53, 53),
+        Redirect("127.0.0.1/32", 5432, 5432),
+    ) == plan.loopback
+    assert (
+        Redirect("198.18.0.1/32", 3128, 3128),
+        Redirect("198.18.0.0/15", 80, 80),
+        Redirect("198.18.0.0/15", 443, 443),
+        Redirect("2001:2::/48", 80, 80),
+        Redirect("2001:2::/48", 443, 443),
+        Redirect("10.0.0.0/8", 5432, 5432),
+    ) == plan.others
+
+
+def test_learning_takes_everything_but_loopback() -> None:
+    plan = redirects_of(NetworkPolicy(learn=True))
+
+    assert ("198.18.0.0/15", "2001:2::/48", "0.0.0.0/0", "::/0") == plan.routes
+    assert Redirect("0.0.0.0/0", 1, 65535) in plan.others
+    assert 1 == len(plan.loopback)
+
+
+def test_no_network_and_the_hosts_network_need_nothing() -> None:
+    assert Redirects() == redirects_of(NetworkPolicy.none())
+    assert Redirects() == redirects_of(NetworkPolicy.unrestricted())
+
+
+@given(st.integers(30, 80))
+def test_many_ports_become_every_port(count: int) -> None:
+    """The kernel walks its rules one by one, and the egress process decides anyway."""
+    ports = ",".join(str(port) for port in range(2, 2 * count + 2, 2))
+    plan = redirects_of(NetworkPolicy(rules=(NetworkRule("a.com", ports),)))
+
+    assert len(plan.others) <= 65
+    assert taken(plan.others, ip_network("198.18.0.0/15")[9], 2 * count)
+    assert (2 * count > 64) == taken(plan.others, ip_network("198.18.0.0/15")[9], 3)
