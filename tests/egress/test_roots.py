@@ -12,6 +12,8 @@ from ringfence.egress.ca import Authority
 from ringfence.policy.trust import certificates
 from tests.egress.test_ca import handshake
 
+THIS_HOSTS = roots.read_bundle()
+
 
 def test_this_host_has_roots() -> None:
     assert certificates(roots.read_bundle())

@@ -27,19 +27,18 @@ SYSTEM_BUNDLES = (
 # Where every JVM of the system's finds them.
 JAVA_STORES = ("/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts")
 
-# Each is replaced by what it names: all of them want the whole bundle.
+# Each names a whole bundle. Down to cargo they were tried; the rest is as their manuals say.
 _WANT_ALL = (
     "SSL_CERT_FILE",  # OpenSSL, and with it Python's ssl, httpx, aiohttp, Ruby, PHP; Go; rustls; uv
     "CURL_CA_BUNDLE",  # curl, R; requests where the next is not set
     "REQUESTS_CA_BUNDLE",  # requests (its own bundle, certifi, otherwise), conda
     "PIP_CERT",  # pip (its own copy of certifi otherwise)
-    "GIT_SSL_CAINFO",  # git, whichever TLS library its libcurl has
-    "NPM_CONFIG_CAFILE",  # npm, pnpm
-    "YARN_HTTPS_CA_FILE_PATH",  # yarn from version 2 on
+    "GIT_SSL_CAINFO",  # git: with GnuTLS it reads none of the above
+    "NPM_CONFIG_CAFILE",  # npm, pnpm: where a configuration names a bundle, node's is not enough
     "CARGO_HTTP_CAINFO",  # cargo
+    "YARN_HTTPS_CA_FILE_PATH",  # yarn from version 2 on
     "AWS_CA_BUNDLE",  # boto, the AWS command line
     "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",  # gcloud
-    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",  # gRPC, which would bring its own
     "HEX_CACERTS_PATH",  # Elixir's hex
     "JULIA_SSL_CA_ROOTS_PATH",  # Julia
     "NIX_SSL_CERT_FILE",  # Nix
