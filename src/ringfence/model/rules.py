@@ -147,6 +147,21 @@ class NetworkRule(Noun):
         return {"credential": Credential.from_json}
 
 
+def check_secret(value: str, field: str) -> None:
+    """Refuse what cannot stand in a header as it is; what it is, is not told.
+
+    Raises:
+        InvalidRequest: Empty, not printable ASCII, or with white space at an end.
+    """
+    if not value:
+        checks.refuse(field, "is empty")
+    if not (value.isascii() and value.isprintable()):
+        hint = "a file's last line break is often read with it" if value.endswith("\n") else ""
+        checks.refuse(field, "has a character that no HTTP header may have", hint)
+    if value != value.strip():
+        checks.refuse(field, "starts or ends with a space, which no HTTP header keeps")
+
+
 def _token(value: object, field: str) -> str:
     given = checks.text(value, field, empty=False)
     if not _TOKEN.issuperset(given):

@@ -12,6 +12,7 @@ from tests.unit.model import strategies as some
 
 from ringfence.errors import InvalidRequest
 from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPolicy, NetworkRule
+from ringfence.model.rules import check_secret
 
 TOKEN = Credential("TOKEN")
 
@@ -95,6 +96,21 @@ class TestCredentials:
     )  # fmt: skip
     def test_what_is_no_credential(self, field: str, fields: dict[str, Any]) -> None:
         assert field == field_of(lambda: Credential(**{"secret": "TOKEN", **fields}))
+
+    @pytest.mark.parametrize(
+        "value",
+        ["hunter2\r\nHost: b", "hunter2\n", "hunter2\0", "hunter2\u00e9", "\udc80hunter2",
+         " hunter2", "hunter2 ", "hunter2\t", "hunter2\x7f", ""],
+    )  # fmt: skip
+    def test_what_no_header_may_hold(self, value: str) -> None:
+        with pytest.raises(InvalidRequest) as refusal:
+            check_secret(value, "secrets.TOKEN")
+
+        assert "secrets.TOKEN" == refusal.value.field
+        assert "hunter2" not in str(refusal.value)
+
+    def test_what_one_may(self) -> None:
+        check_secret("ghp_x-Y.z~/+= a,b;c", "secrets.TOKEN")
 
 
 class TestPolicies:

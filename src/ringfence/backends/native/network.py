@@ -18,7 +18,7 @@ from .zygote import Refused
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Container, Mapping
+    from collections.abc import Mapping
     from typing import Protocol
 
     from ...launcher.plan import NetworkPlan
@@ -259,12 +259,14 @@ def check_change(sandbox: NativeSandbox, policy: NetworkPolicy) -> None:
     check_secrets(policy, sandbox.spec.secrets)
 
 
-def check_secrets(policy: NetworkPolicy, secrets: Container[str]) -> None:
-    """Every secret that a rule writes is there.
+def check_secrets(policy: NetworkPolicy, secrets: Mapping[str, str]) -> None:
+    """Every secret that a rule writes is there, and can stand in a header.
 
     Raises:
-        InvalidRequest: One is not.
+        InvalidRequest: One is not, or cannot.
     """
+    if not policy.secrets:
+        return
     missing = [name for name in policy.secrets if name not in secrets]
     if missing:
         raise InvalidRequest(
@@ -272,6 +274,10 @@ def check_secrets(policy: NetworkPolicy, secrets: Container[str]) -> None:
             field="secrets",
             hint=f'give secrets={{"{missing[0]}": "..."}}; they are never part of a snapshot',
         )
+    from ...model.rules import check_secret
+
+    for name in policy.secrets:
+        check_secret(secrets[name], f"secrets.{name}")
 
 
 def refused_by_kernel(exc: Refused) -> NetworkPolicyError:
