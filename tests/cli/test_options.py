@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.backends.native.protect import DEFAULTS
+from ringfence.backends.local.protect import DEFAULTS
 from ringfence.cli.commands import COMMANDS, LIMITS, RUN
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ringfence.backends.native import cgroups, owner
+from ringfence.backends.local import cgroups, owner
 
 _IN_ANOTHER_PID_NAMESPACE = """
 import sys

@@ -8,11 +8,12 @@ import stat
 from ...errors import FileExists, InvalidRequest, IsolationError
 from ...model.mount import READ_ONLY
 from ...model.session import ResolvedMount
-from . import journal, planner
-from .host import host
+from ..local import journal
+from ..local.answers import Refused
+from ..local.host import host
+from ..local.protect import Protected, protect_mount
+from . import planner
 from .inner import replay, send
-from .protect import Protected, protect_mount
-from .zygote import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,11 +16,13 @@ from ...errors import (
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
-from . import cgroups, identity, journal, planner
-from .host import Host, host, out_of_files
+from ..local import cgroups, identity, journal, sizes
+from ..local.answers import Refused, answer
+from ..local.host import Host, host, out_of_files
+from . import planner
 from .network import refused_by_kernel
 from .profiles import Profile, profile_named
-from .zygote import Refused, Zygote, answer
+from .zygote import Zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ class NativeBackend:
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
             draft.note = journal.note(sandbox_id, plan["placeholders"])
             plan["note"] = draft.note or ""
-            size = planner.sizes(spec, here)
+            size = sizes.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
             verb = "claim" if warm else "create"
             sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
@@ -169,7 +171,7 @@ class NativeBackend:
     ) -> tuple[cgroups.Group, int, int]:
         plan = planner.make_plan(draft, host(), profile)
         plan["warm"] = True
-        group = self._plan_limits(plan, draft.spec, planner.sizes(draft.spec, host()))
+        group = self._plan_limits(plan, draft.spec, sizes.sizes(draft.spec, host()))
         plan["cgroup_values"] = []  # the claim brings them
         ours, theirs = wire.socketpair()
         try:
@@ -219,7 +221,7 @@ class NativeBackend:
             self._making.add(spec.id)
         return spec.id
 
-    def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: planner.Sizes) -> cgroups.Group:
+    def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: sizes.Sizes) -> cgroups.Group:
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
@@ -252,7 +254,7 @@ class NativeBackend:
         draft: planner.Draft,
         plan: Plan,
         profile: Profile,
-        size: planner.Sizes,
+        size: sizes.Sizes,
         group: cgroups.Group,
     ) -> NativeSandbox:
         ours, theirs = wire.socketpair()

@@ -6,8 +6,8 @@ import os
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
-from .host import host
-from .zygote import Refused, answer
+from ..local.answers import Refused, answer
+from ..local.host import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

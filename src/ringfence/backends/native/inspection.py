@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cgroups import Group
+    from ..local.cgroups import Group
     from .sandbox import NativeSandbox
 
 

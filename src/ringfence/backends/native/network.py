@@ -13,7 +13,7 @@ import time
 from _thread import allocate_lock
 
 from ...errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError, SandboxLost
-from .zygote import Refused
+from ..local.answers import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

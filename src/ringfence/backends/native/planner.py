@@ -12,11 +12,13 @@ from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_ONLY, READ_WRITE, Moun
 from ...model.session import ResolvedMount
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
-from . import identity, template
-from .host import Host
+from ..local import identity, template
+from ..local.host import Host
+from ..local.protect import Protected, check_names, protect_mount
+from ..local.session import all_mounts, is_below, is_own, no_source, session_root
+from ..local.sizes import Sizes, sizes
 from .network import check_secrets
 from .profiles import Profile
-from .protect import Protected, check_names, protect_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +26,7 @@ if TYPE_CHECKING:
 
     from ...launcher.plan import NetworkPlan, Plan, Tree
 
-_MIB, _GIB = 1 << 20, 1 << 30
-DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
-DEFAULT_OPEN_FILES = 4096
+_MIB = 1 << 20
 # What a sandbox needs to come up at all.
 _LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
@@ -34,9 +34,6 @@ _LEAST = {
     "inodes": (128, "the sandbox's own directories are some of them"),
 }
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
-_MOST_INODES = 1 << 18
-_LARGEST_DEFAULT_DISK = 8 * _GIB
-_SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
 _RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
 
 
@@ -67,30 +64,6 @@ class Draft:
         self.fds.clear()
 
 
-class Sizes:
-    """Limits as they will be set."""
-
-    def __init__(
-        self, *, memory_bytes: int, disk_bytes: int, inodes: int, pids: int, open_files: int
-    ) -> None:
-        self.memory_bytes, self.disk_bytes, self.inodes = memory_bytes, disk_bytes, inodes
-        self.pids, self.open_files = pids, open_files
-
-
-def sizes(spec: SandboxSpec, host: Host) -> Sizes:
-    """Every limit, defaults filled in: half the memory, and files that fit into it."""
-    limits = spec.limits
-    memory = limits.memory_bytes or host.memory_bytes // 2
-    disk = limits.disk_bytes or min(_LARGEST_DEFAULT_DISK, host.memory_bytes // 4, memory // 4 * 3)
-    return Sizes(
-        memory_bytes=memory,
-        disk_bytes=disk,
-        inodes=limits.inodes or max(4096, min(_MOST_INODES, disk // 4096)),
-        pids=limits.pids or DEFAULT_PIDS,
-        open_files=limits.open_files or DEFAULT_OPEN_FILES,
-    )
-
-
 def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
     """Refuse what the native backend does not do, before anything is made."""
     if spec.tier != LIGHT:
@@ -110,12 +83,12 @@ def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
         wanted = getattr(spec.limits, name)
         if wanted is not None and wanted < least:
             raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
-    for mount in _all_mounts(spec):
+    for mount in all_mounts(spec):
         try:
             if mount.is_host_path:
                 os.stat(mount.source)  # it is opened, for good, when everything else is in order
         except OSError as exc:
-            raise _no_source(mount, exc) from exc
+            raise no_source(mount, exc) from exc
     check_names(spec.unprotect)
 
 
@@ -173,45 +146,18 @@ def make_plan(draft: Draft, host: Host, profile: Profile, *, root_is_built: bool
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
-    for mount in _all_mounts(spec):
+    for mount in all_mounts(spec):
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
     made = [template.HOME, *(m.target for m in draft.mounts)]
-    is_made = any(_is_below(workdir, directory) for directory in made)
-    if _is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
+    is_made = any(is_below(workdir, directory) for directory in made)
+    if is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"
     if not root_is_built:
         draft.steps += template.after_binds()
     return _plan(draft, host, profile, isolated)
-
-
-def _is_own(path: str) -> bool:
-    """Whether a directory may be made there; the system's own are for starting in, as they are."""
-    first = path.split("/")[1]
-    return bool(first) and first not in _SYSTEM and not first.startswith("lib")
-
-
-def session_root(spec: SandboxSpec) -> str:
-    """Where relative paths start."""
-    return spec.workdir or template.HOME
-
-
-def environment(spec: SandboxSpec) -> dict[str, str]:
-    """What every exec sees; nothing of the host's environment."""
-    user = identity.name_of(identity.uid_of(spec.user))
-    return {
-        "PATH": template.python_path() if spec.python_env else template.PATH,
-        "HOME": template.HOME,
-        "USER": user,
-        "LOGNAME": user,
-        "LANG": "C.UTF-8",
-        # `git init` would copy sample hooks into .git/hooks, which is read-only in a mount.
-        "GIT_TEMPLATE_DIR": "",
-        **ALWAYS_THERE,
-        **spec.env,
-    }
 
 
 def _root_steps(draft: Draft) -> None:
@@ -221,11 +167,6 @@ def _root_steps(draft: Draft) -> None:
     ):
         draft.steps.append(("bind", target, len(draft.trees)))
         draft.trees.append(template.tree(source, attributes))
-
-
-def _all_mounts(spec: SandboxSpec) -> list[Mount]:
-    memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
-    return [*memory, *spec.mounts]
 
 
 def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
@@ -267,7 +208,7 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
     try:
         fd = os.open(mount.source, os.O_PATH | os.O_CLOEXEC)
     except OSError as exc:
-        raise _no_source(mount, exc) from exc
+        raise no_source(mount, exc) from exc
     draft.fds.append(fd)
     info = os.fstat(fd)
     writable = mount.is_writable
@@ -286,18 +227,6 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
         tree["idmap"] = f"{info.st_uid} {inside} 1"
         tree["idmap_gid"] = f"{info.st_gid} {inside} 1"
     return tree
-
-
-def _no_source(mount: Mount, exc: OSError) -> InvalidRequest:
-    return InvalidRequest(
-        f"{mount.source}: {exc.strerror}",
-        field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
-        hint="a mount source must exist on the host; nothing is created there",
-    )
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:

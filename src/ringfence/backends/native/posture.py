@@ -9,8 +9,8 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
-from . import cgroups
-from .host import host
+from ..local import cgroups
+from ..local.host import host
 from .inspection import Inspection, cpu_limit, memory_limit_bytes, pids_limit
 
 TYPE_CHECKING = False

@@ -18,12 +18,14 @@ from ...model.exec import ExecRequest
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
-from . import identity, journal, planner
+from ..local import identity, journal
+from ..local.answers import answer
+from ..local.execs import LocalExec
+from ..local.host import out_of_files
+from ..local.session import environment, session_root
+from ..local.streams import open_channels
 from .files import NativeFiles
-from .host import out_of_files
 from .network import NativeNetwork, check_change
-from .process import NativeExec
-from .zygote import answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,11 +37,12 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
+    from ..local.cgroups import Group
+    from ..local.protect import Protected
+    from ..local.sizes import Sizes
     from .backend import NativeBackend
-    from .cgroups import Group
-    from .planner import Draft, Sizes
+    from .planner import Draft
     from .profiles import Profile
-    from .protect import Protected
     from .zygote import Zygote
 
 _ASK_S = 30.0
@@ -74,7 +77,7 @@ class NativeSandbox:
         self.mounts: list[ResolvedMount] = draft.mounts
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
-        self.root = planner.session_root(draft.spec)
+        self.root = session_root(draft.spec)
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
         self.namespace_fds = namespace_fds  # user, mnt, pid
         self.files = NativeFiles(self)
@@ -91,10 +94,10 @@ class NativeSandbox:
         self._state = State.PROVISIONED
         self._created = time.monotonic()
         self._numbers = 0
-        self._live: dict[int, NativeExec] = {}
+        self._live: dict[int, LocalExec] = {}
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
-        self._environment = planner.environment(draft.spec)
+        self._environment = environment(draft.spec)
         self.network = NativeNetwork(self, sockets)
 
     # -- describing -------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class NativeSandbox:
 
     # -- exec -------------------------------------------------------------------------------
 
-    def start(self, request: ExecRequest) -> NativeExec:
+    def start(self, request: ExecRequest) -> LocalExec:
         with self._lock:
             self._require(State.RUNNING, "exec")
         control = self.control
@@ -153,7 +156,7 @@ class NativeSandbox:
                 control = control_of(self, request.user)
         return self._start(request, control)
 
-    def _start(self, request: ExecRequest, control: wire.Socket) -> NativeExec:
+    def _start(self, request: ExecRequest, control: wire.Socket) -> LocalExec:
         ours, theirs, inner, outer = open_channels(request)
         if self.first_host_id:
             # A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout.
@@ -171,7 +174,7 @@ class NativeSandbox:
         with self._order:
             self._numbers += 1
             number = self._numbers
-            run = NativeExec(
+            run = LocalExec(
                 self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd
             )
             self._live[number] = run
@@ -191,7 +194,7 @@ class NativeSandbox:
     def working_directory(self, cwd: str | None) -> str:
         return os.path.join(self.root, cwd) if cwd else self.root
 
-    def forget(self, run: NativeExec) -> None:
+    def forget(self, run: LocalExec) -> None:
         """The exec has ended or is no longer watched."""
         self._live.pop(run.number, None)
 
@@ -424,7 +427,7 @@ class NativeSandbox:
                 return
             self.network.change(policy)
             self.spec = replace(self.spec, network=policy)
-            self._environment = planner.environment(self.spec)
+            self._environment = environment(self.spec)
 
     def connect(self, port: int) -> socket.socket:
         return self.network.dial(port)
@@ -457,27 +460,6 @@ class Awake:
             self._lock.release()
 
 
-_Outer = tuple[int | None, int | None, int | None]
-
-
-def open_channels(request: ExecRequest) -> tuple[wire.Socket, wire.Socket, list[int], _Outer]:
-    """The reply's two ends, the streams' ends for inside, and for the host: all of them or none.
-
-    Raises:
-        ResourceExhausted: This process has too many files open.
-    """
-    opened: list[int] = []
-    try:
-        inner, outer = open_streams(request, opened)
-        return (*wire.socketpair(), inner, outer)
-    except OSError as exc:
-        for fd in opened:
-            os.close(fd)
-        if problem := out_of_files(exc):
-            raise problem from exc
-        raise
-
-
 def remove_placeholders(
     protected: list[Protected], note: str | None, sandbox_id: str, zygote: Zygote
 ) -> None:
@@ -491,24 +473,3 @@ def remove_placeholders(
             zygote.tell("released", sandbox_id, [])
         except SandboxLost:
             pass  # it is gone, and has nothing to remember
-
-
-def open_streams(request: ExecRequest, opened: list[int]) -> tuple[list[int], _Outer]:
-    """Pipes for one exec, noted in `opened`; a terminal needs none."""
-    if request.pty is not None:
-        return [], (None, None, None)
-    out_read, out_write = _pipe(opened)
-    err_read, err_write = _pipe(opened)
-    for fd in (out_read, err_read):
-        os.set_blocking(fd, False)
-    if not request.has_stdin:  # PID 1 opens the sandbox's own /dev/null
-        return [out_write, err_write], (None, out_read, err_read)
-    in_read, in_write = _pipe(opened)
-    os.set_blocking(in_write, False)
-    return [in_read, out_write, err_write], (in_write, out_read, err_read)
-
-
-def _pipe(opened: list[int]) -> tuple[int, int]:
-    ends = os.pipe2(os.O_CLOEXEC)
-    opened.extend(ends)
-    return ends

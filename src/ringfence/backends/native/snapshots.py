@@ -7,9 +7,9 @@ import time
 from ...errors import SnapshotCorrupt
 from ...model.ids import new_id
 from ...model.state import State
+from ..local.answers import Refused
 from .inner import replay, send
 from .trees import Helper
-from .zygote import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import threading
 from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
 from ...model.files import FILE
 from ...model.state import State
-from . import unpack
+from ..local import unpack
+from ..local.answers import Refused
 from .inner import replay, send
-from .zygote import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 
 from ...model.state import State
 from ...model.stats import SandboxStats
-from .host import host
+from ..local.host import host
 from .planner import LEAST_LANDLOCK_ABI
 
 TYPE_CHECKING = False

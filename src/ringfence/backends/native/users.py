@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import Unsupported
-from . import identity
+from ..local import identity
 from .inner import is_trusted_root, start_agent
 
 TYPE_CHECKING = False

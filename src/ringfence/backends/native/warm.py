@@ -15,15 +15,15 @@ from ...errors import ExecError
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import SandboxSpec
-from . import identity
+from ..local import identity
 from .profiles import profile_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..local.cgroups import Group
     from .backend import NativeBackend
-    from .cgroups import Group
     from .profiles import Profile
     from .sandbox import NativeSandbox
     from .zygote import Zygote

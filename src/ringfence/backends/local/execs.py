@@ -1,4 +1,4 @@
-"""One exec in a native sandbox, seen from the host."""
+"""One exec that an agent inside a sandbox watches over, seen from the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,53 @@ from ...model.exec import ExecStatus, ResourceUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .sandbox import NativeSandbox
+    from contextlib import AbstractContextManager
+    from typing import Protocol
+
+    class Home(Protocol):
+        """What an exec needs of its sandbox."""
+
+        control: wire.Socket
+
+        @property
+        def paused(self) -> bool:
+            """Whether it is suspended."""
+            ...
+
+        def ask(
+            self,
+            verb: str,
+            *args: object,
+            timeout_s: float = ...,
+            control: wire.Socket | None = None,
+        ) -> tuple[bytes, list[int]]:
+            """One request to the agent, one answer."""
+            ...
+
+        def awake(self) -> AbstractContextManager[None]:
+            """Within it the agent answers, although the sandbox is suspended."""
+            ...
+
+        def hurry(self, on: bool) -> None:
+            """Something is being killed, which the processor limit must not slow down."""
+            ...
+
+        def oom_kills(self) -> int | None:
+            """How often something inside was killed for lack of memory."""
+            ...
+
+        def forget(self, run: LocalExec) -> None:
+            """It has ended, or is no longer watched."""
+            ...
+
+        def lost_error(self) -> SandboxLost | LifecycleError:
+            """Why nothing more can be learnt."""
+            ...
+
+        def end_unwatched(self) -> None:
+            """Who watched over it is gone: everything ends."""
+            ...
+
 
 _DYING_MS = 5000
 _REASONS = {
@@ -31,12 +77,12 @@ _REASONS = {
 _GRACE_S, _GRACE_OF_AGENTS_S = 10.0, 1.0
 
 
-class NativeExec:
+class LocalExec:
     """A running process tree; see `BackendExec`."""
 
     def __init__(
         self,
-        sandbox: NativeSandbox,
+        sandbox: Home,
         number: int,
         control: wire.Socket,
         reply: wire.Socket,

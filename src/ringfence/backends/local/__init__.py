@@ -1,0 +1,1 @@
+"""What backends of this machine are made of: its facts, host ids, cgroups, the template, protected paths."""

@@ -1,0 +1,39 @@
+"""Reading what comes back from the launcher and from agents inside sandboxes."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import IsolationError, SandboxLost
+from ...launcher import wire
+
+
+class Refused(OSError):  # noqa: N818  (it says what happened)
+    """Who was asked said no: errno, and a text that names the step."""
+
+
+def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]]:
+    """Read one answer: the body behind "O", and its descriptors.
+
+    Raises:
+        Refused: It was "E".
+        SandboxLost: The other end closed without an answer, or sent nonsense.
+        IsolationError: Nothing came in time.
+    """
+    sock.settimeout(timeout_s)
+    try:
+        data, fds = wire.receive_raw(sock)
+    except TimeoutError as exc:
+        raise IsolationError(
+            f"no answer within {timeout_s} s", hint="the host may be overloaded"
+        ) from exc
+    if data[:1] == b"O":
+        return data[1:], fds
+    if data[:5] == b"READY":
+        return data[5:], fds
+    for fd in fds:
+        os.close(fd)
+    if data[:1] == b"E":
+        number, _, text = data[1:].partition(b" ")
+        raise Refused(int(number), text.decode("utf-8", "replace"))
+    raise SandboxLost("the process that should answer is gone", hint="create a new sandbox")

@@ -1,0 +1,60 @@
+"""What a session looks like from inside, whatever isolates it: its root, environment and mounts."""
+
+from __future__ import annotations
+
+from ...errors import InvalidRequest
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
+from . import identity, template
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...model.spec import SandboxSpec
+
+_SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
+
+
+def is_own(path: str) -> bool:
+    """Whether a directory may be made there; the system's own are for starting in, as they are."""
+    first = path.split("/")[1]
+    return bool(first) and first not in _SYSTEM and not first.startswith("lib")
+
+
+def session_root(spec: SandboxSpec) -> str:
+    """Where relative paths start."""
+    return spec.workdir or template.HOME
+
+
+def environment(spec: SandboxSpec) -> dict[str, str]:
+    """What every exec sees; nothing of the host's environment."""
+    user = identity.name_of(identity.uid_of(spec.user))
+    return {
+        "PATH": template.python_path() if spec.python_env else template.PATH,
+        "HOME": template.HOME,
+        "USER": user,
+        "LOGNAME": user,
+        "LANG": "C.UTF-8",
+        # `git init` would copy sample hooks into .git/hooks, which is read-only in a mount.
+        "GIT_TEMPLATE_DIR": "",
+        **ALWAYS_THERE,
+        **spec.env,
+    }
+
+
+def all_mounts(spec: SandboxSpec) -> list[Mount]:
+    """Those that were asked for, the host directory behind /mnt/memory first."""
+    memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
+    return [*memory, *spec.mounts]
+
+
+def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
+    """The error for a mount whose source cannot be had."""
+    return InvalidRequest(
+        f"{mount.source}: {exc.strerror}",
+        field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
+        hint="a mount source must exist on the host; nothing is created there",
+    )
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether a path is `directory` or something in it."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -1,0 +1,38 @@
+"""Limits as they will be set, defaults filled in."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...model.spec import SandboxSpec
+    from .host import Host
+
+_GIB = 1 << 30
+DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
+DEFAULT_OPEN_FILES = 4096
+_MOST_INODES = 1 << 18
+_LARGEST_DEFAULT_DISK = 8 * _GIB
+
+
+class Sizes:
+    """Limits as they will be set."""
+
+    def __init__(
+        self, *, memory_bytes: int, disk_bytes: int, inodes: int, pids: int, open_files: int
+    ) -> None:
+        self.memory_bytes, self.disk_bytes, self.inodes = memory_bytes, disk_bytes, inodes
+        self.pids, self.open_files = pids, open_files
+
+
+def sizes(spec: SandboxSpec, host: Host) -> Sizes:
+    """Every limit, defaults filled in: half the memory, and files that fit into it."""
+    limits = spec.limits
+    memory = limits.memory_bytes or host.memory_bytes // 2
+    disk = limits.disk_bytes or min(_LARGEST_DEFAULT_DISK, host.memory_bytes // 4, memory // 4 * 3)
+    return Sizes(
+        memory_bytes=memory,
+        disk_bytes=disk,
+        inodes=limits.inodes or max(4096, min(_MOST_INODES, disk // 4096)),
+        pids=limits.pids or DEFAULT_PIDS,
+        open_files=limits.open_files or DEFAULT_OPEN_FILES,
+    )

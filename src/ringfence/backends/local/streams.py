@@ -1,0 +1,53 @@
+"""The pipes of one exec."""
+
+from __future__ import annotations
+
+import os
+
+from ...launcher import wire
+from .host import out_of_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...model.exec import ExecRequest
+
+_Outer = tuple[int | None, int | None, int | None]
+
+
+def open_channels(request: ExecRequest) -> tuple[wire.Socket, wire.Socket, list[int], _Outer]:
+    """The reply's two ends, the streams' ends for inside, and for the host: all of them or none.
+
+    Raises:
+        ResourceExhausted: This process has too many files open.
+    """
+    opened: list[int] = []
+    try:
+        inner, outer = open_streams(request, opened)
+        return (*wire.socketpair(), inner, outer)
+    except OSError as exc:
+        for fd in opened:
+            os.close(fd)
+        if problem := out_of_files(exc):
+            raise problem from exc
+        raise
+
+
+def open_streams(request: ExecRequest, opened: list[int]) -> tuple[list[int], _Outer]:
+    """Pipes for one exec, noted in `opened`; a terminal needs none."""
+    if request.pty is not None:
+        return [], (None, None, None)
+    out_read, out_write = _pipe(opened)
+    err_read, err_write = _pipe(opened)
+    for fd in (out_read, err_read):
+        os.set_blocking(fd, False)
+    if not request.has_stdin:  # PID 1 opens the sandbox's own /dev/null
+        return [out_write, err_write], (None, out_read, err_read)
+    in_read, in_write = _pipe(opened)
+    os.set_blocking(in_write, False)
+    return [in_read, out_write, err_write], (in_write, out_read, err_read)
+
+
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    opened.extend(ends)
+    return ends
