@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 
@@ -36,9 +35,14 @@ class Listening:
         network_bytes: int | None,
         listeners: list[int],
     ) -> None:
-        self._say("serve", sandbox_id)
+        tcp, udp = (socket.socket(fileno=fd) for fd in listeners)
+        try:
+            self._say("serve", sandbox_id)
+        except BaseException:
+            tcp.close()
+            udp.close()
+            raise
         self.served[sandbox_id] = (policy, secrets, network_bytes)
-        tcp, udp = (socket.socket(fileno=os.dup(fd)) for fd in listeners)
         for sock in (tcp, udp):
             sock.settimeout(PATIENCE_S)
         self.sockets[sandbox_id] = (tcp, udp)
@@ -59,7 +63,7 @@ class Listening:
         for sock in self.sockets.pop(sandbox_id, ()):
             sock.close()
 
-    def relay(self, sandbox_id: str, port: int, outside: int, inside: int) -> None:
+    def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None:
         self._say("relay", sandbox_id)
 
     def events(self, sandbox_id: str) -> list[NetworkEvent]:

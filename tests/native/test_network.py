@@ -292,7 +292,7 @@ def test_the_host_holds_two_descriptors_more(make: Any, egress: Listening) -> No
     sandbox = make("a.test")
     after = len(os.listdir("/proc/self/fd"))
 
-    assert between - before + 4 == after - between  # ours, and the duplicates of the stand-in
+    assert between - before + 2 == after - between
 
     sandbox.terminate()
     assert between == len(os.listdir("/proc/self/fd"))
@@ -370,7 +370,7 @@ def test_from_nothing_to_something_and_back(make: Any, egress: Listening) -> Non
     assert "ENETUNREACH" == says(sandbox, NAME, 443)
     assert "ECONNREFUSED" == says(sandbox, "127.0.0.1", LISTEN_PORT)
     assert before == sandbox.shell("cat /proc/net/fib_trie /proc/net/if_inet6").text
-    assert ["serve", "drop"] == [verb for verb, _ in egress.said]
+    assert ["serve", "events", "drop"] == [verb for verb, _ in egress.said]
 
 
 def test_from_one_list_to_another(make: Any, egress: Listening) -> None:
@@ -505,3 +505,59 @@ def test_a_server_that_never_accepts_holds_nobody_up(make: Any) -> None:
 
     os.close(fd)
     assert result.ok
+
+
+# -- what is said of it ---------------------------------------------------------------------------
+
+
+def network_protection(sandbox: Sandbox) -> Any:
+    (found,) = [each for each in sandbox.protections() if "network" == each.name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("network", "status", "word"),
+    [
+        ("none", "enforced", "nothing but lo"),
+        ("a.test", "enforced", "1 rule"),
+        ("a.test,10.0.0.0/8,[2001:db8::/32]:443,!x.a.test", "enforced", "4 rules"),
+        (NetworkPolicy(learn=True), "degraded", "learning"),
+        ("unrestricted", "missing", "by name"),
+    ],
+    ids=str,
+)
+def test_what_protects_it(make: Any, network: Any, status: str, word: str) -> None:
+    found = network_protection(make(network))
+
+    assert status == found.status, found
+    assert word in found.why
+
+
+def test_after_a_change_it_is_the_new_policy_s(make: Any) -> None:
+    sandbox = make("none")
+
+    sandbox.apply_network_policy("10.0.0.0/8")
+    assert "1 rule" in network_protection(sandbox).why
+
+    sandbox.apply_network_policy("none")
+    assert "enforced" == network_protection(sandbox).status
+
+
+def test_more_than_the_rules_allow_would_be_seen(make: Any) -> None:
+    """The control: the kernel says something else than the policy."""
+    sandbox = make("10.0.0.0/8")
+
+    sandbox._inner.spec = make("a.test").spec
+    assert "missing" == network_protection(sandbox).status
+    assert "10.0.0.0/8" in network_protection(sandbox).why
+
+    sandbox._inner.spec = make("none").spec
+    assert "missing" == network_protection(sandbox).status
+
+
+def test_somebody_else_s_listener_would_be_seen(make: Any) -> None:
+    sandbox, other = make("a.test"), make("a.test")
+
+    sandbox._inner.network.inodes = other._inner.network.inodes
+
+    assert "missing" == network_protection(sandbox).status

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..model.exec import ExecRequest, ExecStatus
     from ..model.files import FileInfo
     from ..model.mount import Mount
+    from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
@@ -62,14 +64,22 @@ class Backend(Protocol):
         """
         ...
 
-    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> BackendSandbox:
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> BackendSandbox:
         """A new sandbox with the snapshot's files, whether or not its session still lives.
 
-        Without `spec` it is the one the snapshot was taken under, with a fresh id.
+        Without `spec` it is the one the snapshot was taken under, with a fresh id, the network
+        policy that held then, and `secrets`, which no snapshot contains.
 
         Raises:
             SnapshotNotFound: No such snapshot.
             SnapshotCorrupt: Its content is not what was saved.
+            InvalidRequest: `field` is `secrets` where the policy writes one that is not given.
         """
         ...
 
@@ -129,7 +139,7 @@ class BackendSandbox(Protocol):
     """One isolated environment.
 
     On a terminated sandbox everything raises `LifecycleError`, except `session`, `stats`,
-    `protections` and `terminate`; on a suspended one, `start` does.
+    `protections`, `network_log` and `terminate`; on a suspended one, `start` and `connect` do.
     """
 
     @property
@@ -139,7 +149,7 @@ class BackendSandbox(Protocol):
 
     @property
     def spec(self) -> SandboxSpec:
-        """What it was made from; its `id` may be None where one was generated."""
+        """What it was made from, with the network policy of now; `id` is None where one was generated."""
         ...
 
     @property
@@ -169,11 +179,34 @@ class BackendSandbox(Protocol):
         ...
 
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
-        """Change what can be reached, also for processes that already run.
+        """Change what can be reached, also for processes that already run, and cut the rest.
 
         Raises:
-            Unsupported: This backend cannot enforce it; the old policy holds.
+            Unsupported, NetworkPolicyError: It cannot be enforced; the old policy holds.
         """
+        ...
+
+    def connect(self, port: int) -> socket.socket:
+        """A blocking connection to a server inside, on its loopback or on every address.
+
+        Raises:
+            ConnectError: Nothing accepts connections there.
+            InvalidRequest: `field` is `port` for a number that is no port.
+        """
+        ...
+
+    def forward(self, port: int, client: socket.socket) -> None:
+        """Join a client's connection with one to a server inside; data then needs nobody's help.
+
+        `client` is the backend's from then on. Where nothing accepts, it is reset.
+
+        Raises:
+            ConnectError: Nothing accepts connections there.
+        """
+        ...
+
+    def network_log(self) -> list[NetworkEvent]:
+        """What was asked of the network so far, oldest first: the newest thousand decisions."""
         ...
 
     def suspend(self) -> None:

@@ -15,6 +15,7 @@ from .sync import DEFAULT_BACKEND, Sandbox, make_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from typing import Any, TypeVar
 
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from ..model.exec import ExecResult
     from ..model.limits import Limits
     from ..model.mount import Mount
+    from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
+    from .expose import Exposure
     from .stream import Stream
 
     T = TypeVar("T")
@@ -243,10 +246,12 @@ class AsyncSandbox:
         snapshot_id: str,
         spec: SandboxSpec | None = None,
         *,
+        secrets: Mapping[str, str] | None = None,
         backend: Backend | str = DEFAULT_BACKEND,
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
-        return cls(await _owned(partial(Sandbox.restore, snapshot_id, spec, backend=backend)))
+        make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
+        return cls(await _owned(make))
 
     @staticmethod
     async def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
@@ -327,6 +332,28 @@ class AsyncSandbox:
     async def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
         """Change what the sandbox may reach, at once."""
         await in_thread(self._sandbox.apply_network_policy, network)
+
+    async def network_log(self) -> list[NetworkEvent]:
+        """What was asked of the network so far, oldest first; bounded."""
+        return await in_thread(self._sandbox.network_log)
+
+    async def learned_policy(self) -> NetworkPolicy:
+        """The smallest policy that allows what was reached so far."""
+        return await in_thread(self._sandbox.learned_policy)
+
+    async def connect(self, port: int) -> socket.socket:
+        """A non-blocking connection to a server inside; see `Sandbox.connect`."""
+        sock = await in_thread(self._sandbox.connect, port)
+        sock.setblocking(False)
+        return sock
+
+    async def expose(
+        self, port: int, *, host: str = "127.0.0.1", host_port: int = 0, unix: str | None = None
+    ) -> Exposure:
+        """An address on the host that leads to a server inside; see `Sandbox.expose`."""
+        return await in_thread(
+            self._sandbox.expose, port, host=host, host_port=host_port, unix=unix
+        )
 
     async def suspend(self) -> None:
         """Freeze every process; idempotent."""

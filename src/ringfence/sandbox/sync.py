@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from ..backends.registry import backend_named
-from ..model.checks import string_map
+from ..errors import InvalidRequest, LifecycleError
+from ..model import checks
 from ..model.exec import ExecRequest
 from ..model.mount import Mount
 from .build import make_spec, parse_mount, parse_network
@@ -14,6 +15,7 @@ from .pump import Pump, run_to_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.limits import Limits
+    from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
+    from .expose import Exposure
     from .process import Process
 
 DEFAULT_BACKEND = "native"
@@ -43,6 +47,7 @@ class Sandbox:
         self._inner = inner
         self.spec = spec
         self.files = Files(inner.files)
+        self._exposures: list[Exposure] = []
         self._timer: threading.Timer | None = None
         if spec.ttl_s is not None:
             self._timer = threading.Timer(spec.ttl_s, self.terminate)
@@ -84,16 +89,24 @@ class Sandbox:
         snapshot_id: str,
         spec: SandboxSpec | None = None,
         *,
+        secrets: Mapping[str, str] | None = None,
         backend: Backend | str = DEFAULT_BACKEND,
     ) -> Sandbox:
         """A new sandbox with the files of a snapshot, whether or not its own sandbox still lives.
 
+        Args:
+            spec: None is the one it was taken under, network policy included.
+            secrets: For that one: what no snapshot contains.
+
         Raises:
             SnapshotNotFound: No such snapshot.
             SnapshotCorrupt: Its content is not what was saved.
+            InvalidRequest: The policy writes a secret that is not given.
         """
         chosen = backend_named(backend) if isinstance(backend, str) else backend
-        inner = chosen.restore(snapshot_id, spec)
+        if spec is not None and secrets is not None:
+            raise InvalidRequest("give them in the spec", field="secrets")
+        inner = chosen.restore(snapshot_id, spec, secrets=secrets)
         return cls(inner, spec or inner.spec)
 
     @staticmethod
@@ -219,8 +232,52 @@ class Sandbox:
         return self._inner.attach(parse_mount(mount))
 
     def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
-        """Change what the sandbox may reach, at once."""
+        """Change what the sandbox may reach, at once: what is connected against it is cut.
+
+        Raises:
+            NetworkPolicyError: It cannot be enforced, or is or was `unrestricted`; the old one holds.
+        """
         self._inner.apply_network_policy(parse_network(network))
+
+    def network_log(self) -> list[NetworkEvent]:
+        """What was asked of the network so far, oldest first: the newest thousand decisions."""
+        return self._inner.network_log()
+
+    def learned_policy(self) -> NetworkPolicy:
+        """The smallest policy that allows what was reached so far."""
+        from ..policy.learn import learned_policy
+
+        return learned_policy(self.network_log())
+
+    def connect(self, port: int) -> socket.socket:
+        """A connection to a server inside, which listens on its loopback or on every address.
+
+        Raises:
+            ConnectError: Nothing accepts connections there.
+        """
+        return self._inner.connect(port)
+
+    def expose(
+        self, port: int, *, host: str = "127.0.0.1", host_port: int = 0, unix: str | None = None
+    ) -> Exposure:
+        """An address on the host that leads to a server inside, started already or later.
+
+        Args:
+            host: Of the host: its own loopback unless asked otherwise.
+            host_port: 0 takes one that is free.
+            unix: The path of a unix socket to make instead; only this user may connect to it.
+
+        Raises:
+            InvalidRequest: The address is taken, or `port` is none.
+        """
+        from .expose import Exposure, listen
+
+        checks.integer(port, "port", 1, 65535)
+        if self.state == "terminated":
+            raise LifecycleError("expose: the sandbox is terminated")
+        listener = listen(host, host_port, unix)
+        self._exposures.append(Exposure(self._inner, port, listener))
+        return self._exposures[-1]
 
     def suspend(self) -> None:
         """Freeze every process; idempotent."""
@@ -232,7 +289,7 @@ class Sandbox:
 
     def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
-        return self._inner.snapshot(string_map(metadata or {}, "metadata"))
+        return self._inner.snapshot(checks.string_map(metadata or {}, "metadata"))
 
     def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""
@@ -246,6 +303,8 @@ class Sandbox:
         """End it: every process is gone when this returns. Legal in every state, idempotent."""
         if self._timer is not None:
             self._timer.cancel()
+        while self._exposures:
+            self._exposures.pop().close()
         self._inner.terminate()
 
     def __enter__(self) -> Sandbox:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..backends.protocol import Backend, BackendSandbox, WarmSandbox
     from ..model.capabilities import BackendReport
     from ..model.snapshot import Snapshot
@@ -33,8 +35,14 @@ class ClaimingBackend:
     def report(self) -> BackendReport:
         return self.inner.report()
 
-    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> BackendSandbox:
-        return self.inner.restore(snapshot_id, spec)
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> BackendSandbox:
+        return self.inner.restore(snapshot_id, spec, secrets=secrets)
 
     def snapshots(self) -> list[Snapshot]:
         return self.inner.snapshots()

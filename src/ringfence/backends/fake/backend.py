@@ -46,6 +46,7 @@ _CANNOT = {
     can.NETWORK_HOSTS: "has no network",
     can.NETWORK_UNRESTRICTED: "has no network",
     can.NETWORK_LIMIT: "has no network",
+    can.CONNECT: "has no network",
     can.PTY: "has no terminals",
     can.SECRETS: "has nothing to keep them from",
     can.MEMORY_LIMIT: "does not measure memory",
@@ -123,10 +124,17 @@ class FakeBackend:
         with self._lock:
             self._warm.pop(warm.id, None)
 
-    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> FakeSandbox:
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> FakeSandbox:
         self.need(can.RESTORE)
         saved = self._saved(snapshot_id)
-        return self._make(spec or replace(saved.spec, id=None), saved.root)
+        again = spec or replace(saved.spec, id=None, secrets=secrets or {})
+        return self._make(again, saved.root)
 
     def snapshots(self) -> list[Snapshot]:
         with self._lock:

@@ -24,11 +24,13 @@ from .process import Machine
 from .programs import PROGRAMS, USER
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
     from ...model.capabilities import Protection
     from ...model.exec import ExecRequest
     from ...model.mount import Mount
+    from ...model.netlog import NetworkEvent
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
@@ -125,6 +127,17 @@ class FakeSandbox:
         self._check_alive("apply_network_policy")
         self._backend.need(can.NETWORK_CHANGE)
         self._backend.check_network(policy)
+
+    def connect(self, port: int) -> socket.socket:  # noqa: ARG002
+        self._check_alive("connect")
+        raise Unsupported(backend=self._backend.name, operation=can.CONNECT)
+
+    def forward(self, port: int, client: socket.socket) -> None:
+        client.close()
+        self.connect(port)
+
+    def network_log(self) -> list[NetworkEvent]:
+        return []
 
     def suspend(self) -> None:
         self._backend.need(can.SUSPEND)

@@ -8,6 +8,8 @@ from . import identity, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...model.spec import SandboxSpec
 
 _SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
@@ -24,8 +26,12 @@ def session_root(spec: SandboxSpec) -> str:
     return spec.workdir or template.HOME
 
 
-def environment(spec: SandboxSpec) -> dict[str, str]:
-    """What every exec sees; nothing of the host's environment."""
+def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
+    """What every exec sees; nothing of the host's environment.
+
+    Args:
+        own: What the sandbox's network and secrets need; the user's own variables win.
+    """
     user = identity.name_of(identity.uid_of(spec.user))
     return {
         "PATH": template.python_path() if spec.python_env else template.PATH,
@@ -36,6 +42,7 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
         # `git init` would copy sample hooks into .git/hooks, which is read-only in a mount.
         "GIT_TEMPLATE_DIR": "",
         **ALWAYS_THERE,
+        **own,
         **spec.env,
     }
 

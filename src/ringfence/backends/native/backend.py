@@ -358,14 +358,21 @@ class NativeBackend:
 
         return backend_report(self)
 
-    def restore(self, snapshot_id: str, spec: SandboxSpec | None = None) -> NativeSandbox:
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> NativeSandbox:
         from dataclasses import replace
 
         from . import snapshots
 
         _saved, taken_under, content = self.catalogue().open(snapshot_id)
         try:
-            sandbox = self.provision(spec or replace(taken_under, id=None))
+            again = spec or replace(taken_under, id=None, secrets=secrets or {})
+            sandbox = self.provision(again)
             try:
                 snapshots.load(sandbox, content)
             except BaseException:

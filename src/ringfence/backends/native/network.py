@@ -6,6 +6,8 @@ the egress process, which accepts on them, decides. Without it nothing is reacha
 
 from __future__ import annotations
 
+import _socket
+import _struct as struct
 import errno
 import os
 import select
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
             secrets: Mapping[str, str],
             network_bytes: int | None,
             listeners: list[int],
-        ) -> None: ...
+        ) -> None:
+            """`listeners` are its own from then on, and closed even when this fails."""
+            ...
+
         def change(
             self,
             sandbox_id: str,
@@ -45,27 +50,33 @@ if TYPE_CHECKING:
             network_bytes: int | None,
         ) -> None: ...
         def drop(self, sandbox_id: str) -> None: ...
-        def relay(self, sandbox_id: str, port: int, outside: int, inside: int) -> None: ...
+        def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None: ...
         def events(self, sandbox_id: str) -> list[NetworkEvent]: ...
 
 
 _CHANGE_S = 30.0
 _DIAL_S = 10.0
+_NAMESPACE = "/proc/self/ns/net"
 # What nfnetlink says where a part of it is neither built in nor loaded, and cannot be loaded.
 _NO_MODULE = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL)
-_NAMESPACE = "/proc/self/ns/net"
 
 
 class NativeNetwork:
-    """What a sandbox reaches, and how it is reached. The sandbox's lock is held by callers that change it.
+    """What a sandbox reaches, and how it is reached. Who changes it holds the sandbox's lock.
 
     Args:
         sockets: The listener and the resolver's socket, of a sandbox that may reach something.
+
+    Attributes:
+        inodes: Of the two, by which they can be told from any other socket there.
     """
 
     def __init__(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
         self._sandbox, self._sockets = sandbox, sockets
+        self.inodes = [os.fstat(fd).st_ino for fd in sockets]
+        self._placeholders = {name: _placeholder(name) for name in sandbox.spec.secrets}
         self._known = False  # to the egress process
+        self._past: list[NetworkEvent] = []  # of what it no longer knows
         self._lock = allocate_lock()
 
     @property
@@ -84,12 +95,19 @@ class NativeNetwork:
             self._serve(self._policy)
 
     def _serve(self, policy: NetworkPolicy) -> None:
+        self._known = True
+        sockets, self._sockets = self._sockets, []
+        secrets, most_bytes = self._settings(policy)
+        self._egress.serve(self._sandbox.id, policy, secrets, most_bytes, sockets)
+
+    def _settings(self, policy: NetworkPolicy) -> tuple[dict[str, str], int | None]:
         spec = self._sandbox.spec
         secrets = {name: spec.secrets[name] for name in policy.secrets}
-        self._known = True
-        self._egress.serve(
-            self._sandbox.id, policy, secrets, spec.limits.network_bytes, list(self._sockets)
-        )
+        return secrets, spec.limits.network_bytes
+
+    def environment(self) -> dict[str, str]:
+        """What execs see of the network and of the secrets; the user's own variables win."""
+        return {**_proxies(self._policy), **self._placeholders}
 
     def change(self, policy: NetworkPolicy) -> None:
         """Let `policy` hold instead, also for what runs and for what is connected.
@@ -106,7 +124,6 @@ class NativeNetwork:
         elif policy.is_none:
             self._stop_serving()
             self._tell_kernel(plan)
-            self._close_sockets()
         else:
             self._replace(plan, old, policy)
 
@@ -116,29 +133,24 @@ class NativeNetwork:
 
         try:
             self._sockets = self._tell_kernel(plan)
+            self.inodes = [os.fstat(fd).st_ino for fd in self._sockets]
             self._serve(policy)
         except BaseException:
-            self._stop_serving()
+            self.close()
             self._undo(plan_to_change(policy, self._policy))
-            self._close_sockets()
             raise
 
     def _replace(self, plan: NetworkPlan | None, old: NetworkPolicy, policy: NetworkPolicy) -> None:
         """The egress process first: it is who decides, and cuts what is no longer allowed."""
         from .routes import plan_to_change
 
-        self._change(policy)
+        self._egress.change(self._sandbox.id, policy, *self._settings(policy))
         try:
             self._tell_kernel(plan)
         except BaseException:
-            self._change(old)
+            self._egress.change(self._sandbox.id, old, *self._settings(old))
             self._undo(plan_to_change(policy, old))
             raise
-
-    def _change(self, policy: NetworkPolicy) -> None:
-        spec = self._sandbox.spec
-        secrets = {name: spec.secrets[name] for name in policy.secrets}
-        self._egress.change(self._sandbox.id, policy, secrets, spec.limits.network_bytes)
 
     def _tell_kernel(self, plan: NetworkPlan | None) -> list[int]:
         """Apply a plan in the sandbox's network namespace; returns the sockets it asked for."""
@@ -146,15 +158,13 @@ class NativeNetwork:
             return []
         sandbox = self._sandbox
         with sandbox.awake():
-            _body, [net_fd] = sandbox.ask("open", _NAMESPACE, os.O_RDONLY, 0)
-        borrowed: list[int] = [net_fd]
+            _body, borrowed = sandbox.ask("open", _NAMESPACE, os.O_RDONLY, 0)
         try:
             borrowed += sandbox.borrow_namespaces()
+            net_fd, user_fd = borrowed[:2]
+            request = {"op": "network", "network": plan}
             _body, sockets = sandbox.zygote.ask(
-                "enter",
-                {"op": "network", "network": plan},
-                [borrowed[1], net_fd],
-                timeout_s=_CHANGE_S,
+                "enter", request, [user_fd, net_fd], timeout_s=_CHANGE_S
             )
         except Refused as exc:
             raise refused_by_kernel(exc) from exc
@@ -213,34 +223,76 @@ class NativeNetwork:
         sock.close()
         return None
 
-    def relay(self, port: int, outside: socket.socket, inside: socket.socket) -> None:
-        """Join two connections, in the egress process: data flows whatever this process does."""
-        self._known = True
-        self._egress.relay(self._sandbox.id, port, outside.fileno(), inside.fileno())
+    def forward(self, port: int, client: socket.socket) -> None:
+        """Join `client`, which is ours from then on, with a connection to a server inside.
+
+        The egress process does it: data flows whatever this process does.
+
+        Raises:
+            ConnectError: Nothing accepts connections there; the client was reset.
+        """
+        try:
+            with self.dial(port) as inside:
+                self._known = True
+                self._egress.relay(self._sandbox.id, port, client.fileno(), inside.fileno())
+        except BaseException:
+            _reset_on_close(client)
+            raise
+        finally:
+            client.close()
 
     # -- the record -------------------------------------------------------------------------
 
     def events(self) -> list[NetworkEvent]:
-        """What was decided so far, oldest first; bounded."""
-        return self._egress.events(self._sandbox.id) if self._known else []
+        """What was decided so far, oldest first; bounded. Of an ended sandbox, all there was."""
+        return [*self._past, *(self._egress.events(self._sandbox.id) if self._known else ())]
+
+    def check_served(self) -> None:
+        """Raises NetworkPolicyError where the egress process does not answer."""
+        self._egress.events(self._sandbox.id)
 
     # -- ending -----------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cut every connection and close every copy of the sockets; idempotent."""
         self._stop_serving()
-        self._close_sockets()
-
-    def _stop_serving(self) -> None:
-        known, self._known = self._known, False
-        if known:
-            self._egress.drop(self._sandbox.id)
-
-    def _close_sockets(self) -> None:
         with self._lock:
             closing, self._sockets = self._sockets, []
         for fd in closing:
             os.close(fd)
+
+    def _stop_serving(self) -> None:
+        known, self._known = self._known, False
+        if not known:
+            return
+        try:
+            self._past += self._egress.events(self._sandbox.id)
+        finally:
+            self._egress.drop(self._sandbox.id)
+
+
+def _placeholder(name: str) -> str:
+    """What stands inside for a secret: worth nothing to whoever finds it."""
+    return f"ringfence-secret-{name}-{os.urandom(8).hex()}"
+
+
+def _proxies(policy: NetworkPolicy) -> dict[str, str]:
+    """For programs that ask for a proxy; all others reach the same names without knowing of it."""
+    if policy.is_none or policy.is_unrestricted:
+        return {}
+    from ...policy.redirects import PROXY
+
+    proxy, direct = f"http://{PROXY[0]}:{PROXY[1]}", "localhost,127.0.0.1,::1"
+    both = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": direct}
+    return both | {name.upper(): value for name, value in both.items()}
+
+
+def _reset_on_close(sock: socket.socket) -> None:
+    """The peer is to read that it was refused, not that all went well."""
+    try:
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        pass  # it has gone already
 
 
 def check_change(sandbox: NativeSandbox, policy: NetworkPolicy) -> None:

@@ -106,6 +106,8 @@ def _check_network(spec: SandboxSpec, has_egress: bool) -> None:
         if getattr(spec.limits, name) is not None:
             raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
     check_secrets(spec.network, spec.secrets)
+    if both := [name for name in spec.secrets if name in spec.env]:
+        raise InvalidRequest(f"{both[0]} is a secret and in env too", field="secrets")
     if spec.secrets and not has_egress:
         raise Unsupported(
             "secrets are injected by the egress engine, which is not there yet",

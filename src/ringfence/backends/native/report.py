@@ -6,6 +6,7 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
+from ...model.network import NetworkPolicy
 from ...model.spec import LIGHT, SandboxSpec
 from ...model.state import State
 from . import blockers
@@ -36,13 +37,14 @@ def backend_report(backend: NativeBackend) -> BackendReport:
         return _refusal(backend, exc)
     try:
         protections = sandbox_protections(sandbox)
+        abilities = [*_abilities(protections), *_network_abilities(sandbox)]
     finally:
         sandbox.terminate()
     return BackendReport(
         backend=backend.name,
         available=True,
         tiers=(LIGHT,),
-        capabilities=_abilities(protections),
+        capabilities=tuple(abilities),
         protections=protections,
     )
 
@@ -50,7 +52,8 @@ def backend_report(backend: NativeBackend) -> BackendReport:
 def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
     found = blockers.find(exc)
     reasons = "; ".join(each.why for each in found) or str(exc)
-    lacking = tuple(Capability(name, False, reasons) for name in (*_ALWAYS, *_NOT_YET))
+    names = (*_ALWAYS, *_OF_RULES, *_NOT_YET)
+    lacking = tuple(Capability(name, False, reasons) for name in names)
     missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
     if not missing:
         missing = (Protection("sandbox", MISSING, str(exc)),)
@@ -67,6 +70,7 @@ _ALWAYS = (
     can.LOCAL_PROCESS_SANDBOX,
     can.NETWORK_NONE,
     can.NETWORK_UNRESTRICTED,
+    can.CONNECT,
     can.MOUNT,
     can.ATTACH,
     can.SNAPSHOT,
@@ -85,18 +89,26 @@ _LIMITS = (
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
 )
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)
 _NOT_YET = (
-    can.NETWORK_HOSTS,
-    can.NETWORK_CHANGE,
     can.SUSPEND_ON_IDLE,
     can.MEMORY_SNAPSHOT,
     can.FORK,
     can.IMAGE,
     can.GPU,
     can.IO_LIMIT,
-    can.NETWORK_LIMIT,
     can.SECRETS,
 )
+
+
+def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
+    """Found by giving the sandbox a list of hosts: that takes the kernel and the egress process."""
+    reason = ""
+    try:
+        sandbox.apply_network_policy(NetworkPolicy(allowed_hosts=("host.invalid:1",)))
+    except (RingfenceError, OSError) as exc:
+        reason = str(exc)
+    return [Capability(name, not reason, reason) for name in _OF_RULES]
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

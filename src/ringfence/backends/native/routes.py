@@ -62,6 +62,12 @@ def plan_to_change(old: NetworkPolicy, new: NetworkPolicy) -> NetworkPlan | None
     return {"batches": [*_ways(come), table, *_ways(go, remove=True)], "port": 0}
 
 
+def ways_of(policy: NetworkPolicy) -> set[str]:
+    """Every network that leads somewhere under `policy`, as `address/bits`."""
+    own = {f"{ip_address(packed)}/{8 * len(packed)}" for packed in _OWN.values()}
+    return own | {str(ip_network(each)) for each in redirects_of(policy).routes}
+
+
 def _ways(
     routes: Sequence[str], *, with_addresses: bool = False, remove: bool = False
 ) -> list[Batch]:

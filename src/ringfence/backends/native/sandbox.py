@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
     from ...model.mount import Mount
+    from ...model.netlog import NetworkEvent
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ..local.cgroups import Group
@@ -97,8 +98,8 @@ class NativeSandbox:
         self._live: dict[int, LocalExec] = {}
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
-        self._environment = environment(draft.spec)
         self.network = NativeNetwork(self, sockets)
+        self._environment = environment(self.spec, self.network.environment())
 
     # -- describing -------------------------------------------------------------------------
 
@@ -427,10 +428,16 @@ class NativeSandbox:
                 return
             self.network.change(policy)
             self.spec = replace(self.spec, network=policy)
-            self._environment = environment(self.spec)
+            self._environment = environment(self.spec, self.network.environment())
 
     def connect(self, port: int) -> socket.socket:
         return self.network.dial(port)
+
+    def forward(self, port: int, client: socket.socket) -> None:
+        self.network.forward(port, client)
+
+    def network_log(self) -> list[NetworkEvent]:
+        return self.network.events()
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
