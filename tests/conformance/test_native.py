@@ -27,6 +27,17 @@ class TestNative(BackendConformance):
         code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
         return ("/usr/bin/python3", "-c", code)
 
+    def serve_argv(self, port: int) -> tuple[str, ...]:
+        code = (
+            f"import socket\nserver = socket.create_server(('127.0.0.1', {port}))\n"
+            "print('up', flush=True)\n"
+            "while True:\n"
+            "    client, _ = server.accept()\n"
+            "    while data := client.recv(9999): client.sendall(data)\n"
+            "    client.close()"
+        )
+        return ("/usr/bin/python3", "-c", code)
+
 
 class TestNativeClaimed(TestNative):
     """Every sandbox is built ahead and then claimed: whoever gets it cannot tell the difference."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import threading
 from collections.abc import Mapping
 
 from ringfence import NetworkPolicy
@@ -21,6 +23,7 @@ class Listening:
         self.sockets: dict[str, tuple[socket.socket, socket.socket]] = {}
         self.said: list[tuple[str, str]] = []
         self.fails: set[str] = set()
+        self.threads: list[threading.Thread] = []
 
     def _say(self, verb: str, sandbox_id: str) -> None:
         self.said.append((verb, sandbox_id))
@@ -65,6 +68,11 @@ class Listening:
 
     def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None:
         self._say("relay", sandbox_id)
+        ends = [socket.socket(fileno=os.dup(fd)) for fd in (client, server)]
+        for one, other in (ends, reversed(ends)):
+            thread = threading.Thread(target=_pump, args=(one, other), daemon=True)
+            thread.start()
+            self.threads.append(thread)
 
     def events(self, sandbox_id: str) -> list[NetworkEvent]:
         self._say("events", sandbox_id)
@@ -73,6 +81,14 @@ class Listening:
     def close(self) -> None:
         for sandbox_id in list(self.sockets):
             self.drop(sandbox_id)
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    while data := one.recv(1 << 16):
+        other.sendall(data)
+    other.shutdown(socket.SHUT_WR)
 
 
 def original(sock: socket.socket) -> tuple[str, int] | None:

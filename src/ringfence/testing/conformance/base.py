@@ -100,6 +100,11 @@ class ConformanceBase:
         del host, port
         return None
 
+    def serve_argv(self, port: int) -> tuple[str, ...] | None:
+        """A server on loopback: it says `up`, and sends back what comes; None: there is none."""
+        del port
+        return None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.refusals = Counter()
