@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ringfence
 from ringfence import NetworkPolicy, Sandbox
+from ringfence.backends.native import routes
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError
+from ringfence.linux import nftables
 from ringfence.policy.redirects import LISTEN_PORT
 from tests.native.listening import PATIENCE_S, Listening, original
 from tests.native.outside import open_fds, until
@@ -561,3 +566,91 @@ def test_somebody_else_s_listener_would_be_seen(make: Any) -> None:
     sandbox._inner.network.inodes = other._inner.network.inodes
 
     assert "missing" == network_protection(sandbox).status
+
+
+# -- other kernels --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel without it answers: the messages are for a part of netfilter that nobody has."""
+    monkeypatch.setattr(routes, "_plans", {})
+    monkeypatch.setattr(nftables, "_NFTABLES", 99)
+
+
+@pytest.mark.usefixtures("without_nf_tables")
+def test_without_nf_tables_there_is_no_sandbox_with_rules(
+    make: Any, egress: Listening, backend: NativeBackend
+) -> None:
+    with pytest.raises(NetworkPolicyError) as refusal:
+        make("a.test")
+
+    assert "nft_redir" in refusal.value.hint
+    assert {} == backend._live
+    assert [] == egress.said
+    assert make("none").exec(["true"]).ok
+
+
+@pytest.mark.usefixtures("without_nf_tables")
+def test_nor_does_a_live_one_get_rules(make: Any, egress: Listening) -> None:
+    sandbox = make("none")
+
+    with pytest.raises(NetworkPolicyError, match="cannot be enforced"):
+        sandbox.apply_network_policy("a.test")
+
+    assert NetworkPolicy.none() == sandbox._inner.spec.network
+    assert "ENETUNREACH" == says(sandbox, NAME, 443)
+    assert [] == egress.said
+
+
+@pytest.mark.usefixtures("without_nf_tables")
+def test_the_report_says_so(backend: NativeBackend) -> None:
+    report = backend.report()
+    reasons = {each.name: each.reason for each in report.capabilities}
+
+    assert report.available
+    assert "nft_redir" in reasons["network_hosts"]
+    assert not report.can("network_change")
+
+
+def test_the_report_elsewhere(backend: NativeBackend) -> None:
+    """The control of the one above."""
+    assert backend.report().can("network_hosts")
+
+
+WITHOUT_IPV6 = """
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from ringfence.backends.native.routes import plan_for
+from ringfence.launcher import build, network
+from ringfence.linux import namespaces
+from ringfence.model.network import NetworkPolicy
+namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNET)
+build.leave_host_network(namespaces.CLONE_NEWNET)
+with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as switch:
+    switch.write("1")
+plan = plan_for(NetworkPolicy.parse("a.test:443,[2001:db8::/32]"))
+listener, resolver = (socket.socket(fileno=fd) for fd in network.set_up(plan))
+listener.settimeout(10)
+client = socket.create_connection(("198.18.7.9", 443))
+print(listener.accept()[1][0])
+try:
+    socket.create_connection(("2001:2::79", 443))
+except OSError as exc:
+    print(exc.errno)
+"""
+
+
+def test_without_ipv6_there_is_still_ipv4() -> None:
+    source = str(Path(ringfence.__file__).parent.parent)
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_IPV6, source],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    assert 0 == result.returncode, result.stderr
+    client, unreachable = result.stdout.decode().split()
+    assert client.endswith("198.18.0.1")
+    assert unreachable in ("99", "101")  # EADDRNOTAVAIL, ENETUNREACH

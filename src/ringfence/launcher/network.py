@@ -35,17 +35,23 @@ def set_up(plan: NetworkPlan | None) -> list[int]:
     """
     if plan is None:
         return []
-    for name, protocol, data, last, first_ipv6 in plan["batches"]:
-        try:
-            refused = netlink.send_batch(protocol, data, last)
-        except OSError as exc:
-            raise BuildError(f"network {name}", exc) from exc
-        for number, code in refused:
-            # An address family that is not there is as unreachable as it should be.
-            if number < first_ipv6 or code not in _NO_IPV6:
-                cause = OSError(code, os.strerror(code))
-                raise BuildError(f"network {name} {number}", cause) from None
+    # All are tried: who takes a policy back must not stop at what was never there.
+    problems = [problem for batch in plan["batches"] if (problem := _apply(*batch))]
+    if problems:
+        raise problems[0]
     return _open_sockets(plan["port"]) if plan["port"] else []
+
+
+def _apply(name: str, protocol: int, data: bytes, last: int, first_ipv6: int) -> BuildError | None:
+    try:
+        refused = netlink.send_batch(protocol, data, last)
+    except OSError as exc:
+        return BuildError(f"network {name}", exc)
+    for number, code in refused:
+        # An address family that is not there is as unreachable as it should be.
+        if number < first_ipv6 or code not in _NO_IPV6:
+            return BuildError(f"network {name} {number}", OSError(code, os.strerror(code)))
+    return None
 
 
 def _open_sockets(port: int) -> list[int]:
