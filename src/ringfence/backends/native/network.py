@@ -15,6 +15,7 @@ import time
 from _thread import allocate_lock
 
 from ...errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError, SandboxLost
+from ...model import checks
 from ..local.answers import Refused
 
 TYPE_CHECKING = False
@@ -188,8 +189,7 @@ class NativeNetwork:
         Raises:
             ConnectError: Nothing accepts connections there.
         """
-        if not 1 <= port <= 65535:
-            raise InvalidRequest(f"{port} is not a port: 1 to 65535", field="port")
+        checks.integer(port, "port", 1, 65535)
         self._sandbox.require_awake()
         deadline = time.monotonic() + _DIAL_S
         for version in (4, 6):
