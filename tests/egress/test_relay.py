@@ -125,14 +125,15 @@ def test_a_side_that_has_finished_still_hears_the_other(joined: Joined) -> None:
 
 def test_the_server_may_speak_while_the_client_is_held(joined: Joined) -> None:
     async def talk() -> None:
-        joined.relay.start(out=False)
+        joined.relay.start(on_held=lambda: None)
         client, server = joined.streams()
         await client.write(b"held")
         await server.write(b"banner")
         assert b"banner" == await client.read(100)
         with pytest.raises(BlockingIOError):
             joined.server.recv(100)
-        joined.relay.start_out()
+        joined.relay.start_out(b"what was ")
+        assert b"what was " == await server.read(9)
         assert b"held" == await server.read(100)
 
     joined.loop.run_until_done(talk())

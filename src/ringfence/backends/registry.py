@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from _thread import allocate_lock
 
 TYPE_CHECKING = False
@@ -68,6 +69,9 @@ def close_all() -> None:
         _shared.clear()
     for backend in backends:
         backend.close()
+    egress = sys.modules.get("ringfence.egress.client")
+    if egress is not None:
+        egress.close_shared()
 
 
 def _close_all(owner: int) -> None:

@@ -48,6 +48,11 @@ class Reader:
             return self._take(most)
         return await self.stream.read(most)
 
+    @property
+    def left(self) -> bytes:
+        """What was read from the stream and not from here."""
+        return bytes(self._buffer)
+
     def _take(self, most: int) -> bytes:
         taken = bytes(self._buffer[:most])
         del self._buffer[:most]

@@ -124,16 +124,19 @@ class Meter:
 
 
 class Metered:
-    """A stream whose reads are asked for and counted."""
+    """A stream whose reads are asked for and counted.
 
-    def __init__(self, stream: Stream, meter: Meter) -> None:
-        self._stream, self._meter = stream, meter
-        self.count = 0  # bytes read
+    Args:
+        counted: Told of bytes that were read.
+    """
+
+    def __init__(self, stream: Stream, meter: Meter, counted: Callable[[int], None]) -> None:
+        self._stream, self._meter, self._counted = stream, meter, counted
 
     async def read(self, most: int) -> bytes:
         data = await self._stream.read(await self._meter.allowance(most))
         self._meter.count(len(data))
-        self.count += len(data)
+        self._counted(len(data))
         return data
 
     async def write(self, data: bytes) -> None:

@@ -52,25 +52,41 @@ class Relay:
         self.is_over = False
         self._active_at = loop.now
         self._timer: Timer | None = None
+        self._on_held: Callable[[], None] | None = None
 
-    def start(self, *, out: bool = True) -> None:
+    def start(self, *, on_held: Callable[[], None] | None = None) -> None:
         """Begin.
 
         Args:
-            out: False: nothing of the client's is taken until `start_out`.
+            on_held: With it, nothing of the client's is taken until `start_out`; it is called
+                whenever there may be something of the client's to read.
         """
-        self.out.is_held = not out
+        self._on_held = on_held
+        self.out.is_held = on_held is not None
         self._loop.watch(self.client.fileno(), self._on_client)
         self._loop.watch(self.server.fileno(), self._on_server)
         self._timer = self._loop.later(self._idle_s, self._check_idle)
         self.back.pump()
         self.out.pump()
 
-    def start_out(self) -> None:
-        """Take the client's bytes, too."""
+    def start_out(self, prefix: bytes) -> None:
+        """Take the client's bytes, too, after `prefix`, which was read from it already."""
+        self.out.prefix = prefix
         self.out.is_held = False
-        self._loop.watch(self.client.fileno(), self._on_client)
         self.out.pump()
+
+    def hand_over(self, data: bytes) -> None:
+        """Pass on what was read from the client while it is held, and nothing more."""
+        self.out.prefix += data
+        self.out.pump_prefix()
+
+    def release(self) -> bool:
+        """Give both sockets up to the caller, unless something has passed already."""
+        if self.is_over or self.back.count or self.back.pipe or self.back.is_done:
+            return False
+        self.is_over = True
+        self._stop()
+        return True
 
     def cut(self, reason: str) -> None:
         """Break off: both far ends see a reset."""
@@ -87,6 +103,8 @@ class Relay:
 
     def _on_client(self, events: int) -> None:
         self._serve(events, self.out, self.back)
+        if self.out.is_held and not self.is_over and self._on_held is not None:
+            self._on_held()
 
     def _on_server(self, events: int) -> None:
         self._serve(events, self.back, self.out)
@@ -97,8 +115,11 @@ class Relay:
             return
         if events & _READS:
             reads.pump()
-        if events & _WRITES and writes.pipe is not None:
+        if events & _WRITES and (writes.pipe is not None or writes.prefix):
             writes.pump()
+            writes.pump_prefix()
+            if not writes.prefix and writes.is_held and self._on_held is not None:
+                self._on_held()
 
     def _check_idle(self) -> None:
         if self.is_over:
@@ -113,16 +134,20 @@ class Relay:
         if self.is_over:
             return
         self.is_over = True
+        self._stop()
+        for sock in (self.client, self.server):
+            if abort:
+                reset(sock)
+            sock.close()
+        self._on_end(reason)
+
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for direction in (self.out, self.back):
             direction.stop()
         for sock in (self.client, self.server):
             self._loop.unwatch(sock.fileno())
-            if abort:
-                reset(sock)
-            sock.close()
-        self._on_end(reason)
 
 
 class Direction:
@@ -131,6 +156,7 @@ class Direction:
     Attributes:
         count: Bytes that went out.
         pipe: Held only while bytes wait in it.
+        prefix: Goes out before what the source says.
     """
 
     __slots__ = (
@@ -145,6 +171,7 @@ class Direction:
         "is_done",
         "is_held",
         "pipe",
+        "prefix",
     )
 
     def __init__(
@@ -162,6 +189,7 @@ class Direction:
         self.is_done = False
         self.is_held = False
         self.pipe: Pipe | None = None
+        self.prefix = b""
         self._again = False
 
     def pump(self) -> None:
@@ -173,6 +201,14 @@ class Direction:
         except OSError as exc:
             self._relay.cut(os.strerror(exc.errno or 0))
 
+    def pump_prefix(self) -> None:
+        """Send what goes out before the source's own, also while that is held."""
+        if self.prefix and not self._relay.is_over:
+            try:
+                self._send_prefix()
+            except OSError as exc:
+                self._relay.cut(os.strerror(exc.errno or 0))
+
     def stop(self) -> None:
         """Give the pipe back."""
         self.is_done = True
@@ -181,6 +217,8 @@ class Direction:
             self.pipe = None
 
     def _pump(self) -> None:
+        if self.prefix and not self._send_prefix():
+            return
         left = TURN_BYTES
         while left > 0:
             if self.pipe is None:
@@ -198,6 +236,17 @@ class Direction:
     def _pump_again(self) -> None:
         self._again = False
         self.pump()
+
+    def _send_prefix(self) -> bool:
+        try:
+            sent = self._target.send(self.prefix)
+        except BlockingIOError:
+            return False
+        self.prefix = self.prefix[sent:]
+        self.count += sent
+        self._meter.count(sent)
+        self._relay.moved()
+        return not self.prefix
 
     def _take(self, most: int) -> int:
         """From the source into a pipe; 0: nothing can be had now, or ever."""

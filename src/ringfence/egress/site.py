@@ -34,6 +34,7 @@ class Site:
         secrets: Name to value, of the sandbox's; looked for in every answer.
 
     Attributes:
+        judge: Of the policy that holds: replaced when that changes while the connection lasts.
         request: The request that came, once it was read; for the record.
         rule: The rule that allowed or refused it, in text form.
         status: Of the answer; 0 before there is one.
@@ -52,11 +53,11 @@ class Site:
         self.request: RequestHead | None = None
         self.rule = ""
         self.status = 0
-        self._judge, self._secrets = judge, secrets or {}
+        self.judge, self._secrets = judge, secrets or {}
 
     @property
     def limits(self) -> NetworkLimits:
-        return self._judge.policy.limits
+        return self.judge.policy.limits
 
     @property
     def has_secrets(self) -> bool:
@@ -83,11 +84,11 @@ class Site:
             )
         if self.is_literal:
             return []  # rules about addresses allow connections, whatever is said over them
-        decision = self._judge.http_allowed(self.host, self.port, head.method, head.target)
+        decision = self.judge.http_allowed(self.host, self.port, head.method, head.target)
         self.rule = decision.rule
         if not decision:
             raise Refused(decision.reason)
-        if self._judge.is_conditional(self.host, self.port):
+        if self.judge.is_conditional(self.host, self.port):
             self._refuse_overrides(head)
         return self._credentials(head) if self.scheme == "https" else []
 
@@ -102,7 +103,7 @@ class Site:
                 raise Refused(f"{name} may change what a rule about methods or paths judged")
 
     def _credentials(self, head: RequestHead) -> list[Header]:
-        found = self._judge.credentials(self.host, self.port, head.method, head.target)
+        found = self.judge.credentials(self.host, self.port, head.method, head.target)
         missing = [each.secret for each in found if each.secret not in self._secrets]
         if missing:
             raise Refused(f"the secret {missing[0]} has no value", status=502)

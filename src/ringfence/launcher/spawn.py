@@ -23,8 +23,12 @@ class Started:
         self.pid, self.control = pid, control
 
 
-def spawn() -> Started:
-    """Start one. The caller is never forked, whatever threads it has."""
+def spawn(code: str = _CODE, *arguments: str) -> Started:
+    """Start one. The caller is never forked, whatever threads it has.
+
+    Args:
+        code: What it runs; with the directory that has the package, and `arguments`, in sys.argv.
+    """
     package = os.path.abspath(sys.modules["ringfence"].__file__ or "")
     package_parent = os.path.dirname(os.path.dirname(package))
     kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -46,7 +50,7 @@ def spawn() -> Started:
         # A session of its own: an interrupt from the terminal is the caller's to handle.
         pid = os.posix_spawn(
             python,
-            [python, "-I", "-S", "-c", _CODE, package_parent],
+            [python, "-I", "-S", "-c", code, package_parent, *arguments],
             {},
             file_actions=actions,
             setsid=True,

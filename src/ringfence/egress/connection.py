@@ -1,0 +1,241 @@
+"""One connection of a sandbox, from its arrival to its line in the record."""
+
+from __future__ import annotations
+
+from time import time
+
+from . import passage, proxy
+from .destination import destination, shown
+from .loop import Cancelled, Task
+from .names import is_synthetic
+from .refused import Refused
+from .relay import Relay
+from .streams import SocketStream, reset
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket as socket
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from .sandbox import Sandbox
+    from .site import Site
+    from .streams import Stream
+
+
+_OF_SERVERS = (502, 504)  # HTTP statuses that say: it was allowed, and the server failed
+
+
+class Connection:
+    """Made for every socket that a sandbox's listener accepts.
+
+    Attributes:
+        kind: As in the record: `tcp`, `connect`, `socks`, `http`.
+        host: The name it is for; empty for an address.
+        address: Where it leads, as text; empty until it is known.
+        is_opaque: What is said over it is not looked at any more.
+    """
+
+    def __init__(self, sandbox: Sandbox, sock: socket.socket, peer: str) -> None:
+        self.sandbox, self.client, self._peer = sandbox, sock, peer
+        self.loop = sandbox.commons.loop
+        self.kind = "tcp"
+        self.host = self.address = ""
+        self.port = 0
+        self.rule = ""
+        self.is_opaque = False
+        self.is_recorded = True
+        self.site: Site | None = None
+        self.relay: Relay | None = None
+        self.streams: list[Stream] = []  # to be broken off with it
+        self.bytes_in = self.bytes_out = 0
+        self._task: Task | None = None
+        self._why = ""
+        self._is_over = False
+        self._began_at, self._began = self.loop.now, time()
+        sandbox.commons.connections += 1
+
+    # -- beginning ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Find out whom it is for, and serve it."""
+        address, self.port = destination(self.client, self._peer)
+        if self.sandbox.is_resolver(address, self.port):
+            self.run(passage.resolve(self))
+        elif self.sandbox.is_proxy(address, self.port):
+            self.run(proxy.serve(self))
+        else:
+            self._start_transparent(address)
+
+    def _start_transparent(self, address: bytes) -> None:
+        name = self.sandbox.names.name_at(address)
+        if name is None and is_synthetic(address):
+            self.address = shown(address)
+            self.refuse("an address that belongs to no name (any more)")
+            return
+        try:
+            self.aim(name, shown(address))
+        except Refused as exc:
+            self.refuse(exc.reason)
+            return
+        self.run(passage.serve(self, self.stream()))
+
+    def aim(self, name: str | None, address: str) -> None:
+        """Say whom it is for: a name, or without one an address.
+
+        Raises:
+            Refused: The policy does not allow it.
+        """
+        if name is not None:
+            self.host = name
+            decision = self.sandbox.judge_name(name, self.port)
+        else:
+            self.address = address
+            decision = self.sandbox.judge_address(None, address, self.port)
+        self.rule = decision.rule
+        if not decision:
+            raise Refused(decision.reason)
+
+    def stream(self, first: bytes = b"") -> SocketStream:
+        """The client's side, to be read and written."""
+        stream = SocketStream(self.client, first)
+        self.streams.append(stream)
+        return stream
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Serve it in a task."""
+        self._task = task = Task(self.loop, self._run(work))
+        task.on_done = self._task_ended
+        task.step()
+
+    def join(self, client: SocketStream, server: SocketStream) -> Relay:
+        """A relay between both, yet to be started; what was read already is to be passed on."""
+        commons = self.sandbox.commons
+        self.streams.clear()
+        self.relay = relay = Relay(
+            self.loop,
+            commons.pipes,
+            client.release(),
+            server.release(),
+            meter=self.sandbox.meter,
+            idle_s=self.sandbox.limits.idle_s,
+            on_end=self._end,
+        )
+        relay.out.prefix, relay.back.prefix = client.first, server.first
+        return relay
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def refuse(self, reason: str) -> None:
+        """Break it off before anything was let through."""
+        self._end(reason, allowed=False)
+
+    def count_out(self, count: int) -> None:
+        """Bytes of the client's that were read."""
+        self.bytes_out += count
+
+    def count_in(self, count: int) -> None:
+        """Bytes of the server's that were read."""
+        self.bytes_in += count
+
+    def cut(self, reason: str) -> None:
+        """Break it off: the client sees a reset."""
+        self._why = reason
+        if self.relay is not None:
+            self.relay.cut(reason)
+        elif self._task is not None:
+            self._task.cancel()
+        else:
+            self._end(reason)
+
+    def judge_again(self) -> None:
+        """Cut it, if the policy that holds now does not allow it."""
+        if self._is_over or not self.port or not (self.host or self.address):
+            return
+        if self.site is not None:
+            self.site.judge = self.sandbox.judge
+        if reason := self._objection():
+            self.cut(f"no longer allowed: {reason}")
+
+    def _objection(self) -> str:
+        sandbox, name = self.sandbox, self.host or None
+        if name is not None:
+            decision = sandbox.judge_name(name, self.port)
+            if not decision:
+                return decision.reason
+            if self.is_opaque and sandbox.judge.terminates(name, self.port):
+                return "requests to it are judged one by one"
+            request = self.site.request if self.site else None
+            if request is not None:
+                decision = sandbox.judge.http_allowed(
+                    name, self.port, request.method, request.target
+                )
+                if not decision:
+                    return decision.reason
+        if self.address:
+            decision = sandbox.judge_address(name, self.address, self.port)
+            if not decision:
+                return decision.reason
+        return ""
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Refused as exc:
+            self._end(exc.reason, allowed=exc.status in _OF_SERVERS)
+        except TimeoutError as exc:
+            self._end(str(exc) or "it took too long")
+        except OSError as exc:
+            self._end(exc.strerror or str(exc))
+        except Cancelled:
+            self._end(self._why)
+        else:
+            if self.relay is None:
+                self._end("")
+
+    def _task_ended(self) -> None:
+        task, self._task = self._task, None
+        error = task.error if task is not None else None
+        if error is not None:
+            self._end("a fault in the egress process")
+            self.loop.on_fault(error)
+
+    def _end(self, reason: str, *, allowed: bool = True) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        for stream in self.streams:
+            stream.abort()
+        if self.relay is not None:
+            self.bytes_out += self.relay.out.count
+            self.bytes_in += self.relay.back.count
+        elif not self.streams:
+            reset(self.client)
+            self.client.close()
+        self.streams.clear()
+        self.relay = None
+        self.sandbox.connections.discard(self)
+        self.sandbox.commons.connections -= 1
+        if self.is_recorded:
+            self._record(reason, allowed)
+
+    def _record(self, reason: str, allowed: bool) -> None:
+        more: dict[str, Any] = {}
+        if self.site is not None and self.site.request is not None:
+            request = self.site.request
+            more = {"method": request.method, "path": request.target}
+        self.sandbox.commons.record.add(
+            self.sandbox.id,
+            "http" if more else self.kind,
+            time=self._began,
+            host=self.host,
+            address=self.address,
+            port=self.port,
+            allowed=allowed,
+            reason=reason,
+            rule=(self.site.rule if self.site else "") or self.rule,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            duration_s=round(self.loop.now - self._began_at, 6),
+            **more,
+        )

@@ -1,0 +1,47 @@
+"""From the host into a sandbox: a client's connection joined with one to a server inside."""
+
+from __future__ import annotations
+
+from .relay import Relay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket as socket
+
+    from .sandbox import Sandbox
+
+
+class Inbound:
+    """One pair; a policy of what the sandbox may reach does not concern it."""
+
+    def __init__(self, sandbox: Sandbox, client: socket.socket, server: socket.socket) -> None:
+        self._sandbox = sandbox
+        for sock in (client, server):
+            sock.setblocking(False)
+        commons = sandbox.commons
+        self._relay = Relay(
+            commons.loop,
+            commons.pipes,
+            client,
+            server,
+            meter=sandbox.meter,
+            idle_s=sandbox.limits.idle_s,
+            on_end=self._end,
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._sandbox.connections.add(self)
+        self._sandbox.commons.connections += 1
+        self._relay.start()
+
+    def cut(self, reason: str) -> None:
+        """Break it off."""
+        self._relay.cut(reason)
+
+    def judge_again(self) -> None:
+        """It stays, whatever the policy says now."""
+
+    def _end(self, _reason: str) -> None:
+        self._sandbox.connections.discard(self)
+        self._sandbox.commons.connections -= 1

@@ -1,0 +1,342 @@
+"""The host's side of one egress process: start it, tell it, hear it, and start it again."""
+
+from __future__ import annotations
+
+import _socket as socket
+import errno
+import os
+from _thread import allocate_lock, start_new_thread
+from collections import deque
+from time import monotonic, sleep
+
+from ..errors import NetworkPolicyError
+from ..launcher import wire
+from ..launcher.spawn import spawn
+from ..model import jsonform
+from ..model.netlog import NetworkEvent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_CODE = "import sys; sys.path.append(sys.argv[1]); from ringfence.egress.main import main; main()"
+_ANSWER_S = 10.0
+_SHORT_LIFE_S = 5.0  # a process that lives longer was well
+_MOST_SHORT_LIVES = 8  # in a row; then it is given up
+_FIRST_PAUSE_S = 0.02
+MOST_EVENTS = 1000  # of one sandbox, the newest
+
+
+class Served:
+    """One sandbox: what the process is told of it again after a restart, and what it said of it."""
+
+    def __init__(self, body: dict[str, Any], fds: list[int]) -> None:
+        self.body, self.fds = body, fds
+        self.events: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
+        self.allowed = self.refused = self.missed = 0
+        self.bytes_in = self.bytes_out = 0
+        self.listener: Callable[[NetworkEvent], None] | None = None
+        self.refusal = ""
+
+    def add(self, event: NetworkEvent) -> None:
+        self.events.append(event)
+        self.allowed += event.allowed
+        self.refused += not event.allowed
+        self.bytes_in += event.bytes_in
+        self.bytes_out += event.bytes_out
+        if self.listener is not None:
+            self.listener(event)
+
+    def inherit(self, before: Served) -> None:
+        """Go on with what was known of the sandbox before."""
+        self.events.extendleft(reversed(before.events))
+        self.listener = before.listener
+        for name in ("allowed", "refused", "missed", "bytes_in", "bytes_out"):
+            setattr(self, name, getattr(self, name) + getattr(before, name))
+
+    def close(self) -> None:
+        """Close our duplicates: without them nothing listens in the sandbox any more."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Line:
+    """One egress process, and a thread that listens to it. Thread-safe.
+
+    Args:
+        arguments: Its command line: the kind, and where else its modules come from.
+
+    Attributes:
+        missing: What the process could not give up, in words.
+        fault: What it last said of itself that should not have happened.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.owner = os.getpid()
+        self.missing: list[str] = []
+        self.fault = ""
+        self._arguments = arguments
+        self._lock = allocate_lock()  # for all of the following
+        self._served: dict[str, Served] = {}
+        self._answers: dict[int, _Answer] = {}
+        self._tokens = 0
+        self._is_closing = False
+        self._given_up = ""
+        self._short_lives = 0
+        self._ended = allocate_lock()
+        self._ended.acquire()
+        self._spawn()
+        start_new_thread(self._listen, ())
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def serve(self, body: dict[str, Any], fds: list[int]) -> None:
+        """Begin with a sandbox; of its descriptors we take duplicates."""
+        served = Served(body, [os.dup(fd) for fd in fds])
+        with self._lock:
+            try:
+                self._check()
+                before = self._served.get(body["id"])
+                self._served[body["id"]] = served
+                self._send("serve", body, fds)
+            except BaseException:
+                self._served.pop(body["id"], None)
+                served.close()
+                raise
+        if before is not None:
+            before.close()
+
+    def change(self, body: dict[str, Any]) -> None:
+        """Give a sandbox other settings; returns once they are in force."""
+        with self._lock:
+            self._check()
+            served = self._served.get(body["id"])
+            if served is None:
+                raise NetworkPolicyError(f"sandbox {body['id']} has no network to be changed")
+            served.body, served.refusal = body, ""
+            self._send("change", body)
+        self.flush()
+        if served.refusal:
+            raise NetworkPolicyError(f"the policy was not applied: {served.refusal}")
+
+    def drop(self, sandbox_id: str) -> Served | None:
+        """Cut everything of a sandbox and forget it."""
+        with self._lock:
+            served = self._served.pop(sandbox_id, None)
+            if served is None:
+                return None
+            if not self._given_up:
+                self._send("drop", {"id": sandbox_id})
+        served.close()
+        return served
+
+    def relay(self, body: dict[str, Any], fds: list[int]) -> None:
+        """Hand over two connected sockets to be joined; the caller closes its own descriptors."""
+        with self._lock:
+            self._check()
+            self._send("relay", body, fds)
+
+    def flush(self) -> None:
+        """Wait until everything that was told is done, and everything that happened is known."""
+        self._ask("flush", {})
+
+    def make_authority(self, hosts: list[str]) -> dict[str, str]:
+        """A new certificate authority for `hosts`: `cert` and `key` in PEM."""
+        found = self._ask("authority", {"hosts": hosts})
+        if "cert" not in found:
+            raise NetworkPolicyError(
+                f"the egress process made no certificate authority: {self.fault or 'it is gone'}"
+            )
+        return {name: str(found[name]) for name in ("cert", "key")}
+
+    def served(self, sandbox_id: str) -> Served | None:
+        """What is known of a sandbox."""
+        with self._lock:
+            return self._served.get(sandbox_id)
+
+    def close(self) -> None:
+        """End the process; every connection of every sandbox ends with it."""
+        with self._lock:
+            self._is_closing = True
+            self._hang_up()
+        self._ended.acquire()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what belongs to the parent. Takes no lock: others had it."""
+        os.close(self._socket.detach())
+        for served in self._served.values():
+            served.close()
+
+    # -- the process --------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        try:
+            started = spawn(_CODE, *self._arguments)
+        except OSError as exc:
+            raise NetworkPolicyError(
+                f"the process that enforces network policies could not be started: {exc}",
+                hint="look at `ulimit -u` and `ulimit -n`",
+            ) from exc
+        self.pid, self._socket = started.pid, started.control
+        self._started_at = monotonic()
+        # It always reads. If it is stopped all the same, callers must not stop with it.
+        seconds = int(_ANSWER_S).to_bytes(8, "little") + bytes(8)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+
+    def _check(self) -> None:
+        if self._given_up:
+            raise NetworkPolicyError(
+                f"the process that enforces network policies does not stay up: {self._given_up}",
+                hint="nothing is let through; create sandboxes in a new process",
+            )
+        if self._is_closing:
+            raise NetworkPolicyError("the egress process was closed")
+
+    def _send(self, verb: str, body: dict[str, Any], fds: list[int] | tuple[int, ...] = ()) -> None:
+        """Tell it something. If it is gone, the one that follows is told all that counts."""
+        try:
+            wire.send(self._socket, (verb, body), fds)
+        except OSError as exc:
+            if exc.errno in (errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+                self._hang_up()
+                return
+            raise
+
+    def _hang_up(self) -> None:
+        try:
+            self._socket.shutdown(
+                socket.SHUT_RDWR
+            )  # closing would not wake the thread that listens
+        except OSError:
+            pass
+
+    def _ask(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What it answers; nothing when it ends before it does."""
+        answer = _Answer()
+        with self._lock:
+            self._check()
+            self._tokens += 1
+            token = self._tokens
+            self._answers[token] = answer
+            self._send(verb, {**body, "token": token})
+        try:
+            return answer.wait()
+        finally:
+            with self._lock:
+                self._answers.pop(token, None)
+
+    # -- listening ----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while self._listen_to_one():
+                pass
+        finally:
+            self._ended.release()
+
+    def _listen_to_one(self) -> bool:
+        """Hear one process out; whether there is another one after it."""
+        sock, pid = self._socket, self.pid
+        while data := _receive(sock):
+            try:
+                self._hear(jsonform.loads(data))
+            except Exception as exc:  # noqa: BLE001  it may say what it likes: we stay
+                self.fault = f"not understood: {exc!r}"
+        _end(pid)
+        with self._lock:
+            sock.close()
+            for answer in self._answers.values():
+                answer.set({})
+            if self._is_closing:
+                self._forget_all()
+                return False
+        return self._restart()
+
+    def _restart(self) -> bool:
+        short = monotonic() - self._started_at < _SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives > 1:
+            sleep(_FIRST_PAUSE_S * 2**self._short_lives)
+        with self._lock:
+            if self._is_closing:
+                self._forget_all()
+                return False
+            try:
+                if self._short_lives > _MOST_SHORT_LIVES:
+                    raise NetworkPolicyError(self.fault or "it ends as soon as it has started")
+                self._spawn()
+                for served in self._served.values():
+                    self._send("serve", served.body, served.fds)
+            except (NetworkPolicyError, OSError) as exc:
+                self._given_up = str(exc)
+                self._forget_all()
+                return False
+        return True
+
+    def _forget_all(self) -> None:
+        """Close what we hold: who connects inside is refused at once, and does not wait for ever."""
+        for served in self._served.values():
+            served.close()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.missing = [str(word) for word in message.get("missing", ())]
+        for form in message.get("events", ()):
+            event = NetworkEvent(**form)
+            served = self._served.get(event.sandbox_id)
+            if served is not None:
+                served.add(event)
+        for sandbox_id, count in message.get("missed", {}).items():
+            served = self._served.get(sandbox_id)
+            if served is not None:
+                served.missed += int(count)
+        if "fault" in message:
+            self.fault = str(message["fault"])
+        if "refused" in message:
+            served = self._served.get(message["refused"]["id"])
+            if served is not None:
+                served.refusal = str(message["refused"]["reason"])
+        self._hear_answer(message)
+
+    def _hear_answer(self, message: dict[str, Any]) -> None:
+        given = message.get("authority") or {"token": message.get("flushed")}
+        with self._lock:
+            answer = self._answers.get(given["token"])
+        if answer is not None:
+            answer.set(given)
+
+
+class _Answer:
+    """Something that another thread will say."""
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+        self._value: dict[str, Any] = {}
+
+    def set(self, value: dict[str, Any]) -> None:
+        """Once."""
+        if self._lock.locked():
+            self._value = value
+            self._lock.release()
+
+    def wait(self) -> dict[str, Any]:
+        self._lock.acquire(timeout=_ANSWER_S)
+        return self._value
+
+
+def _receive(sock: wire.Socket) -> bytes:
+    try:
+        return sock.recv(1 << 17)
+    except OSError:
+        return b""
+
+
+def _end(pid: int) -> None:
+    """Make sure that a process which has hung up is gone, and reap it."""
+    try:
+        os.kill(pid, 9)  # cannot be a stranger: only we reap it
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # the program reaps all its children itself

@@ -1,0 +1,226 @@
+"""One sandbox, as the egress process knows it: its sockets, its policy, and what goes on."""
+
+from __future__ import annotations
+
+import _socket as socket
+import errno
+
+from ..model.netlimits import NetworkLimits
+from ..model.network import NetworkPolicy
+from ..model.rules import Credential, NetworkRule
+from ..policy.network import Decision, Judge
+from ..policy.redirects import LISTEN_PORT, PROXY, RESOLVER
+from . import answers
+from .connection import Connection
+from .destination import packed
+from .meter import Meter, Rate
+from .names import PROXY_V6, Names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .ca import Authority
+    from .commons import Commons
+    from .inbound import Inbound
+
+_TURN = 16  # connections accepted, or datagrams answered, before others have their turn
+_PATIENCE_S = 0.05  # with no descriptors left
+_MOST_KEPT = 4096  # decisions remembered
+_PROXY_PLACES = frozenset((packed(PROXY[0]), PROXY_V6))
+_RESOLVER = packed(RESOLVER[0])
+
+
+class Sandbox:
+    """Serves one sandbox from `serve` to `close`.
+
+    Args:
+        settings: Of the host's request: policy, secrets, network_bytes, ca.
+        listener: TCP, made in the sandbox's network namespace: whoever comes in here is that sandbox.
+        datagrams: UDP, where its resolver is.
+    """
+
+    def __init__(
+        self,
+        commons: Commons,
+        sandbox_id: str,
+        settings: dict[str, Any],
+        listener: socket.socket,
+        datagrams: socket.socket,
+    ) -> None:
+        self.id, self.commons = sandbox_id, commons
+        self.names = Names(sandbox_id)
+        self.meter = Meter(commons.loop)
+        self.connections: set[Connection | Inbound] = set()
+        self._listener, self._datagrams = listener, datagrams
+        self.has_ipv6 = listener.family == socket.AF_INET6
+        self._is_closed = False
+        self.authority: Authority | None = None
+        self._given_authority: dict[str, str] | None = None
+        self.apply(settings)
+        for sock in (listener, datagrams):
+            sock.setblocking(False)
+        commons.loop.watch(listener.fileno(), self._on_connection)
+        commons.loop.watch(datagrams.fileno(), self._on_datagram)
+
+    # -- policy -------------------------------------------------------------------------------
+
+    def apply(self, settings: dict[str, Any]) -> None:
+        """Take a policy; connections that it does not allow are cut."""
+        self.policy = read_policy(settings["policy"])
+        self.limits = self.policy.limits
+        self.secrets: dict[str, str] = settings["secrets"]
+        if settings["ca"] != self._given_authority:
+            self._given_authority = settings["ca"]
+            self.authority = self.commons.authority_of(settings["ca"])
+        self.meter.limit(settings["network_bytes"], self.limits.bytes_per_s)
+        per_s = self.limits.connections_per_s
+        self._arrivals = Rate(per_s, per_s or 0)
+        self.names.pin(
+            rule.host
+            for rule in self.policy.all_rules
+            if not (rule.denies or rule.is_address or rule.host.startswith("*."))
+        )
+        self.rejudge()
+
+    def rejudge(self) -> None:
+        """The policy, or the host's own addresses, are others than before."""
+        self.judge = Judge(self.policy, self.commons.own.texts)
+        self._names_judged: dict[tuple[str, int | None], Decision] = {}
+        self._addresses_judged: dict[tuple[str | None, str, int], Decision] = {}
+        self.commons.resolver.forget(self.id)
+        for connection in list(self.connections):
+            connection.judge_again()
+
+    def judge_name(self, name: str, port: int | None) -> Decision:
+        """As `Judge.name_allowed`, remembered."""
+        decision = self._names_judged.get((name, port))
+        if decision is None:
+            _bound(self._names_judged)
+            decision = self._names_judged[name, port] = self.judge.name_allowed(name, port)
+        return decision
+
+    def judge_address(self, name: str | None, address: str, port: int) -> Decision:
+        """Whether `address` may be dialled; for an address that a program named, without a name."""
+        key = name, address, port
+        decision = self._addresses_judged.get(key)
+        if decision is None:
+            _bound(self._addresses_judged)
+            decision = self.judge.address_allowed(name, address, port)
+            if decision and self._leads_home(address) and not _is_of_addresses(decision.rule):
+                decision = Decision(False, f"{address} leads to the host itself")
+            self._addresses_judged[key] = decision
+        return decision
+
+    def _leads_home(self, address: str) -> bool:
+        """Whether it is one of a whole network that is routed to this machine itself.
+
+        The judge knows the host's addresses one by one.
+        """
+        return self.commons.own.covers(packed(address))
+
+    # -- what comes ---------------------------------------------------------------------------
+
+    def _on_connection(self, _events: int = 0) -> None:
+        for _ in range(_TURN):
+            if self._is_closed:
+                return
+            try:
+                fd, peer = self._listener._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    self.commons.loop.later(_PATIENCE_S, self._on_connection)
+                    return
+                if exc.errno == errno.EINVAL:
+                    return
+                continue  # ECONNABORTED and its kin: that one is gone
+            self._welcome(socket.socket(fileno=fd), peer[0])
+        self.commons.loop.soon(self._on_connection)
+
+    def _welcome(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(False)
+        connection = Connection(self, sock, peer)
+        self.connections.add(connection)
+        if len(self.connections) > self.limits.connections:
+            connection.refuse("too many connections at the same time")
+        elif not self._arrivals.take():
+            connection.refuse("too many new connections a second")
+        elif not self.commons.has_room_for(self):
+            connection.refuse("this host has no room for more connections")
+        else:
+            connection.start()
+
+    def _on_datagram(self, _events: int = 0) -> None:
+        for _ in range(_TURN):
+            if self._is_closed:
+                return
+            try:
+                data, peer = self._datagrams.recvfrom(4096)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+            reply = answers.answer(self, data)
+            if reply is not None:
+                try:
+                    self._datagrams.sendto(reply, peer)
+                except OSError:
+                    pass  # its queue is full: it asks again
+        self.commons.loop.soon(self._on_datagram)
+
+    def is_proxy(self, address: bytes, port: int) -> bool:
+        """Whether a client came to be asked where it wants to go."""
+        if address in _PROXY_PLACES:
+            return True
+        return port == LISTEN_PORT and _is_loopback(address)
+
+    def is_resolver(self, address: bytes, port: int) -> bool:
+        """Whether a client came to ask for names over TCP."""
+        return address == _RESOLVER and port == RESOLVER[1]
+
+    def close(self) -> None:
+        """Cut everything and close the sockets: nothing is let in or out any more."""
+        self._is_closed = True
+        for sock in (self._listener, self._datagrams):
+            self.commons.loop.unwatch(sock.fileno())
+            sock.close()
+        for connection in list(self.connections):
+            connection.cut("the sandbox is gone")
+        self.commons.resolver.forget(self.id)
+        self.commons.record.forget(self.id)
+
+
+def read_policy(form: dict[str, Any]) -> NetworkPolicy:
+    """The policy whose `to_json` was sent by the host process, which has checked it.
+
+    Not `from_json`: to name what is wrong with a key it imports `dataclasses`.
+    """
+    return NetworkPolicy(
+        form["mode"],
+        tuple(form.get("allowed_hosts", ())),
+        tuple(_read_rule(rule) for rule in form.get("rules", ())),
+        learn=form.get("learn", False),
+        limits=NetworkLimits(**form.get("limits", {})),
+    )
+
+
+def _read_rule(form: dict[str, Any]) -> NetworkRule:
+    credential = form.get("credential")
+    return NetworkRule(
+        **{**form, "credential": Credential(**credential) if credential is not None else None}
+    )
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\1"
+
+
+def _is_of_addresses(rule: str) -> bool:
+    return bool(rule) and NetworkRule.parse(rule).is_address
+
+
+def _bound(remembered: dict[Any, Decision]) -> None:
+    if len(remembered) >= _MOST_KEPT:
+        remembered.clear()
