@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence import errors
 from ringfence.cli.commands import COMMANDS
 from ringfence.cli.options import Command
+from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPolicy, NetworkRule
 from ringfence.model.limits import Limits
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import NEXT
@@ -48,6 +50,21 @@ def test_every_field_of_the_spec_is_listed() -> None:
     listed = {name for row in _rows("library.md") for name in row[0].split(", ")}
 
     assert set() == {field.name for field in fields(SandboxSpec)} - listed
+
+
+@pytest.mark.parametrize(
+    "noun", [NetworkPolicy, NetworkRule, Credential, NetworkLimits, NetworkEvent]
+)
+def test_every_field_of_a_network_policy_is_listed(noun: type[Any]) -> None:
+    page = (REFERENCE / "network-policy.md").read_text(encoding="utf-8")
+    section = page.split(f"`{noun.__name__}`**" if noun is Credential else f"`{noun.__name__}`\n")[
+        1
+    ]
+    listed = set(
+        re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|(.*?)\|", section, re.MULTILINE)))
+    )
+
+    assert set() == {field.name for field in fields(noun)} - listed
 
 
 def test_the_states_are_the_table() -> None:

@@ -33,9 +33,29 @@ RUN = Command(
         Option(
             "net",
             "none|unrestricted|HOST,...",
-            "what can be reached",
+            "what can be reached: name, *.domain, address or network, each with :PORTS; ! denies",
             field="network",
             words="none unrestricted",
+        ),
+        Option("net-policy", "FILE", "what can be reached, as a policy in JSON", words="<files>"),
+        Option(
+            "secret",
+            "HOST=ENVVAR[:HEADER]",
+            "write this variable's value into requests to HOST; never inside the sandbox",
+            repeat=True,
+            field="secrets",
+        ),
+        Option(
+            "net-log",
+            "FILE",
+            "record what was asked of the network, as JSON lines",
+            words="<files>",
+        ),
+        Option(
+            "net-learn",
+            "",
+            "let through what no rule denies, and propose a --net at the end",
+            field="learn",
         ),
         Option(
             "memory", "SIZE", "memory of the whole sandbox, as 256m or 1g", field="memory_bytes"
@@ -126,6 +146,10 @@ failed, and stderr says why; 126 not executable; 127 not found.""",
             "ringfence run --mount .:/work:rw --workdir /work -- make",
         ),
         ("limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
+        (
+            "a build that reaches two hosts",
+            "ringfence run --net pypi.org,files.pythonhosted.org -- make",
+        ),
         ("a result to read by program", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
         ("a shell to look around in", "ringfence run -- bash"),
     ),

@@ -8,7 +8,6 @@ from ..errors import InvalidRequest
 from ..model.exec import ExecRequest
 from ..model.limits import Limits, parse_duration, parse_size
 from ..model.mount import Mount
-from ..model.network import NetworkPolicy
 from ..model.spec import SandboxSpec
 from .commands import LIMITS
 from .scripts import scripts_of
@@ -37,8 +36,10 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         InvalidRequest: A value is malformed; `field` names it.
     """
     parts: dict[str, Any] = {_SAME[name]: given[name] for name in _SAME if name in given}
-    if "net" in given:
-        parts["network"] = NetworkPolicy.parse(given["net"])
+    if any(name.startswith(("net", "secret")) for name in given):
+        from .network import network_of
+
+        parts.update(network_of(given))
     if "memory-dir" in given:
         parts["memory_dir"] = _absolute(given["memory-dir"], "memory_dir")
     for name in ("protect", "unprotect"):

@@ -29,7 +29,13 @@ def run_for_json(supervisor: Supervisor, sandbox: BackendSandbox, at_most: int |
     sandbox.terminate()
     supervisor.drain()
     supervisor.feed_note(stderr.feed)
-    _print({**_result(supervisor, stdout, stderr).to_json(), "protections": protections})
+    form = {**_result(supervisor, stdout, stderr).to_json(), "protections": protections}
+    network = sandbox.spec.network
+    if network.is_limited and not network.is_none:
+        from .network import for_json
+
+        form["network"] = for_json(sandbox)
+    _print(form)
     return supervisor.exit_code
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import BackendSandbox
     from ..model.exec import ExecRequest
+    from .network import Record
     from .signals import Bell
     from .supervise import Supervisor
 
@@ -66,6 +67,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
             streams["env"] = {"TERM": os.environ["TERM"]}
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
+    record = _record(given)
     backend = backend_named(given.get("backend", "native"))
     # Read while the kernel builds the sandbox and this thread waits for it.
     start_new_thread(_read_ahead, ())
@@ -80,8 +82,18 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
             return supervisor.run_through()
         finally:
             sandbox.terminate()
+            if record is not None:
+                record.close(sandbox)
     finally:
         backend.close()
+
+
+def _record(given: dict[str, Any]) -> Record | None:
+    if "net-log" not in given and "net-learn" not in given:
+        return None
+    from .network import Record
+
+    return Record(given)
 
 
 def _read_ahead() -> None:

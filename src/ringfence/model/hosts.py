@@ -146,7 +146,7 @@ def _split_ports(given: str, field: str) -> tuple[str, str]:
         if not closed or (rest and not rest.startswith(":")) or rest == ":":
             checks.refuse(field, f"{given!r} is not [address] or [address]:port")
         return host + "]", rest[1:]
-    if given.count(":") != 1:
+    if given.count(":") != 1 or "://" in given:
         return given, ""
     host, _, ports = given.partition(":")
     if not ports:

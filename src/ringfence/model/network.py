@@ -20,7 +20,7 @@ LIMITED = "limited"
 UNRESTRICTED = "unrestricted"
 MODES = (LIMITED, UNRESTRICTED)
 
-_MOST_RULES = 10_000
+MOST_RULES = 10_000
 
 
 def _not_given() -> Any:
@@ -81,8 +81,8 @@ class NetworkPolicy(Noun):
         if self.mode == UNRESTRICTED and (given or rules):
             field = "allowed_hosts" if given else "rules"
             checks.refuse(field, "an unrestricted policy has no list of hosts")
-        if len(given) + len(rules) > _MOST_RULES:
-            checks.refuse("rules", f"more than {_MOST_RULES} rules")
+        if len(given) + len(rules) > MOST_RULES:
+            checks.refuse("rules", f"more than {MOST_RULES} rules")
         texts = [
             hosts.write_rule(*hosts.read_rule(text, f"allowed_hosts[{i}]"))
             for i, text in enumerate(given)
