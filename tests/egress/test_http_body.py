@@ -76,7 +76,8 @@ def test_nothing_that_was_not_data_comes_out(odd: tuple[str, bytes], cuts: list[
 
     with pytest.raises(Refused):
         feed_all()
-    assert b"hello".startswith(out)
+    # What was said to be five bytes is, until more is known.
+    assert any(data.startswith(bytes(out)) for data in (b"hello", b"hell\r"))
     assert not body.done
 
 
