@@ -9,6 +9,7 @@ import pytest
 
 from ringfence.egress import roots
 from ringfence.egress.ca import Authority
+from ringfence.policy import trust
 from ringfence.policy.trust import certificates
 from tests.egress.test_ca import handshake
 
@@ -52,3 +53,21 @@ def test_another_python_finds_the_system_s(tmp_path: Path, monkeypatch: pytest.M
     assert "" == roots.bundle_path()
     assert "" == roots.read_bundle()
     assert roots.client_context().verify_mode is ssl.CERT_REQUIRED
+
+
+def test_what_a_sandbox_shows_is_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shown").mkdir()
+    bundle, link, hidden = (
+        tmp_path / "shown" / "bundle",
+        tmp_path / "shown" / "link",
+        tmp_path / "x",
+    )
+    for file in (bundle, hidden):
+        file.write_text("")
+    link.symlink_to(bundle)
+    monkeypatch.setattr(roots, "SYSTEM_BUNDLES", (str(bundle), str(link), str(hidden)))
+    monkeypatch.setattr(trust, "SYSTEM_BUNDLES", (str(bundle), str(link), str(hidden)))
+
+    planned = roots.trust(Authority.create([]).certificate, [str(tmp_path / "shown")])
+
+    assert {str(bundle): trust.BUNDLE} == planned.over

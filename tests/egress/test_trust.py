@@ -14,8 +14,17 @@ from pathlib import Path
 import pytest
 
 from ringfence.egress.ca import Authority
+from ringfence.model import NetworkPolicy
+from ringfence.model.rules import NetworkRule
 from ringfence.policy import trust
-from ringfence.policy.trust import Trust, certificates, java_store, plan_trust
+from ringfence.policy.trust import (
+    Trust,
+    certificates,
+    ended_hosts,
+    java_store,
+    not_covered,
+    plan_trust,
+)
 from tests.egress.test_roots import THIS_HOSTS
 from tests.features import require
 
@@ -229,3 +238,31 @@ class TestThePlan:
         stores = [java_store([AUTHORITY.certificate]) for _ in range(2)]
 
         assert stores[0] == stores[1]
+
+
+class TestWhomItSpeaksFor:
+    def test_hosts_whose_requests_are_judged(self) -> None:
+        policy = NetworkPolicy(
+            allowed_hosts=("plain.test", "10.0.0.0/8"),
+            rules=(
+                NetworkRule("a.test", methods=("GET",)),
+                NetworkRule("*.b.test", inspect=True),
+                NetworkRule("c.test", ports="443"),
+                NetworkRule("plain.test", action="deny", paths=("/no",)),
+            ),
+        )
+
+        assert ("*.b.test", "a.test", "plain.test") == ended_hosts(policy)
+        assert () == ended_hosts(NetworkPolicy.none())
+
+    @pytest.mark.parametrize("host", ["a.test", "x.a.test", "*.a.test", "b.test", "x.b.test"])
+    def test_it_is_as_the_authority_has_it(self, host: str) -> None:
+        made_for = ("a.test", "*.b.test")
+
+        assert () == not_covered([host], made_for)
+        assert Authority.create(made_for).leaf(host.removeprefix("*."))
+
+    @pytest.mark.parametrize("host", ["c.test", "nota.test", "test", "*.test"])
+    def test_nor_for_others(self, host: str) -> None:
+        assert (host,) == not_covered([host], ("a.test", "*.b.test"))
+        assert (host,) == not_covered([host], ())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
-from ..policy.trust import SYSTEM_BUNDLES
+from ..policy.trust import JAVA_STORES, SYSTEM_BUNDLES, plan_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterable
+
+    from ..policy.trust import Trust
 
 
 def bundle_path() -> str:
@@ -37,6 +40,19 @@ def read_bundle() -> str:
         return ""
     with open(path, encoding="ascii", errors="replace") as file:  # comments may be in any language
         return file.read()
+
+
+def trust(authority: str, shown: Iterable[str]) -> Trust:
+    """How a sandbox that shows these host directories, at their own paths, trusts `authority` too.
+
+    Raises:
+        OSError: This host's roots cannot be read.
+    """
+    shown = tuple(f"{directory}/" for directory in shown)
+    paths = [path for path in (*SYSTEM_BUNDLES, *JAVA_STORES) if path.startswith(shown)]
+    # Nothing is bound over a link: what it leads to is one of the paths itself, or not shown.
+    present = [path for path in paths if os.path.isfile(path) and os.path.realpath(path) == path]
+    return plan_trust(authority, read_bundle(), present)
 
 
 def client_context() -> ssl.SSLContext:

@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..model.network import NetworkPolicy
+
 DIRECTORY = "/etc/ringfence"
 AUTHORITY = f"{DIRECTORY}/ca.pem"
 BUNDLE = f"{DIRECTORY}/ca-bundle.pem"
@@ -90,6 +92,21 @@ def plan_trust(authority: str, host_bundle: str, present: Iterable[str] = ()) ->
         files[JAVA_STORE] = java_store([*roots, authority])
     env = {**dict.fromkeys(_WANT_ALL, BUNDLE), **dict.fromkeys(_WANT_ONE, AUTHORITY)}
     return Trust(env, files, over)
+
+
+def ended_hosts(policy: NetworkPolicy) -> tuple[str, ...]:
+    """The hosts that an authority must speak for: those whose requests are judged one by one."""
+    hosts = {rule.host for rule in policy.all_rules if rule.needs_tls_termination}
+    return tuple(sorted(hosts))
+
+
+def not_covered(hosts: Iterable[str], made_for: Iterable[str]) -> tuple[str, ...]:
+    """Those of `hosts` that an authority made for other hosts cannot speak for.
+
+    Its name constraints are what counts: a name stands for itself and all names below it.
+    """
+    domains = tuple(f".{host.removeprefix('*.')}" for host in made_for)
+    return tuple(host for host in hosts if not f".{host.removeprefix('*.')}".endswith(domains))
 
 
 def certificates(text: str) -> list[str]:
