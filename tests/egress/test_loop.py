@@ -71,6 +71,15 @@ def test_an_abort_is_a_reset(loop: Loop, pair: tuple[socket.socket, socket.socke
         pair[1].recv(1)
 
 
+def test_small_pieces_do_not_wait(loop: Loop, pair: tuple[socket.socket, socket.socket]) -> None:
+    async def make() -> None:
+        SocketStream(pair[0])
+
+    loop.run_until_done(make())
+
+    assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_deadline_ends_a_wait(loop: Loop, pair: tuple[socket.socket, socket.socket]) -> None:
     async def wait() -> bytes:
         stream = SocketStream(pair[0])

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .streams import Stream
 
-PIECE = 1 << 16
+PIECE = 1 << 18
 
 
 class Reader:
