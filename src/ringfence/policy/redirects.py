@@ -6,17 +6,17 @@ which decides; what it does not is refused by the kernel at once.
 
 from __future__ import annotations
 
-from ipaddress import ip_network
-
 from ..model import hosts
 from ..model.noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from dataclasses import dataclass
 
     from ..model.network import NetworkPolicy
-    from .addresses import Network
+
+    _Ports = dict[str, set[tuple[int, int]]]  # ranges of ports by network
 else:
     from ..model.record import dataclass
 
@@ -59,26 +59,24 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
     """The routes and redirects that `policy` needs: none for no network."""
     if policy.is_none or policy.is_unrestricted:
         return Redirects()
-    allows = [rule for rule in policy.all_rules if not rule.denies]
-    names = _Ports()
-    places: dict[str, _Ports] = {}
-    loopback: dict[str, _Ports] = {}
-    for rule in allows:
-        ranges = hosts.port_ranges(rule.ports)
-        if not rule.is_address:
-            names.add(ranges)
-        elif not _is_loopback(ip_network(rule.host)):
-            places.setdefault(str(ip_network(rule.host)), _Ports()).add(ranges)
-        elif rule.ports and "/" not in rule.host:
+    names: set[tuple[int, int]] = set()
+    loopback: _Ports = {}
+    places: _Ports = {}
+    for host, ports in policy.allowed:
+        if not hosts.looks_like_address(host):
+            names.update(hosts.port_ranges(ports))
+        elif not _is_loopback(host):
+            _add(places, host, ports)
+        elif ports and "/" not in host:
             # Loopback inside is the sandbox's own, but for what a rule names to the port.
-            loopback.setdefault(str(ip_network(rule.host)), _Ports()).add(ranges)
+            _add(loopback, host, ports)
     if policy.learn:
-        names.add(hosts.EVERY_PORT)
+        names.update(hosts.EVERY_PORT)
         for everywhere in _EVERYWHERE:
-            places.setdefault(everywhere, _Ports()).add(hosts.EVERY_PORT)
-    reached = {**dict.fromkeys(SYNTHETIC, names)}
-    for network, ports in places.items():
-        reached[network] = ports.joined(reached[network]) if network in reached else ports
+            _add(places, everywhere, "")
+    reached: _Ports = dict.fromkeys(SYNTHETIC, names)
+    for network, spans in places.items():
+        reached[network] = spans | reached.get(network, set())
     others = _pairs(reached)
     if len(others) > _MOST_PAIRS:  # only what has a route comes here at all
         others = [Redirect(everywhere, *hosts.EVERY_PORT[0]) for everywhere in _EVERYWHERE]
@@ -89,35 +87,32 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
     )
 
 
-class _Ports:
-    """A set of ports."""
-
-    def __init__(self) -> None:
-        self.ranges: hosts.Ranges = ()
-
-    def add(self, ranges: hosts.Ranges) -> None:
-        merged = hosts.read_ports(hosts.write_ranges((*self.ranges, *ranges)), "ports")
-        self.ranges = hosts.port_ranges(merged)
-
-    def joined(self, other: _Ports) -> _Ports:
-        both = _Ports()
-        both.add((*self.ranges, *other.ranges))
-        return both
+def _add(places: _Ports, host: str, ports: str) -> None:
+    places.setdefault(_network(host), set()).update(hosts.port_ranges(ports))
 
 
-def _pairs(ports: dict[str, _Ports]) -> list[Redirect]:
-    exact = [Redirect(net, *span) for net, some in ports.items() for span in some.ranges]
+def _pairs(places: _Ports) -> list[Redirect]:
+    exact = [Redirect(net, *span) for net, spans in places.items() for span in _merged(spans)]
     if len(exact) <= _MOST_PAIRS:
         return exact
-    return [Redirect(net, *hosts.EVERY_PORT[0]) for net, some in ports.items() if some.ranges]
+    return [Redirect(net, *hosts.EVERY_PORT[0]) for net, spans in places.items() if spans]
+
+
+def _merged(spans: set[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    if len(spans) < 2:
+        return spans
+    return hosts.port_ranges(hosts.read_ports(hosts.write_ranges(spans), "ports"))
 
 
 def _single(address: str, port: int) -> Redirect:
-    return Redirect(str(ip_network(address)), port, port)
+    return Redirect(_network(address), port, port)
 
 
-def _is_loopback(network: Network) -> bool:
-    return any(
-        network.version == each.version and network.subnet_of(each)  # type: ignore[arg-type]
-        for each in map(ip_network, LOOPBACK)
-    )
+def _network(host: str) -> str:
+    """A canonical address or network as a network."""
+    return host if "/" in host else f"{host}/{128 if ':' in host else 32}"
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether all of a canonical address or network is loopback."""
+    return host == "::1" or host.startswith("127.")  # a network wider than /8 starts at 126.

@@ -164,3 +164,13 @@ def test_many_ports_become_every_port(count: int) -> None:
     assert len(plan.others) <= 65
     assert taken(plan.others, ip_network("198.18.0.0/15")[9], 2 * count)
     assert (2 * count > 64) == taken(plan.others, ip_network("198.18.0.0/15")[9], 3)
+
+
+def test_many_networks_become_one_redirect_and_keep_their_routes() -> None:
+    texts = tuple(f"10.{i // 250}.{i % 250}.0/24:{1000 + i}" for i in range(3000))
+    plan = redirects_of(NetworkPolicy(allowed_hosts=texts))
+
+    assert 3 == len(plan.others)
+    assert routed(plan, IPv4Address("10.11.249.7"))
+    assert not routed(plan, IPv4Address("10.12.0.1"))
+    assert taken(plan.others, IPv4Address("10.11.249.7"), 3999)
