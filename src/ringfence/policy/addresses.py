@@ -67,12 +67,16 @@ _RANGES: tuple[tuple[str, str], ...] = (
     ("site-local", "fec0::/10"),
     ("multicast", "ff00::/8"),
 )
-_SPECIAL: tuple[tuple[str, Network], ...] = tuple(
-    (kind, ip_network(text)) for kind, text in _RANGES
-)
-_NAT64 = ip_network("64:ff9b::/96")  # RFC 6052
-_SIX_TO_FOUR = ip_network("2002::/16")  # RFC 3056
-_TEREDO = ip_network("2001::/32")  # RFC 4380
+# By version, as numbers: every connection asks, and `ipaddress` takes ten times as long.
+_SPECIAL: dict[int, list[tuple[int, int, str]]] = {4: [], 6: []}
+for _kind, _text in _RANGES:
+    _network = ip_network(_text)
+    _SPECIAL[_network.version].append((int(_network[0]), int(_network[-1]), _kind))
+
+# The bits in front of, or around, an IPv4 address that is written inside.
+_NAT64 = 0x0064FF9B << 64  # 64:ff9b::/96, RFC 6052
+_SIX_TO_FOUR = 0x2002  # 2002::/16, RFC 3056
+_TEREDO = 0x20010000  # 2001::/32, RFC 4380
 _ISATAP = 0x5EFE  # RFC 5214: the interface identifier is [0200:|0000:]5efe:V4
 
 # Narrower than this, a rule names a place; a wider one only says "the internet".
@@ -102,23 +106,21 @@ def embedded(address: Address) -> tuple[IPv4Address, ...]:
     if not isinstance(address, IPv6Address):
         return ()
     value = int(address)
-    last = IPv4Address(value & 0xFFFFFFFF)
-    if address in _NAT64 or value >> 32 == 0:
-        return (last,)
-    if address in _SIX_TO_FOUR:
-        return (IPv4Address(value >> 80 & 0xFFFFFFFF),)
-    if address in _TEREDO:  # the server's, and the client's with every bit flipped
-        return IPv4Address(value >> 64 & 0xFFFFFFFF), IPv4Address(~value & 0xFFFFFFFF)
-    if value >> 32 & 0xFDFFFFFF == _ISATAP:
-        return (last,)
-    return ()
+    found = []
+    if value >> 32 in (0, _NAT64) or value >> 32 & 0xFDFFFFFF == _ISATAP:
+        found.append(value)
+    if value >> 112 == _SIX_TO_FOUR:
+        found.append(value >> 80)
+    if value >> 96 == _TEREDO:  # the server's, and the client's with every bit flipped
+        found += [value >> 64, ~value]
+    return tuple(IPv4Address(each & 0xFFFFFFFF) for each in found)
 
 
 def special(address: Address) -> str:
     """What kind of special address it is, by itself or by what it embeds; empty when it is none."""
     if address in _METADATA:
         return "cloud metadata"
-    for kind, _ in _containing(address):
+    for _first, _last, kind in _containing(address):
         return kind
     for inner in embedded(address):
         if kind := special(inner):
@@ -136,7 +138,8 @@ def names_special(network: Network, address: Address) -> bool:
         return True
     if any(special(inner) for inner in embedded(address)):
         return False
-    return any(_within(network, each) for _, each in _containing(address))
+    least, most = int(network[0]), int(network[-1])
+    return any(first <= least and most <= last for first, last, _ in _containing(address))
 
 
 def is_place(network: Network) -> bool:
@@ -144,17 +147,8 @@ def is_place(network: Network) -> bool:
     return network.prefixlen >= _WIDEST_PLACE[network.version]
 
 
-def _containing(address: Address) -> list[tuple[str, Network]]:
-    if address in _NAT64:
+def _containing(address: Address) -> list[tuple[int, int, str]]:
+    value = int(address)
+    if address.version == 6 and value >> 32 == _NAT64:
         return []
-    return [each for each in _SPECIAL if address in each[1]]
-
-
-def _within(inner: Network, outer: Network) -> bool:
-    if inner.version != outer.version:
-        return False
-    shared = inner.max_prefixlen - outer.prefixlen
-    return (
-        inner.prefixlen >= outer.prefixlen
-        and int(inner.network_address) >> shared == int(outer.network_address) >> shared
-    )
+    return [each for each in _SPECIAL[address.version] if each[0] <= value <= each[1]]

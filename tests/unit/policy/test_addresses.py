@@ -99,6 +99,15 @@ def test_a_rule_must_mean_it(network: str, address: str, does: bool) -> None:
     assert does == addresses.names_special(ip_network(network), ip_address(address))
 
 
+@given(worlds.special_v4)
+def test_two_ways_of_embedding_at_once(address: IPv4Address) -> None:
+    """6to4 of a public address, with an ISATAP interface for a special one."""
+    outer = IPv6Address(0x2002 << 112 | 0x08080808 << 80 | 0x5EFE << 32 | int(address))
+
+    assert addresses.special(outer)
+    assert {address, IPv4Address("8.8.8.8")} == set(addresses.embedded(outer))
+
+
 def test_zones_mean_nothing_elsewhere() -> None:
     with pytest.raises(ValueError):
         addresses.plain(IPv6Address("fe80::1%lo"))
