@@ -59,6 +59,8 @@ def _terminator() -> Terminator:
 
 def _import_the_rest() -> None:
     """What others import when they first need it: from here on they could not read it."""
+    import binascii  # noqa: F401  the proof of a WebSocket's server
+    import hashlib  # noqa: F401
     import ipaddress  # noqa: F401
 
     from ..model import hosts, netlimits, network, paths, rules  # noqa: F401
