@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .plan import Plan, Tree
+    from .plan import Plan, Shape, Tree
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1  # include/uapi/linux/sockios.h, if.h
 _MOST_TERMINALS = 256  # the host has 4096 for everybody: sysctl kernel.pty.max
@@ -34,9 +34,8 @@ class BuildError(Exception):
 class NewRoot:
     """The root under construction, always reached through the descriptor of its directory."""
 
-    def __init__(self, root_fd: int, plan: Plan, trees: list[int]) -> None:
-        self.fd, self.plan, self.trees = root_fd, plan, trees
-        self.oom_score_fd = -1
+    def __init__(self, root_fd: int, shape: Shape, trees: list[int], proc: int = -1) -> None:
+        self.fd, self.shape, self.trees, self.proc = root_fd, shape, trees, proc
 
     def open(self, path: str, flags: int = os.O_PATH) -> int:
         """Open `path`, absolute in the new root; no symlink on the way is followed."""
@@ -116,50 +115,74 @@ def restrict_tree(fd: int, tree: Tree, idmap_fd: int) -> None:
         mounts.mount_setattr(fd, mounts.MOUNT_ATTR_IDMAP, userns_fd=idmap_fd, recursive=False)
 
 
-def open_trees(wanted: list[Tree], trees: list[int]) -> None:
-    """Open those that the zygote has not; an ordinary user may copy mounts only from in here."""
-    for i, tree in enumerate(wanted):
-        if trees[i] < 0:
-            trees[i] = _step(f"open {tree['source']}", open_tree, tree, -1)
+def open_trees(wanted: list[Tree]) -> list[int]:
+    """Open them in our own mount namespace: an ordinary user may copy mounts only there."""
+    return [_step(f"open {tree['source']}", open_tree, tree, -1) for tree in wanted]
 
 
-def build_root(plan: Plan, trees: list[int]) -> int:
+def build_root(shape: Shape, steps: list[tuple[Any, ...]], trees: list[int]) -> int:
     """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
 
     Raises:
         BuildError: naming the step that failed.
     """
-    scratch = plan["scratch"]
-    options = f"mode=0755,size={plan['root_size_bytes']},nr_inodes={plan['root_inodes']}"
+    scratch = shape["scratch"]
+    oom_score_fd: int
+    oom_score_fd, proc = _step("proc", _mount_proc, scratch, shape["forbid_user_namespaces"])
+    options = f"mode=0755,size={shape['root_size_bytes']},nr_inodes={shape['root_inodes']}"
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     _step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
     os.chdir(scratch)
     root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    root = NewRoot(root_fd, plan, trees)
     os.umask(0)
-    run_steps(root, plan["steps"])
+    run_steps(NewRoot(root_fd, shape, trees, proc), steps)
     os.umask(0o022)
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
     os.close(root_fd)
-    return root.oom_score_fd
+    return oom_score_fd
 
 
-def complete_root(plan: Plan, trees: list[int]) -> None:
-    """Give a root that was built ahead its size, and the mounts of who gets it.
+def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:
+    """Mount our own /proc, do the writes that need it writable, and copy it for the new root, read-only.
+
+    PID 1 marks what it starts as the first to go when memory runs out: it keeps a descriptor that was
+    opened here for writing. This mount goes with the host's root around it; detached on its own,
+    it would cost another wait for every processor.
+    """
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("proc", scratch, "proc", flags)
+    if forbid_user_namespaces:
+        # A nested user namespace would undo every bind; the seccomp filter says no as well.
+        _sysctl(f"{scratch}/sys/user/max_user_namespaces", b"0")
+    # Watches count against the host's user too: one sandbox must not use them all up.
+    for name, most in (("instances", b"32"), ("watches", b"16384")):
+        _sysctl(f"{scratch}/sys/user/max_inotify_{name}", most)
+    oom_score_fd = os.open(f"{scratch}/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    proc = mounts.open_tree(scratch, recursive=False)
+    mounts.mount_setattr(proc, mounts.MOUNT_ATTR_RDONLY)
+    return oom_score_fd, proc
+
+
+def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
+    """Give a root that was built for its shape what the plan adds: its size, and its own mounts.
 
     Raises:
         BuildError: naming the step that failed.
     """
-    options = f"size={plan['root_size_bytes']},nr_inodes={plan['root_inodes']}"
-    flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
-    _step("size of the root", mounts.mount, "ringfence", "/", "tmpfs", flags, options)
-    root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.umask(0)
-    run_steps(NewRoot(root_fd, plan, trees), plan["steps"])
-    os.umask(0o022)
-    os.close(root_fd)
+    size, built = (
+        f"size={each['root_size_bytes']},nr_inodes={each['root_inodes']}" for each in (plan, shape)
+    )
+    if size != built:
+        flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
+        _step("size of the root", mounts.mount, "ringfence", "/", "tmpfs", flags, size)
+    if plan["steps"]:
+        root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.umask(0)
+        run_steps(NewRoot(root_fd, plan, trees), plan["steps"])
+        os.umask(0o022)
+        os.close(root_fd)
 
 
 def run_steps(root: NewRoot, steps: list[tuple[Any, ...]]) -> None:
@@ -186,7 +209,7 @@ def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
 def _dir(root: NewRoot, path: str, mode: int, owned: bool) -> None:
     os.mkdir(path[1:], mode)
     if owned:
-        os.chown(path[1:], root.plan["uid"], root.plan["gid"], follow_symlinks=False)
+        os.chown(path[1:], root.shape["uid"], root.shape["gid"], follow_symlinks=False)
 
 
 def _symlink(_root: NewRoot, path: str, target: str) -> None:
@@ -209,7 +232,7 @@ def _show(root: NewRoot, target: str, index: int, is_dir: bool) -> None:
     os.close(root.trees[index])
 
 
-# From here on there are trees of the host's and, in a live sandbox, of the guest's making.
+# These meet trees of the host's and, in a live sandbox, of the guest's making.
 
 
 def _bind(root: NewRoot, target: str, index: int) -> None:
@@ -220,7 +243,7 @@ def _session_dir(root: NewRoot, path: str) -> None:
     """A directory of the session's own, in the writable layer, owned by the sandbox's user."""
     root.make_dir(path)
     fd = root.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    os.fchown(fd, root.plan["uid"], root.plan["gid"])
+    os.fchown(fd, root.shape["uid"], root.shape["gid"])
     os.close(fd)
 
 
@@ -264,21 +287,9 @@ def _mask(_root: NewRoot, path: str) -> None:
 
 
 def _proc(root: NewRoot) -> None:
-    """Mount /proc, do the writes that need it writable, then make it read-only."""
-    root.make_dir("/proc", 0o555)
-    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
-    mounts.mount("proc", "proc", "proc", flags)
-    if root.plan["forbid_user_namespaces"]:
-        # A nested user namespace would undo every bind; the seccomp filter says no as well.
-        _sysctl("proc/sys/user/max_user_namespaces", b"0")
-    # Watches count against the host's user too: one sandbox must not use them all up.
-    for name, most in (("instances", b"32"), ("watches", b"16384")):
-        _sysctl(f"proc/sys/user/max_inotify_{name}", most)
-    # PID 1 marks what it starts as the first to go when memory runs out. It needs a writable
-    # descriptor that outlives the read-only mount, so it comes from a mount of its own.
-    private = mounts.open_tree("proc", recursive=False)
-    root.oom_score_fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=private)
-    os.close(private)
+    os.mkdir("proc", 0o555)
+    mounts.move_mount(root.proc, "proc")
+    os.close(root.proc)
 
 
 def _sysctl(path: str, value: bytes) -> None:
@@ -290,15 +301,8 @@ def _sysctl(path: str, value: bytes) -> None:
     os.close(fd)
 
 
-def _proc_read_only(_root: NewRoot) -> None:
-    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
-    mounts.mount(
-        "none", "proc", "none", flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY
-    )
-
-
-def _devpts(root: NewRoot) -> None:
-    root.make_dir("/dev/pts")
+def _devpts(_root: NewRoot) -> None:
+    os.mkdir("dev/pts", 0o755)
     flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
     options = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
     mounts.mount("devpts", "dev/pts", "devpts", flags, options)
@@ -337,6 +341,5 @@ _VERBS: dict[str, Callable[..., None]] = {
     "protect": _protect,
     "mask": _mask,
     "proc": _proc,
-    "proc_read_only": _proc_read_only,
     "devpts": _devpts,
 }

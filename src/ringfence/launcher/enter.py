@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .plan import Plan, Tree
+    from .plan import Plan, Shape, Tree
 
 _ALL = (
     namespaces.CLONE_NEWUSER
@@ -75,7 +75,7 @@ def _host_tree(tree: Tree, source_fd: int) -> int:
     return fd
 
 
-def trees_of_own_namespace(wanted: list[Tree], plan: Plan) -> list[int]:
+def trees_of_own_namespace(wanted: list[Tree], shape: Shape) -> list[int]:
     """An ordinary user may copy host mounts only in a mount namespace of its own."""
     ours, theirs = wire.socketpair()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -84,16 +84,14 @@ def trees_of_own_namespace(wanted: list[Tree], plan: Plan) -> list[int]:
         try:
             os.read(go_read, 1)
             mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
-            trees = [-1] * len(wanted)
-            build.open_trees(wanted, trees)
-            wire.send_raw(theirs, b"O", trees)
+            wire.send_raw(theirs, b"O", build.open_trees(wanted))
         except build.BuildError as exc:
             init.refuse(theirs, exc.cause, exc.step)
         finally:
             os._exit(0)
     theirs.close()
     os.close(pidfd)
-    namespaces.write_id_maps(pid, plan["uid_map"], plan["gid_map"], deny_setgroups=True)
+    namespaces.write_id_maps(pid, shape["uid_map"], shape["gid_map"], deny_setgroups=True)
     os.write(go_write, b"g")
     data, fds = wire.receive_raw(ours)
     os.waitpid(pid, 0)
@@ -152,6 +150,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
             os.setresgid(*[plan["setup_gid"]] * 3)
             os.setresuid(*[plan["setup_uid"]] * 3)
         else:
+            lockdown.bound(plan)
             lockdown.become_user(plan, plan["uid"], plan["gid"])
             lockdown.seal(plan, with_parent=False)
         trees.OPERATIONS[request["direction"]](
@@ -190,6 +189,7 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
         control = wire.adopt(control_fd)
         lockdown.apply_rlimits(plan["rlimits"])
+        lockdown.bound(plan)
         lockdown.become_user(plan, plan["uid"], plan["gid"])
         lockdown.seal(plan, with_parent=False)
         wire.send_raw(control, b"READY")

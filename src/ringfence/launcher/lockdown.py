@@ -10,7 +10,7 @@ from ..linux import landlock, privileges, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, Shape
 
 
 def apply_rlimits(limits: list[tuple[int, int, int]]) -> None:
@@ -24,14 +24,22 @@ def apply_rlimits(limits: list[tuple[int, int, int]]) -> None:
         resource.setrlimit(which, (soft, hard))
 
 
+def bound(shape: Shape) -> None:
+    """Nothing that is ever executed here gains a capability; what the process itself has, it keeps."""
+    if not shape["keep_capabilities"]:
+        privileges.empty_bounding_set()
+
+
 def become_user(plan: Plan, uid: int, gid: int) -> None:
-    """Switch to the sandbox's ids for good, with every capability set empty."""
+    """Switch to the sandbox's ids for good, with every capability set empty.
+
+    Precondition: `bound`.
+    """
     if plan["keep_capabilities"]:
         os.setresgid(gid, gid, gid)
         privileges.prctl(privileges.PR_SET_SECUREBITS, 0x04)  # NO_SETUID_FIXUP: a control in tests
         os.setresuid(uid, uid, uid)
         return
-    privileges.empty_bounding_set()
     privileges.lock_securebits()
     os.setresgid(gid, gid, gid)
     # NO_SETUID_FIXUP is locked on, so this keeps the capabilities; the next line empties them.

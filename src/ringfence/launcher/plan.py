@@ -1,7 +1,11 @@
 """What the zygote is told: a finished plan, plain values only, decided entirely by the host.
 
-A plan is a dict (it crosses the socket as `marshal`). Its steps are tuples ``(verb, ...)``; the
+A plan is a dict (it crosses the sockets as `marshal`). Its steps are tuples ``(verb, ...)``; the
 verbs are the functions of `build.py`. Nothing is decided in the launcher.
+
+A sandbox is made in two halves. The zygote gets the `Shape`, what the first half takes: namespaces,
+ids, cgroups, the root of the template. The whole plan waits in the sandbox's own socket until the
+second half reads it there. A sandbox that is built ahead has its shape only, and gets a plan later.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ class NetworkPlan(TypedDict):
     port: int  # of the listener; 0: open no sockets
 
 
-class Plan(TypedDict):
-    """One sandbox."""
+class Shape(TypedDict):
+    """What the zygote must know, and all that the first half of the boot knows."""
 
     id: str
     namespaces: int  # CLONE_NEW* flags
@@ -47,21 +51,26 @@ class Plan(TypedDict):
     scratch: (
         str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
     )
-    trees: list[Tree]
-    steps: list[tuple[Any, ...]]
-    rlimits: list[tuple[int, int, int]]
+    template: bytes  # marshal of (trees, steps): what every sandbox of this kind has
     keep_capabilities: bool
     forbid_user_namespaces: bool
+    cgroup_dirs: list[str]  # directories made for this sandbox, v1: one a controller; v2: one
+    cgroup_values: list[tuple[str, str]]  # file, value
+    cgroup_version: int  # 0: none
+    trees: list[Tree]  # what its steps bind, beyond the template
+    placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
+    note: str  # the file that tells of them, to remove after them; "" for none
+    trusted_root: bool  # the zygote may open trees and map ids as host root
+
+
+class Plan(Shape):
+    """One sandbox."""
+
+    steps: list[tuple[Any, ...]]
+    rlimits: list[tuple[int, int, int]]
     no_new_privs: bool
     seccomp: bytes
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
-    cgroup_dirs: list[str]  # directories made for this sandbox, v1: one a controller; v2: one
-    cgroup_values: list[tuple[str, str]]  # file, value
-    cgroup_version: int  # 0: none
     memory_watchdog_bytes: int  # 0: off
-    placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
-    note: str  # the file that tells of them, to remove after them; "" for none
-    trusted_root: bool  # the zygote may open trees and map ids as host root
     network: NetworkPlan | None  # None: nothing but lo, or the host's own
-    warm: bool  # build the root only, then wait for the plan of who gets it

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 Socket = socket.socket
 
-_INLINE_BYTES = 60_000  # a datagram must fit the socket buffer; longer requests travel in a memfd
-_RECEIVE_BYTES = 1 << 17
+# Longer requests travel in a memfd. A buffer for more would be mapped afresh for each message, and a
+# page is the dearest thing that a process touches just after it was forked.
+_INLINE_BYTES = 16_000
+_RECEIVE_BYTES = 1 << 14
 _MAX_FDS = 64
 _SEEK_END = 2  # include/uapi/linux/fs.h
 MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
@@ -119,12 +121,12 @@ def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -
 
 def receive_raw(sock: Socket) -> tuple[bytes, list[int]]:
     """One datagram and its file descriptors; empty bytes when the other end is gone."""
+    room = socket.CMSG_SPACE(_MAX_FDS * 4)
     try:
-        data, control, _flags, _addr = sock.recvmsg(
-            _RECEIVE_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), MSG_CMSG_CLOEXEC
-        )
+        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        return b"", []
+        # Gone with a message of ours unread. That is told first, but once: what it said may follow.
+        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -50,11 +50,20 @@ def load_filter(
     given = {"debug": debug, "aio": aio, "allow_af_unix": allow_af_unix, "strict": strict}
     options = frozenset(name for name, on in given.items() if on)
     if machine in MACHINES and options in SHIPPED:
-        with open(os.path.join(_DIRECTORY, file_name(machine, options)), "rb") as file:
-            return with_key(file.read(), tag_key)
+        return with_key(_shipped(file_name(machine, options)), tag_key)
     from .seccomp import FilterOptions, compile_filter
 
     return compile_filter(FilterOptions(**given, tag_key=tag_key), machine=machine)
+
+
+def _shipped(name: str) -> bytes:
+    if name not in _programs:
+        with open(os.path.join(_DIRECTORY, name), "rb") as file:
+            _programs[name] = file.read()
+    return _programs[name]
+
+
+_programs: dict[str, bytes] = {}
 
 
 def file_name(machine: str, options: frozenset[str]) -> str:

@@ -8,7 +8,13 @@ import os
 def label() -> str:
     """This process for good: pid, when it started (clock ticks since boot), PID namespace."""
     pid = os.getpid()
-    return f"{pid}.{_start_time(pid)}.{_pid_namespace()}"
+    if pid not in _labels:
+        _labels.clear()  # of who forked us
+        _labels[pid] = f"{pid}.{_start_time(pid)}.{_pid_namespace()}"
+    return _labels[pid]
+
+
+_labels: dict[int, str] = {}
 
 
 def read(words: list[str]) -> tuple[int, int, int] | None:

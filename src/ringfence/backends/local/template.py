@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 import sys
@@ -83,21 +84,30 @@ _LAYOUT: Steps = [
 ]
 
 
-def skeleton(uid: int) -> tuple[Steps, list[Tree]]:
-    """The root before any mount of the user's: steps, and the trees that they show."""
-    if uid not in _skeletons:
-        steps = [*_LAYOUT, *_etc_files(uid), *links()]
-        trees: list[Tree] = []
-        for source, target, attributes in shown():
-            steps.append(("show", target, len(trees), os.path.isdir(source)))
-            trees.append(tree(source, attributes))
-        _skeletons[uid] = steps, trees
-    steps, trees = _skeletons[uid]
-    return steps.copy(), trees.copy()
+def packed(uid: int, *, python_env: bool) -> bytes:
+    """Every step of the root before any mount of the user's, and the trees that they show: marshalled.
+
+    The host's layout does not change under a running process; its files are opened afresh each time.
+    """
+    key = uid, python_env
+    if key not in _packed:
+        _packed[key] = marshal.dumps(_root(uid, python_environment() if python_env else []))
+    return _packed[key]
 
 
-# The host's layout does not change under a running process; its files are opened afresh each time.
-_skeletons: dict[int, tuple[Steps, list[Tree]]] = {}
+_packed: dict[tuple[int, bool], bytes] = {}
+
+
+def _root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree], Steps]:
+    steps = [*_LAYOUT, *_etc_files(uid), *links()]
+    trees: list[Tree] = []
+    for source, target, attributes in shown():
+        steps.append(("show", target, len(trees), os.path.isdir(source)))
+        trees.append(tree(source, attributes))
+    for source, target, attributes in environment:
+        steps.append(("bind", target, len(trees)))
+        trees.append(tree(source, attributes))
+    return trees, [*steps, *after_binds()]
 
 
 def _etc_files(uid: int) -> Steps:
@@ -150,7 +160,7 @@ def after_binds() -> Steps:
     """/proc, its masks, and terminals."""
     steps: Steps = [("proc",)]
     steps += [("mask", f"/proc/{name}") for name in _MASKED if os.path.exists(f"/proc/{name}")]
-    return [*steps, ("proc_read_only",), ("devpts",)]
+    return [*steps, ("devpts",)]
 
 
 def python_environment() -> list[tuple[str, str, int]]:

@@ -120,7 +120,7 @@ class NativeBackend:
         first = warm.first_host_id if warm else self._take_host_ids()
         draft = planner.Draft(spec, sandbox_id, uid, first)
         try:
-            plan = planner.make_plan(draft, here, profile, root_is_built=warm is not None)
+            plan = planner.make_plan(draft, here, profile)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
             draft.note = journal.note(sandbox_id, plan["placeholders"])
             plan["note"] = draft.note or ""
@@ -170,13 +170,12 @@ class NativeBackend:
         self, draft: planner.Draft, profile: Profile, zygote: Zygote
     ) -> tuple[cgroups.Group, int, int]:
         plan = planner.make_plan(draft, host(), profile)
-        plan["warm"] = True
         group = self._plan_limits(plan, draft.spec, sizes.sizes(draft.spec, host()))
         plan["cgroup_values"] = []  # the claim brings them
         ours, theirs = wire.socketpair()
         try:
             try:
-                zygote.tell_from(theirs, "create", plan, draft.fds)
+                zygote.tell_from(theirs, "prewarm", planner.shape_of(plan), [])
             finally:
                 theirs.close()
             body, fds = answer(ours, _READY_S)
@@ -257,10 +256,13 @@ class NativeBackend:
         size: sizes.Sizes,
         group: cgroups.Group,
     ) -> NativeSandbox:
+        shape = planner.shape_of(plan)
+        plan["template"] = b""  # the zygote knows it
         ours, theirs = wire.socketpair()
         try:
             try:
-                zygote.tell_from(theirs, verb, plan, draft.fds)
+                wire.send(ours, plan)  # it waits there for the sandbox that gets the other end
+                zygote.tell_from(theirs, verb, shape, draft.fds)
             finally:
                 theirs.close()
             # Read while the kernel builds the sandbox: the first start need not wait for it.

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...launcher.plan import NetworkPlan, Plan, Tree
+    from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
 
 _MIB = 1 << 20
 # What a sandbox needs to come up at all.
@@ -135,16 +135,10 @@ def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: st
     )
 
 
-def make_plan(draft: Draft, host: Host, profile: Profile, *, root_is_built: bool = False) -> Plan:
-    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
-
-    Args:
-        root_is_built: For a warm sandbox: only what depends on who gets it.
-    """
+def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
+    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec = draft.spec
     draft.writable += template.WRITABLE
-    if not root_is_built:
-        _root_steps(draft)
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
@@ -157,18 +151,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile, *, root_is_built: bool
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     isolated = spec.network.mode != "unrestricted"
-    if not root_is_built:
-        draft.steps += template.after_binds()
     return _plan(draft, host, profile, isolated)
-
-
-def _root_steps(draft: Draft) -> None:
-    draft.steps, draft.trees = template.skeleton(draft.uid)
-    for source, target, attributes in (
-        template.python_environment() if draft.spec.python_env else ()
-    ):
-        draft.steps.append(("bind", target, len(draft.trees)))
-        draft.trees.append(template.tree(source, attributes))
 
 
 def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
@@ -257,11 +240,12 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
         "scratch": host.scratch,
+        "template": template.packed(draft.uid, python_env=spec.python_env),
+        "keep_capabilities": not profile.drop_capabilities,
+        "forbid_user_namespaces": profile.forbid_user_namespaces,
         "trees": draft.trees,
         "steps": draft.steps,
         "rlimits": _rlimits(spec, size),
-        "keep_capabilities": not profile.drop_capabilities,
-        "forbid_user_namespaces": profile.forbid_user_namespaces,
         "no_new_privs": profile.no_new_privs,
         "seccomp": _filter(profile, draft.unix_sockets, tag_key),
         "tag_key": tag_key,
@@ -274,7 +258,6 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "note": "",
         "trusted_root": host.trusted_root,
         "network": _network(spec),
-        "warm": False,
     }
 
 
@@ -284,6 +267,39 @@ def _network(spec: SandboxSpec) -> NetworkPlan | None:
     from .routes import plan_for
 
     return plan_for(spec.network)
+
+
+def shape_of(plan: Plan) -> Shape:
+    """The part of a plan that the zygote is sent."""
+    return {name: plan[name] for name in _SHAPE}  # type: ignore[literal-required,return-value]
+
+
+# The keys of launcher.plan.Shape, whose module is for type checkers only.
+_SHAPE = (
+    "id",
+    "namespaces",
+    "uid_map",
+    "gid_map",
+    "deny_setgroups",
+    "setup_uid",
+    "setup_gid",
+    "uid",
+    "gid",
+    "hostname",
+    "root_size_bytes",
+    "root_inodes",
+    "scratch",
+    "template",
+    "keep_capabilities",
+    "forbid_user_namespaces",
+    "cgroup_dirs",
+    "cgroup_values",
+    "cgroup_version",
+    "trees",
+    "placeholders",
+    "note",
+    "trusted_root",
+)
 
 
 def _namespaces(isolated: bool) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .sandbox import NativeSandbox
     from .zygote import Zygote
 
-    Shape = tuple[int, bool, bool, bool, str]
+    Shape = tuple[int, bool, bool, bool, bool, str]
 
 _MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
 _DYING_MS = 5000
@@ -102,6 +102,7 @@ def shape_of(spec: SandboxSpec, profiles: Mapping[str, Profile]) -> Shape:
         spec.network.is_unrestricted,
         spec.python_env,
         profile.forbid_user_namespaces,
+        profile.drop_capabilities,
         spec.template,
     )
 

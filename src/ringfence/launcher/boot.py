@@ -1,0 +1,180 @@
+"""The boot of a sandbox, run by the process that becomes its PID 1, in two halves.
+
+The first half needs nobody's wishes: it goes from new namespaces to a root of its own. The second
+brings the plan, with everything that depends on who gets the sandbox, and locks it down. A cold
+start goes through both without a pause; a sandbox built ahead waits between them, and is then the same.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import posix as os
+
+from ..linux import files, namespaces, privileges, signals
+from . import build, cgroups, init, lockdown, network, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from .plan import Plan, Shape, Tree
+
+    Template = tuple[list[Tree], list[tuple[Any, ...]]]
+
+# What PID 1 holds. The first four for good.
+_CONTROL, _SIGNAL, _OOM_SCORE, _IO = range(3, 7)
+# What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
+# our user, mount and PID namespace.
+_TOLD = range(7, 11)
+_GO = 11
+_TREES = (
+    12  # and up: the plan's own mounts, where they had to be opened in the host's view of files
+)
+
+
+class Boot:
+    """One sandbox on its way.
+
+    Args:
+        go: From the zygote: first that we have our ids, then whose we are.
+        control: From the host, which hears there what goes wrong; None when built ahead in a burst.
+        template: Trees and steps.
+    """
+
+    def __init__(
+        self, go: wire.Socket, control: wire.Socket | None, shape: Shape, template: Template
+    ) -> None:
+        self.go, self.control, self.shape = go, control, shape
+        self.template_trees, self.template_steps = template
+        self.pid = b""
+        self.trees: list[int] = []
+
+    def run(self, *, warm: bool) -> NoReturn:
+        """Build, wait for a plan if need be, lock down, serve as PID 1.
+
+        Args:
+            warm: Tell the host that we wait, then let go of `control`: whoever gets us brings another.
+        """
+        self.reported(self.build)
+        if warm:
+            self.reported(self.rest)
+        self.reported(self.receive_word)
+        self.reported(self.finish)
+        os._exit(0)
+
+    def reported(self, half: Callable[[], None]) -> None:
+        """Call `half`; when it fails, the host hears why, and this process ends."""
+        try:
+            half()
+        except build.BuildError as exc:
+            self.refuse(exc.cause, exc.step)
+        except OSError as exc:
+            self.refuse(exc, "lock down")
+        except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+            self.refuse(OSError(errno.EPROTO, repr(exc)), "boot")
+
+    def refuse(self, exc: OSError, step: str) -> NoReturn:
+        if self.control is not None:
+            init.refuse(self.control, exc, step)
+        os._exit(1)
+
+    # -- the first half -----------------------------------------------------------------------
+
+    def build(self) -> None:
+        """From new namespaces to a root of our own; nothing is locked down yet, and nothing runs."""
+        shape = self.shape
+        # While the zygote maps our ids and makes our cgroups, what needs neither.
+        os.setsid()
+        # Python's own handler would let anybody inside interrupt PID 1; without a handler the kernel
+        # drops every signal that PID 1 gets from its own namespace.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        build.leave_host_network(shape["namespaces"])
+        build.make_mounts_private()
+        namespaces.sethostname(shape["hostname"])
+        shown = build.open_trees(self.template_trees)
+        if not shape["trusted_root"]:
+            # An ordinary user may copy mounts only in here, and only while the host's are in sight.
+            self.trees = build.open_trees(shape["trees"])
+        self.pid, passed = wire.receive_raw(self.go)
+        if not self.pid:
+            os._exit(1)  # the zygote gave up before our ids were mapped
+        self.take_place(passed[1:])
+        oom_score_fd = build.build_root(shape, self.template_steps, shown)
+        self.hold_only(passed[0], oom_score_fd)
+        lockdown.bound(shape)
+
+    def take_place(self, tasks: list[int]) -> None:
+        """Join our cgroups, hide their names, and take ids of our own."""
+        shape = self.shape
+        cgroups.join(tasks)
+        namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+        if not shape["deny_setgroups"]:
+            os.setgroups([])
+        # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.
+        os.setresgid(*[shape["setup_gid"]] * 3)
+        os.setresuid(*[shape["setup_uid"]] * 3)
+        # The change of ids hid our own /proc files from us; no guest exists yet.
+        privileges.set_dumpable(True)
+
+    def hold_only(self, pidfd: int, oom_score_fd: int) -> None:
+        """Open what PID 1 needs for good while it is still ours to open, and close everything else."""
+        signal_fd = signals.signalfd([signal.SIGCHLD])
+        io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        names = [f"/proc/self/ns/{name}" for name in ("user", "mnt", "pid")]
+        told = [pidfd, *(os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names)]
+        init.point_standard_descriptors_at_null()
+        privileges.set_name(b"ringfence-init")
+        go = self.go.detach()
+        control = go if self.control is None else self.control.detach()
+        kept = init.pack_descriptors(
+            [control, signal_fd, oom_score_fd, io_fd, *told, go, *self.trees]
+        )
+        self.go, self.trees = wire.adopt(_GO), kept[_TREES - _CONTROL :]
+        if self.control is not None:
+            self.control = wire.adopt(_CONTROL)
+
+    def rest(self) -> None:
+        """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
+        if self.control is not None:
+            wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
+            self.control.detach()
+            self.control = None
+            os.dup2(_GO, _CONTROL, inheritable=False)
+        privileges.die_with_parent(signal.SIGKILL)
+
+    def receive_word(self) -> None:
+        """Wait until somebody gets this sandbox."""
+        word, fds = wire.receive(self.go)
+        if word is None:
+            os._exit(0)  # no longer wanted
+        brings_control, count = word
+        if brings_control:
+            os.dup2(fds[0], _CONTROL, inheritable=False)
+            os.close(fds.pop(0))
+            self.control = wire.adopt(_CONTROL)
+        if count:
+            # Cgroups that only this plan has; their names could else be seen from inside.
+            cgroups.join(fds[:count])
+            namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+        self.trees += fds[count:]
+
+    # -- the second half ------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Everything that depends on who gets this sandbox; then there is no way back."""
+        assert self.control is not None
+        message, _ = wire.receive(self.control)
+        if message is None:
+            os._exit(0)
+        plan: Plan = message
+        build.complete_root(plan, self.shape, self.trees)
+        sockets = network.set_up(plan["network"])
+        lockdown.apply_rlimits(plan["rlimits"])
+        lockdown.become_user(plan, plan["uid"], plan["gid"])
+        lockdown.seal(plan)
+        wire.send_raw(self.control, b"READY" + self.pid, [*_TOLD, *sockets])
+        self.go.detach()
+        files.close_from(_TOLD[0])
+        init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO).run()

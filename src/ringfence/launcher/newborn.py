@@ -1,0 +1,99 @@
+"""The process of a sandbox, from its clone until it is somebody's, seen from the zygote."""
+
+from __future__ import annotations
+
+import posix as os
+
+from ..linux import namespaces
+from . import boot, cgroups, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .boot import Template
+    from .plan import Shape
+
+
+class Newborn:
+    """A process in new namespaces.
+
+    Attributes:
+        go: Our end of the socket on which it is told to go on, and then whose it is.
+    """
+
+    def __init__(self, pid: int, pidfd: int, go: wire.Socket) -> None:
+        self.pid, self.pidfd, self.go = pid, pidfd, go
+
+    def let_go(self, shape: Shape) -> None:
+        """Give it its ids and, with version 1, its cgroups, and the word to build its root."""
+        tasks: list[int] = []
+        try:
+            if shape["cgroup_version"] == 1:
+                cgroups.make(shape["cgroup_dirs"], shape["cgroup_values"])
+                tasks = cgroups.open_tasks(shape["cgroup_dirs"])
+            namespaces.write_id_maps(
+                self.pid,
+                shape["uid_map"],
+                shape["gid_map"],
+                deny_setgroups=shape["deny_setgroups"],
+            )
+            prefer(self.pid)
+            # With it, its own pidfd, for the host: one wake-up of the host is enough.
+            wire.send_raw(self.go, b"%d" % self.pid, [self.pidfd, *tasks])
+        finally:
+            for fd in tasks:
+                os.close(fd)
+
+    def give(self, control: wire.Socket | None, tasks: list[int], trees: list[int]) -> None:
+        """The word whose it is.
+
+        Args:
+            control: Where its plan waits and the host listens; None when it has that already.
+            tasks: Cgroups to join besides those of its shape.
+            trees: What its plan mounts.
+        """
+        first = [] if control is None else [control.fileno()]
+        wire.send(self.go, (control is not None, len(tasks)), [*first, *tasks, *trees])
+
+    def close(self) -> None:
+        """Close our descriptors of it; while it waits for a word, that ends it."""
+        self.go.close()
+        os.close(self.pidfd)
+
+
+def clone(shape: Shape, template: Template, control: wire.Socket, *, warm: bool) -> Newborn:
+    """A new process, on its way through `boot`."""
+    theirs, ours = wire.socketpair()
+    try:
+        pid, pidfd = _clone_into(shape)
+    except OSError:
+        ours.close()
+        theirs.close()
+        cgroups.remove(shape["cgroup_dirs"])
+        raise
+    if pid == 0:
+        ours.close()
+        boot.Boot(theirs, control, shape, template).run(warm=warm)
+    theirs.close()
+    return Newborn(pid, pidfd, ours)
+
+
+def _clone_into(shape: Shape) -> tuple[int, int]:
+    if shape["cgroup_version"] != 2:
+        return namespaces.clone3(shape["namespaces"])
+    # Version 2 clones straight into its cgroup; version 1 is made while the clone boots.
+    cgroups.make(shape["cgroup_dirs"], shape["cgroup_values"])
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    cgroup_fd = os.open(shape["cgroup_dirs"][0], flags)
+    try:
+        return namespaces.clone3(shape["namespaces"], cgroup_fd=cgroup_fd)
+    finally:
+        os.close(cgroup_fd)
+
+
+def prefer(pid: int) -> None:
+    """Let PID 1 run before a thousand spinning children of its own; they start at nice 0 again."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, -15)
+        os.sched_setscheduler(pid, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    except PermissionError:
+        pass  # an ordinary user: the scheduler's autogroup keeps sessions apart
