@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _DELAY_S = 0.05  # events wait so long for company
 _MOST_AT_ONCE = 64  # in a batch: it must fit a datagram
-_EVENTS_PER_S, _BURST = 500.0, 2000.0  # of one sandbox; what is more is only counted
+# Of one sandbox, what was let through and the rest each for itself: who floods the record with
+# refusals does not hide behind them. What is more is only counted.
+_EVENTS_PER_S, _BURST = 500.0, 2000.0
 _SAME_S = 1.0  # the same name asked for again within this is the same question
 
 
@@ -32,15 +34,16 @@ class Record:
         self._loop, self._tell = loop, tell
         self._events: list[Event] = []
         self._missed: dict[str, int] = {}  # by sandbox: not told of one by one
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[tuple[str, bool], Rate] = {}
         self._asked: dict[tuple[object, ...], float] = {}
         self._timer: Timer | None = None
 
     def add(self, sandbox_id: str, kind: str, **fields: Any) -> None:
         """Put one decision on record. `fields` are those of a NetworkEvent, without defaults."""
-        rate = self._rates.get(sandbox_id)
+        budget = sandbox_id, kind != "dns" and bool(fields.get("allowed", False))
+        rate = self._rates.get(budget)
         if rate is None:
-            rate = self._rates[sandbox_id] = Rate(_EVENTS_PER_S, _BURST)
+            rate = self._rates[budget] = Rate(_EVENTS_PER_S, _BURST)
         if kind == "dns" and self._was_just_asked(sandbox_id, fields):
             return
         if rate.take():
@@ -55,7 +58,8 @@ class Record:
 
     def forget(self, sandbox_id: str) -> None:
         """The sandbox is gone."""
-        self._rates.pop(sandbox_id, None)
+        for let_through in (False, True):
+            self._rates.pop((sandbox_id, let_through), None)
 
     def flush(self) -> None:
         """Tell what waits, now."""
