@@ -14,7 +14,7 @@ from ringfence.egress.loop import Loop, both, sleep
 from ringfence.egress.meter import Meter
 from ringfence.egress.pipes import Pipes
 from ringfence.egress.relay import Relay
-from ringfence.egress.streams import SocketStream
+from ringfence.egress.streams import SocketStream, prepare
 
 
 class Joined:
@@ -44,8 +44,8 @@ class Joined:
     def _connection(server: socket.socket) -> tuple[socket.socket, socket.socket]:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
-        near.setblocking(False)
-        far.setblocking(False)
+        for sock in (near, far):
+            prepare(sock)
         return near, far
 
     def streams(self) -> tuple[SocketStream, SocketStream]:

@@ -78,6 +78,9 @@ class Listening:
         self._say("events", sandbox_id)
         return []
 
+    def check(self, sandbox_id: str) -> None:
+        self._say("check", sandbox_id)
+
     def close(self) -> None:
         for sandbox_id in list(self.sockets):
             self.drop(sandbox_id)

@@ -45,7 +45,7 @@ class Egress:
             secrets: Values by name; they are never inside.
             network_bytes: Most bytes in both directions together.
             listeners: Descriptors of its TCP listener and its UDP resolver, made in its network
-                namespace; they stay the caller's, and we keep duplicates until `drop`.
+                namespace; ours from then on, and closed even when this fails.
             authority: `cert` and `key`, from `make_authority`; for policies that end TLS.
 
         Raises:
@@ -53,10 +53,15 @@ class Egress:
         """
         kind = _kind_of(policy)
         body = _body(sandbox_id, policy, secrets, network_bytes, authority)
-        line = self._line(kind)
+        try:
+            line = self._line(kind)
+        except BaseException:
+            for fd in listeners:
+                os.close(fd)
+            raise
         with self._lock:
             self._kinds[sandbox_id] = kind
-        line.serve(body, listeners)
+        line.serve(body, list(listeners))
 
     def change(
         self,
@@ -107,6 +112,17 @@ class Egress:
         hosts = {rule.host for rule in policy.all_rules if rule.needs_tls_termination}
         return self._line(TLS).make_authority(sorted(hosts))
 
+    def check(self, sandbox_id: str) -> None:
+        """Make sure that somebody decides for a sandbox.
+
+        Raises:
+            NetworkPolicyError: Nobody does; nothing is let through.
+        """
+        line = self._lines.get(self._kinds.get(sandbox_id, ""))
+        if line is None or line.served(sandbox_id) is None:
+            raise NetworkPolicyError(f"sandbox {sandbox_id} has no network")
+        line.check()
+
     def events(self, sandbox_id: str) -> list[NetworkEvent]:
         """What happened up to now, oldest first: the newest thousand."""
         served = self._settled(sandbox_id)
@@ -155,7 +171,10 @@ class Egress:
         line = self._lines.get(self._kinds.get(sandbox_id, ""))
         if line is None:
             return None
-        line.flush()
+        try:
+            line.flush()
+        except NetworkPolicyError:
+            pass  # it does not stay up: what it said before is what there is
         return line.served(sandbox_id)
 
     def _move(self, sandbox_id: str, body: dict[str, Any], old: str, new: str) -> None:
@@ -164,10 +183,11 @@ class Egress:
         if taken is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network that could be changed")
         line = self._line(new)
-        line.serve(body, taken.fds)
+        line.serve(body, [os.dup(fd) for fd in taken.fds])
         with self._lock:
             self._kinds[sandbox_id] = new
         self._line(old).drop(sandbox_id)
+        self._line(old).flush()
         served = line.served(sandbox_id)
         if served is not None:
             served.inherit(taken)

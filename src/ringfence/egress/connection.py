@@ -10,7 +10,7 @@ from .loop import Cancelled, Task
 from .names import is_synthetic
 from .refused import Refused
 from .relay import Relay
-from .streams import SocketStream, reset
+from .streams import SocketStream, prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Connection:
             self.bytes_out += self.relay.out.count
             self.bytes_in += self.relay.back.count
         elif not self.streams:
-            reset(self.client)
+            prepare(self.client)
             self.client.close()
         self.streams.clear()
         self.relay = None

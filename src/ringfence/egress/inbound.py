@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .relay import Relay
+from .streams import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class Inbound:
     def __init__(self, sandbox: Sandbox, client: socket.socket, server: socket.socket) -> None:
         self._sandbox = sandbox
         for sock in (client, server):
-            sock.setblocking(False)
+            prepare(sock)
         commons = sandbox.commons
         self._relay = Relay(
             commons.loop,

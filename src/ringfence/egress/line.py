@@ -55,8 +55,23 @@ class Served:
         for name in ("allowed", "refused", "missed", "bytes_in", "bytes_out"):
             setattr(self, name, getattr(self, name) + getattr(before, name))
 
+    def give_up(self) -> None:
+        """Let nothing listen in the sandbox any more, whoever else has the sockets.
+
+        Who connects is refused then, and does not wait for somebody who never comes.
+        """
+        for fd in self.fds:
+            sock = wire.Socket(fileno=os.dup(fd))
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # ENOTCONN is what the resolver's socket says, and is shut down all the same
+            finally:
+                sock.close()
+        self.close()
+
     def close(self) -> None:
-        """Close our duplicates: without them nothing listens in the sandbox any more."""
+        """Close its sockets."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -92,8 +107,8 @@ class Line:
     # -- telling ------------------------------------------------------------------------------
 
     def serve(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Begin with a sandbox; of its descriptors we take duplicates."""
-        served = Served(body, [os.dup(fd) for fd in fds])
+        """Begin with a sandbox; its descriptors are ours from then on, and closed even on failure."""
+        served = Served(body, fds)
         with self._lock:
             try:
                 self._check()
@@ -138,7 +153,11 @@ class Line:
             self._send("relay", body, fds)
 
     def flush(self) -> None:
-        """Wait until everything that was told is done, and everything that happened is known."""
+        """Wait until everything that was told is done, and everything that happened is known.
+
+        Raises:
+            NetworkPolicyError: The process does not stay up.
+        """
         self._ask("flush", {})
 
     def make_authority(self, hosts: list[str]) -> dict[str, str]:
@@ -183,6 +202,16 @@ class Line:
         # It always reads. If it is stopped all the same, callers must not stop with it.
         seconds = int(_ANSWER_S).to_bytes(8, "little") + bytes(8)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+
+    def check(self) -> None:
+        """Ask the process whether it is well.
+
+        Raises:
+            NetworkPolicyError: It is not.
+        """
+        self.flush()
+        with self._lock:
+            self._check()
 
     def _check(self) -> None:
         if self._given_up:
@@ -270,12 +299,12 @@ class Line:
                     self._send("serve", served.body, served.fds)
             except (NetworkPolicyError, OSError) as exc:
                 self._given_up = str(exc)
-                self._forget_all()
+                for served in self._served.values():
+                    served.give_up()
                 return False
         return True
 
     def _forget_all(self) -> None:
-        """Close what we hold: who connects inside is refused at once, and does not wait for ever."""
         for served in self._served.values():
             served.close()
 

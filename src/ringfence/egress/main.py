@@ -14,6 +14,7 @@ import sys
 
 from ..launcher import wire
 from ..linux import files, privileges
+from ..model.network import NetworkPolicy
 from . import confine
 from .commons import Commons
 from .control import CONTROL_FD, Control
@@ -125,11 +126,12 @@ class Egress:
         self.commons.sandboxes[body["id"]] = sandbox
 
     def _change(self, body: dict[str, Any]) -> None:
-        """Give a sandbox another policy; it is closed when that fails, never left with the old one."""
+        """Give a sandbox another policy; when that fails it may reach nothing, not what it could."""
+        sandbox = self.commons.sandboxes[body["id"]]
         try:
-            self.commons.sandboxes[body["id"]].apply(body)
+            sandbox.apply(body)
         except BaseException:
-            self._drop(body["id"])
+            sandbox.apply({**body, "policy": NetworkPolicy.none().to_json(), "ca": None})
             raise
 
     def _drop(self, sandbox_id: str) -> None:

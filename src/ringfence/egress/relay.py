@@ -10,7 +10,7 @@ import _socket as socket
 import os
 import select
 
-from .streams import reset
+from .streams import close_in_order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
 class Relay:
-    """Joins `client` and `server`; owns both from now on.
+    """Joins `client` and `server`, which are prepared; owns both from now on.
 
     Args:
         meter: Of the sandbox; asked before bytes are taken.
@@ -137,8 +137,9 @@ class Relay:
         self._stop()
         for sock in (self.client, self.server):
             if abort:
-                reset(sock)
-            sock.close()
+                sock.close()
+            else:
+                close_in_order(sock)
         self._on_end(reason)
 
     def _stop(self) -> None:

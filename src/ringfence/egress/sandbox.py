@@ -140,7 +140,6 @@ class Sandbox:
         self.commons.loop.soon(self._on_connection)
 
     def _welcome(self, sock: socket.socket, peer: str) -> None:
-        sock.setblocking(False)
         connection = Connection(self, sock, peer)
         self.connections.add(connection)
         if len(self.connections) > self.limits.connections:

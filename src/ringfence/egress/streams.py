@@ -36,7 +36,7 @@ if TYPE_CHECKING:
             """Break off: the far end sees a reset, not an end. Idempotent."""
 
 
-_RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
+_RESET, _IN_ORDER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # struct linger: on, seconds
 
 
 class SocketStream:
@@ -53,8 +53,7 @@ class SocketStream:
         self._reader: Task | None = None
         self._writer: Task | None = None
         self._closed = False
-        sock.setblocking(False)
-        _send_at_once(sock)
+        prepare(sock)
         self._loop.watch(sock.fileno(), self._wake)
 
     async def read(self, most: int) -> bytes:
@@ -93,13 +92,13 @@ class SocketStream:
 
     def close(self) -> None:
         if not self._closed:
-            self.release().close()
+            close_in_order(self.release())
             self._wake(0)
 
     def abort(self) -> None:
         if not self._closed:
-            reset(self.socket)
-            self.close()
+            self.release().close()
+            self._wake(0)
 
     async def _readable(self) -> None:
         self._reader = current()
@@ -121,23 +120,28 @@ class SocketStream:
                 task.wake()
 
 
-def _send_at_once(sock: socket.socket) -> None:
-    """Let small pieces not wait for the answer to earlier ones.
+def prepare(sock: socket.socket) -> None:
+    """Make a connected socket ready to be used here.
 
-    A TLS handshake is made of such, and the far end's delayed acknowledgement would be 40 ms, twice.
+    It never blocks. Small pieces do not wait for the answer to earlier ones: a TLS handshake is made of
+    such, and the far end's delayed acknowledgement would be 40 ms, twice. And closing it is a reset,
+    unless it is done by `close_in_order`: were this process killed, the kernel would otherwise end its
+    connections in order, and the far ends take what they got for all there is.
+
+    Source: socket(7), SO_LINGER; tcp(7). A unix socket has neither, and just closes.
     """
+    sock.setblocking(False)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError:
-        pass  # a unix socket
-
-
-def reset(sock: socket.socket) -> None:
-    """Let closing `sock` send a reset: the far end must not take what it got for all there is.
-
-    Source: socket(7), SO_LINGER; tcp(7). A unix socket has no such thing, and just closes.
-    """
-    try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     except OSError:
         pass
+
+
+def close_in_order(sock: socket.socket) -> None:
+    """Close it so that what was written still arrives, and then the end."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _IN_ORDER)
+    except OSError:
+        pass
+    sock.close()

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         def drop(self, sandbox_id: str) -> None: ...
         def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None: ...
         def events(self, sandbox_id: str) -> list[NetworkEvent]: ...
+        def check(self, sandbox_id: str) -> None: ...
 
 
 _CHANGE_S = 30.0
@@ -249,7 +250,7 @@ class NativeNetwork:
 
     def check_served(self) -> None:
         """Raises NetworkPolicyError where the egress process does not answer."""
-        self._egress.events(self._sandbox.id)
+        self._egress.check(self._sandbox.id)
 
     # -- ending -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Mount, Sandbox
+from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.egress.client import Egress
 from tests.egress.inside.conftest import new_sandbox
@@ -36,15 +36,12 @@ def backend(egress: Egress, tmp_path: Path) -> Iterator[NativeBackend]:
 
 
 @pytest.fixture
-def box(world: World, backend: NativeBackend, tmp_path: Path) -> Iterator[MakeBox]:
+def box(world: World, backend: NativeBackend) -> Iterator[MakeBox]:
     """`box(*rules, **options)`: a sandbox in which `attempt` works; ended with the test."""
-    resolver = tmp_path / "resolv.conf"
-    resolver.write_text("nameserver 127.0.0.53\n")
     stack = ExitStack()
 
     def create(*rules: str, **options: Any) -> Sandbox:
         options.setdefault("network", list(rules))
-        options["mounts"] = [*options.get("mounts", ()), Mount("/etc/resolv.conf", str(resolver))]
         return stack.enter_context(new_sandbox(world, backend=backend, **options))
 
     with stack:

@@ -140,9 +140,11 @@ def test_a_name_that_leads_home_is_cut(box: MakeBox, egress: Egress, name: str) 
     found = attempt(sandbox, "tcp", host=name, port=places.HOST_PORT_EVERYWHERE, say=["x"])
 
     assert "ECONNRESET" == found["error"]
-    (event,) = [event for event in egress.events(sandbox.id) if "tcp" == event.kind]
-    assert (name, False) == (event.host, event.allowed)
-    assert "no rule names that network" in event.reason
+    events = [event for event in egress.events(sandbox.id) if "tcp" == event.kind]
+    assert events  # a reset during connect() has the client try its other address
+    for event in events:
+        assert (name, False) == (event.host, event.allowed)
+        assert "no rule names that network" in event.reason
 
 
 def test_the_judged_address_is_the_dialled_one(world: World, box: MakeBox) -> None:
