@@ -25,6 +25,8 @@ _ANSWER_S = 10.0
 _SHORT_LIFE_S = 5.0  # a process that lives longer was well
 _MOST_SHORT_LIVES = 8  # in a row; then it is given up
 _FIRST_PAUSE_S = 0.02
+# EBADF: it has ended, and the next one is not there yet.
+_GONE = (errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 MOST_EVENTS = 1000  # of one sandbox, the newest
 
 
@@ -227,7 +229,7 @@ class Line:
         try:
             wire.send(self._socket, (verb, body), fds)
         except OSError as exc:
-            if exc.errno in (errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+            if exc.errno in _GONE:
                 self._hang_up()
                 return
             raise
@@ -297,6 +299,9 @@ class Line:
                 self._spawn()
                 for served in self._served.values():
                     self._send("serve", served.body, served.fds)
+                # Whoever asked in the meantime asked nobody; what counts has just been told.
+                for answer in self._answers.values():
+                    answer.set({})
             except (NetworkPolicyError, OSError) as exc:
                 self._given_up = str(exc)
                 for served in self._served.values():
