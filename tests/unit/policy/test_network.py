@@ -221,8 +221,9 @@ def test_mapped_addresses_are_judged_as_what_they_are(
 def test_every_spelling_of_a_name_gets_the_same_answer(
     policy: NetworkPolicy, name: str, port: int
 ) -> None:
+    rules = Judge(policy)
     all_told = [
-        told(Judge(policy).name_allowed(each, port))
+        told(rules.name_allowed(each, port))
         for each in (name, name.upper(), name.title(), name + ".", name.swapcase() + ".")
     ]
 
@@ -232,23 +233,25 @@ def test_every_spelling_of_a_name_gets_the_same_answer(
 @given(worlds.policies, worlds.ports)
 def test_what_is_no_name_is_never_allowed(policy: NetworkPolicy, port: int) -> None:
     """Not even while it learns."""
+    rules = Judge(policy)
     for text in (
         "", ".", "a.com..", "a.com\0", "a.com\0.evil.org", "a.com%00", "user@a.com", "a.com:443",
         "a.com/", " a.com", "a.com\r\n", "\u212a.com", "a\u3002com", "127.0.0.1", "127.1", "[::1]",
         "2130706433", "0x7f000001", "*.a.com", "é.com", "\udc80.com",
     ):  # fmt: skip
-        decision = Judge(policy).name_allowed(text, port)
+        decision = rules.name_allowed(text, port)
         assert not decision
         assert decision.reason
-        assert not Judge(policy).http_allowed(text, port, "GET", "/")
-        assert not Judge(policy).terminates(text, port)
+        assert not rules.http_allowed(text, port, "GET", "/")
+        assert not rules.terminates(text, port)
 
 
 @given(worlds.policies, worlds.ports)
 def test_what_is_no_address_is_never_allowed(policy: NetworkPolicy, port: int) -> None:
+    rules = Judge(policy)
     for text in ("", "a.com", "127.1", "0x7f.1", "fe80::1%lo", "[::1]", "1.2.3.4:80", "10.0.0.0/8"):
-        assert not Judge(policy).literal_allowed(text, port)
-        assert not Judge(policy).address_allowed("a.com", text, port)
+        assert not rules.literal_allowed(text, port)
+        assert not rules.address_allowed("a.com", text, port)
 
 
 # -- one by one -----------------------------------------------------------------------------------
