@@ -178,6 +178,19 @@ class ResourceExhausted(RingfenceError):
     retryable = True
 
 
+class StateInUse(RingfenceError):
+    """Another process holds the state directory."""
+
+    code = "state_in_use"
+    retryable = True
+
+
+class StateTooNew(RingfenceError):
+    """The state was written by a newer version; it was not touched."""
+
+    code = "state_too_new"
+
+
 class IoError(RingfenceError):
     """Reading or writing on the host failed."""
 

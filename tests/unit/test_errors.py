@@ -23,7 +23,8 @@ CODES = {
     "file_error", "file_exists", "file_not_found", "invalid_request", "io", "is_a_directory",
     "isolation_failed", "lifecycle", "network_policy", "not_a_directory", "permission_denied",
     "resource_exhausted", "ringfence_error", "sandbox_lost", "sandbox_not_found",
-    "snapshot_corrupt", "snapshot_not_found", "task_failed", "timeout", "unsupported",
+    "snapshot_corrupt", "snapshot_not_found", "state_in_use", "state_too_new", "task_failed",
+    "timeout", "unsupported",
 }  # fmt: skip
 
 

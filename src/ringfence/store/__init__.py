@@ -1,0 +1,1 @@
+"""State that outlives the process: one directory, one holder, one SQLite file."""

@@ -1,0 +1,53 @@
+"""What is written down, one class a table, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLANNED, WARM, LIVE, ENDING, ENDED = "planned", "warm", "live", "ending", "ended"
+
+
+@dataclass(frozen=True)
+class SandboxRecord:
+    """A sandbox: see the table `sandboxes` for what the columns mean."""
+
+    id: str
+    owner: str
+    backend: str
+    phase: str
+    spec: str
+    created_at: float
+    boot: str
+    expires_ns: int | None = None
+    ended_at: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """A session: see the table `sessions`."""
+
+    id: str
+    sandbox: str
+    owner: str
+    backend: str
+    state: str
+    metadata: str
+    timeouts: str
+    created_at: float
+    boot: str
+    active_ns: int
+    active_at: float
+    key: str = ""
+    request: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A process whose end ends every sandbox of a backend."""
+
+    backend: str
+    pid: int
+    started: int
+    boot: str

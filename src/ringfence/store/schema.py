@@ -1,0 +1,97 @@
+"""The tables, and how older files become newer ones.
+
+A migration is never edited once it was released: what it says is what files on disks have been
+through. `PRAGMA user_version` counts them. A file that counts further was written by a newer version,
+which may have put things there that we would break: it is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+from ..errors import StateTooNew
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+
+APPLICATION_ID = 0x52464E43  # "RFNC", sqlite.org/fileformat.html 1.3.15
+
+_FIRST = """
+-- A sandbox is written down before anything of it exists in the kernel, where it is found by this id.
+CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,            -- the client; '' while it is warm and nobody's
+    backend TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase IN ('planned', 'warm', 'live', 'ending', 'ended')),
+    spec TEXT NOT NULL,             -- JSON, without secrets
+    created_at REAL NOT NULL,       -- seconds since 1970, for people
+    boot TEXT NOT NULL,             -- the boot whose clock the next column is of
+    expires_ns INTEGER,             -- CLOCK_MONOTONIC; NULL: never
+    ended_at REAL,
+    reason TEXT NOT NULL DEFAULT '' -- why it ended
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sandboxes_by_owner ON sandboxes (owner, id);
+CREATE INDEX sandboxes_alive ON sandboxes (phase) WHERE phase != 'ended';
+
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+    owner TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    state TEXT NOT NULL,
+    key TEXT NOT NULL DEFAULT '',   -- chosen by the client, to make creating idempotent
+    request TEXT NOT NULL DEFAULT '', -- digest of what was asked for under that key
+    metadata TEXT NOT NULL,
+    timeouts TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    boot TEXT NOT NULL,
+    active_ns INTEGER NOT NULL,     -- CLOCK_MONOTONIC of the last activity
+    active_at REAL NOT NULL,        -- the same for people
+    reason TEXT NOT NULL DEFAULT ''
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sessions_by_owner ON sessions (owner, id);
+CREATE INDEX sessions_by_sandbox ON sessions (sandbox);
+CREATE UNIQUE INDEX sessions_by_key ON sessions (owner, key)
+    WHERE key != '' AND state != 'terminated';
+
+CREATE TABLE defaults (
+    owner TEXT PRIMARY KEY,
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+
+-- Processes whose end ends every sandbox of a backend: what a later start looks for first.
+CREATE TABLE anchors (
+    backend TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    started INTEGER NOT NULL,       -- clock ticks since boot: with the pid it names a process for good
+    boot TEXT NOT NULL,
+    PRIMARY KEY (backend, pid, started, boot)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+
+
+def migrate(connection: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:
+    """Bring the file up to `steps`, each in a transaction of its own; the version it had.
+
+    Raises:
+        StateTooNew: It is further than `steps`, or not ours at all; nothing was changed.
+    """
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if found > len(steps) or (owner != APPLICATION_ID and not empty):
+        what = f"of version {found}" if owner == APPLICATION_ID else "of another program"
+        raise StateTooNew(
+            f"the state file is {what}; this Ringfence knows up to version {len(steps)}",
+            field="state_dir",
+            hint="use the newer Ringfence that wrote it, or another state directory",
+        )
+    for version, step in enumerate(steps[found:], found + 1):
+        # executescript would commit whatever is open before it starts: the whole step is one script.
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {APPLICATION_ID};"
+            f" PRAGMA user_version = {version}; COMMIT;"
+        )
+    return found

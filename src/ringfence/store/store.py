@@ -1,0 +1,165 @@
+"""Reading and writing the records. Decides nothing: what a record means is for `sessions` to know."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from .database import IN_MEMORY, Database
+from .directory import StateDirectory
+from .records import ENDED, Anchor, SandboxRecord, SessionRecord
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Any, TypeVar
+
+    from .database import Row
+
+    R = TypeVar("R", SandboxRecord, SessionRecord, Anchor)
+
+FILE = "state.sqlite3"
+
+
+class Store:
+    """The records in one state directory; with None they end with this object.
+
+    Raises:
+        StateInUse: Another process holds the directory.
+        StateTooNew: A newer version wrote it.
+    """
+
+    def __init__(self, state_dir: str | None) -> None:
+        self.directory = StateDirectory(state_dir) if state_dir is not None else None
+        try:
+            path = self.directory.file(FILE) if self.directory else IN_MEMORY
+            self._database = Database(path)
+        except BaseException:
+            if self.directory:
+                self.directory.close()
+            raise
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is written in the `with` block is written whole or not at all."""
+        return self._database.transaction()
+
+    # -- sandboxes ----------------------------------------------------------------------------
+
+    def add_sandbox(self, record: SandboxRecord) -> None:
+        """Write a sandbox down, before anything of it exists."""
+        self._insert("sandboxes", record)
+
+    def change_sandbox(self, sandbox_id: str, **columns: Any) -> None:
+        """Change some columns."""
+        self._update("sandboxes", sandbox_id, columns)
+
+    def sandbox(self, sandbox_id: str) -> SandboxRecord | None:
+        """The record of a sandbox, ended or not."""
+        return self._one(SandboxRecord, "SELECT * FROM sandboxes WHERE id = ?", sandbox_id)
+
+    def unended_sandboxes(self) -> list[SandboxRecord]:
+        """Every sandbox of which something may be left, oldest first."""
+        sql = "SELECT * FROM sandboxes WHERE phase != ? ORDER BY id"
+        return _read(SandboxRecord, self._database.rows(sql, (ENDED,)))
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def add_session(self, record: SessionRecord) -> None:
+        """Write a session down. Preconditions: its sandbox is."""
+        self._insert("sessions", record)
+
+    def change_session(self, session_id: str, **columns: Any) -> None:
+        """Change some columns."""
+        self._update("sessions", session_id, columns)
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        """Write down that it is over, unless that is written there already."""
+        sql = "UPDATE sessions SET state = 'terminated', reason = ? WHERE id = ? AND state != 'terminated'"
+        self._database.write(sql, (reason, session_id))
+
+    def session(self, session_id: str) -> SessionRecord | None:
+        """The record of a session, ended or not."""
+        return self._one(SessionRecord, "SELECT * FROM sessions WHERE id = ?", session_id)
+
+    def last_session_of(self, sandbox_id: str) -> SessionRecord | None:
+        """The newest session on a sandbox, ended or not."""
+        sql = "SELECT * FROM sessions WHERE sandbox = ? ORDER BY id DESC LIMIT 1"
+        return self._one(SessionRecord, sql, sandbox_id)
+
+    def sessions(
+        self, *, owner: str | None = None, states: tuple[str, ...] = ()
+    ) -> list[SessionRecord]:
+        """Sessions of that owner and in those states, oldest first."""
+        wanted, values = ["1"], []
+        if owner is not None:
+            wanted.append("owner = ?")
+            values.append(owner)
+        if states:
+            wanted.append(f"state IN ({', '.join('?' * len(states))})")
+            values.extend(states)
+        sql = f"SELECT * FROM sessions WHERE {' AND '.join(wanted)} ORDER BY id"
+        return _read(SessionRecord, self._database.rows(sql, values))
+
+    # -- the rest -----------------------------------------------------------------------------
+
+    def set_default(self, owner: str, sandbox_id: str | None) -> None:
+        """Remember a client's default sandbox, or forget it."""
+        if sandbox_id is None:
+            self._database.write("DELETE FROM defaults WHERE owner = ?", (owner,))
+            return
+        sql = "INSERT INTO defaults VALUES (?, ?) ON CONFLICT DO UPDATE SET sandbox = excluded.sandbox"
+        self._database.write(sql, (owner, sandbox_id))
+
+    def default(self, owner: str) -> str | None:
+        """A client's default sandbox."""
+        found = self._database.rows("SELECT sandbox FROM defaults WHERE owner = ?", (owner,))
+        return found[0][0] if found else None
+
+    def add_anchor(self, anchor: Anchor) -> None:
+        """Remember a process whose end ends sandboxes."""
+        row = asdict(anchor)
+        marks = ", ".join("?" * len(row))
+        self._database.write(
+            f"INSERT OR IGNORE INTO anchors ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+        )
+
+    def anchors(self) -> list[Anchor]:
+        """Every anchor that was not forgotten."""
+        return _read(Anchor, self._database.rows("SELECT * FROM anchors"))
+
+    def forget_anchor(self, anchor: Anchor) -> None:
+        """That process is gone."""
+        sql = "DELETE FROM anchors WHERE backend = ? AND pid = ? AND started = ? AND boot = ?"
+        self._database.write(sql, (anchor.backend, anchor.pid, anchor.started, anchor.boot))
+
+    def prune(self, before: float) -> int:
+        """Forget what ended before that moment (seconds since 1970), sessions included."""
+        sql = "DELETE FROM sandboxes WHERE phase = ? AND ended_at < ?"
+        return self._database.write(sql, (ENDED, before))
+
+    def close(self) -> None:
+        """Give the directory back; idempotent."""
+        self._database.close()
+        if self.directory:
+            self.directory.close()
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _insert(self, table: str, record: SandboxRecord | SessionRecord) -> None:
+        row = asdict(record)
+        marks = ", ".join("?" * len(row))
+        self._database.write(
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+        )
+
+    def _update(self, table: str, key: str, columns: dict[str, Any]) -> None:
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        self._database.write(f"UPDATE {table} SET {changes} WHERE id = ?", [*columns.values(), key])
+
+    def _one(self, cls: type[R], sql: str, value: str) -> R | None:
+        found = _read(cls, self._database.rows(sql, (value,)))
+        return found[0] if found else None
+
+
+def _read(cls: type[R], rows: list[Row]) -> list[R]:
+    names = [each.name for each in fields(cls)]
+    return [cls(**{name: row[name] for name in names}) for row in rows]
