@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..model.capabilities import BackendReport, Protection
     from ..model.exec import ExecRequest, ExecStatus
     from ..model.files import FileInfo
+    from ..model.granted import SandboxCapabilities
     from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
@@ -223,6 +224,14 @@ class BackendSandbox(Protocol):
 
     def stats(self) -> SandboxStats:
         """What it uses now, or used when it ended."""
+        ...
+
+    def granted(self) -> SandboxCapabilities:
+        """What it can do, asked of the kernel; times are left to the caller.
+
+        Raises:
+            LifecycleError: It is suspended, or has ended.
+        """
         ...
 
     def protections(self) -> tuple[Protection, ...]:

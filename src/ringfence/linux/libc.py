@@ -73,6 +73,18 @@ def declare(name: str, *types: type) -> Callable[..., int]:
     return call
 
 
+def attempt(number: int, *arguments: int) -> int:
+    """Make any system call, by number; its errno, 0 when it did what it says.
+
+    Source: syscall(2).
+    """
+    given = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    return cdata.get_errno() if _any(number, *given) < 0 else 0
+
+
+_any = cdata.function("syscall", *[cdata.c_long] * 8)
+
+
 def path_bytes(path: str | bytes) -> bytes:
     """`path` as the kernel wants it."""
     return path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")

@@ -11,6 +11,7 @@ from ...errors import ExecError, InvalidRequest, LifecycleError, Unsupported, fi
 from ...model import capabilities as can
 from ...model import exec as execs
 from ...model.frozen import FrozenMap
+from ...model.granted import SandboxCapabilities
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
@@ -158,6 +159,10 @@ class FakeSandbox:
         self._check_alive("snapshot")
         return self._backend.save(self._id, self.spec, self._tree.root, metadata)
 
+    def cpu_ns(self) -> int | None:
+        """It measures none."""
+        return None
+
     def stats(self) -> SandboxStats:
         quota = self._tree.quota
         return SandboxStats(
@@ -168,6 +173,26 @@ class FakeSandbox:
             uptime_s=time.monotonic() - self._born_s,
             execs=self._started,
             degraded=self._degraded,
+        )
+
+    def granted(self) -> SandboxCapabilities:
+        with self._lock:
+            self._check_alive("granted")
+            if self._state == State.SUSPENDED:
+                raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
+        read_only = {each.target for each in self._mounts if each.access != READ_WRITE}
+        mounts = [each.target for each in self._mounts]
+        writable = sorted({self._home, "/tmp", "/var/tmp", *mounts} - read_only)
+        kept = [each.target for each in self._mounts if each.host_path and each.target in writable]
+        return SandboxCapabilities(
+            id=self._id,
+            backend=self._backend.name,
+            profile=self.spec.profile,
+            can_write_filesystem=True,
+            readable_paths=("/",),
+            writable_paths=tuple(writable),
+            limits=self.spec.limits,
+            is_persistent=bool(kept),
         )
 
     def protections(self) -> tuple[Protection, ...]:

@@ -10,7 +10,7 @@ def label() -> str:
     pid = os.getpid()
     if pid not in _labels:
         _labels.clear()  # of who forked us
-        _labels[pid] = f"{pid}.{_start_time(pid)}.{_pid_namespace()}"
+        _labels[pid] = f"{pid}.{start_time(pid)}.{_pid_namespace()}"
     return _labels[pid]
 
 
@@ -34,12 +34,12 @@ def is_gone(owner: tuple[int, int, int]) -> bool:
     if is_stranger(owner):
         return False
     try:
-        return _start_time(owner[0]) != owner[1]
+        return start_time(owner[0]) != owner[1]
     except OSError:
         return False
 
 
-def _start_time(pid: int) -> int:
+def start_time(pid: int) -> int:
     """In clock ticks since boot; 0 for no process, or a zombie, which holds nothing: proc(5)."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)

@@ -16,7 +16,7 @@ from ...errors import (
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
-from ..local import cgroups, identity, journal, sizes
+from ..local import cgroups, identity, journal, owner, sizes
 from ..local.answers import Refused, answer
 from ..local.host import Host, host, out_of_files
 from . import planner
@@ -310,6 +310,25 @@ class NativeBackend:
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
+
+    # -- for whoever takes over ---------------------------------------------------------------
+
+    def anchor(self) -> tuple[int, int]:
+        """The process whose end ends every sandbox made from now on: pid, and when it started."""
+        pid = self.zygote().pid
+        return pid, owner.start_time(pid)
+
+    def end_leftovers(self, pid: int, started: int) -> None:
+        """End an anchor of an earlier process, and clear up what it cannot any more."""
+        from . import leftovers
+
+        leftovers.end(pid, started)
+        cgroups.sweep(self.layout())
+        journal.sweep()
+
+    def adopt(self, sandbox_id: str) -> NativeSandbox | None:
+        """A live sandbox of this backend, for another user of it than the one who made it."""
+        return self._live.get(sandbox_id)
 
     # -- shared parts -----------------------------------------------------------------------
 

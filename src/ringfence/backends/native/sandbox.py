@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
+    from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
     from ...model.netlog import NetworkEvent
     from ...model.network import NetworkPolicy
@@ -129,6 +130,17 @@ class NativeSandbox:
         from .report import sandbox_protections
 
         return sandbox_protections(self)
+
+    def granted(self) -> SandboxCapabilities:
+        from .granted import granted
+
+        return granted(self)
+
+    def cpu_ns(self) -> int | None:
+        """As `stats` says, but it asks for nothing else."""
+        from .usage import cpu_ns
+
+        return cpu_ns(self)
 
     def hurry(self, on: bool) -> None:
         """Something is being killed, which the processor limit must not slow down; or is no more."""
@@ -234,6 +246,10 @@ class NativeSandbox:
             raise self.lost_error() from None
         finally:
             ours.close()
+
+    def tell(self, verb: str, *args: object, fds: list[int]) -> None:
+        """One request to PID 1 that is answered on one of `fds`, or not at all."""
+        self._send((verb, *args), fds, self.control)
 
     def ask_files(self, verb: str, *args: object) -> tuple[bytes, list[int]]:
         """`ask`, where the state allows it."""

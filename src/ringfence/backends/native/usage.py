@@ -47,6 +47,14 @@ def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
     )
 
 
+def cpu_ns(sandbox: NativeSandbox) -> int | None:
+    """Processor time used so far; None where it cannot be told without waking it up."""
+    used = sandbox.group.cpu_ns()
+    if used is None and not sandbox.paused:
+        used = int(sandbox.ask("usage")[0].split()[0])
+    return used
+
+
 def last_stats(sandbox: NativeSandbox, uptime_s: float, execs: int) -> SandboxStats:
     """Of a sandbox that is about to end: what can be read without asking PID 1."""
     group = sandbox.group
