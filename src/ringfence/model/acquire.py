@@ -1,0 +1,138 @@
+"""How a client asks for a session: what it needs, and what it would rather have."""
+
+from __future__ import annotations
+
+from . import checks, jsonform
+from .client_session import SessionTimeouts
+from .frozen import FrozenMap
+from .ids import check_id
+from .noun import Noun
+from .spec import SandboxSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from dataclasses import dataclass, field
+else:
+    from .record import dataclass, field
+
+_MOST_BYTES = 2**60
+_LONGEST_KEY = 255
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RequiredCapabilities(Noun):
+    """What a sandbox must turn out to have, as read back from the kernel.
+
+    Attributes:
+        network: Something can be reached.
+        write_access: Files can be written somewhere.
+        minimum_memory_bytes: The memory limit is at least this.
+        readable_paths, writable_paths: Absolute inside; each must exist and be so.
+    """
+
+    network: bool = False
+    write_access: bool = False
+    minimum_memory_bytes: int | None = None
+    readable_paths: tuple[str, ...] = ()
+    writable_paths: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.flag(self.network, "network")
+        checks.flag(self.write_access, "write_access")
+        if self.minimum_memory_bytes is not None:
+            checks.integer(self.minimum_memory_bytes, "minimum_memory_bytes", 1, _MOST_BYTES)
+        for name in ("readable_paths", "writable_paths"):
+            given = enumerate(checks.items(getattr(self, name), name))
+            paths = tuple(checks.absolute_path(path, f"{name}[{i}]") for i, path in given)
+            object.__setattr__(self, name, paths)
+
+    @property
+    def is_anything(self) -> bool:
+        """Whether anything is required at all."""
+        return self != RequiredCapabilities()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AcquireOptions(Noun):
+    """How to find the sandbox of a new session.
+
+    Attributes:
+        preferred_id: A sandbox of this client with this id is taken again; where there is none, a
+            new one gets the id, or another id where this one is or was somebody's.
+        require_fresh: Only a sandbox that nobody has used, this client included.
+        required: What it must be able to do.
+        preferred_backend: Its name; no other one is taken instead. Empty: the first that can.
+        required_labels: A sandbox that is taken again must have them; a new one gets them.
+        use_pool: Whether a warm sandbox will do.
+        timeouts: None takes the manager's.
+        key: Chosen by the client: asking again under the same key gives the same session.
+        metadata: The client's own notes on the session.
+    """
+
+    preferred_id: str | None = None
+    require_fresh: bool = False
+    required: RequiredCapabilities = field(default_factory=RequiredCapabilities)
+    preferred_backend: str = ""
+    required_labels: Mapping[str, str] = field(default_factory=FrozenMap)
+    use_pool: bool = True
+    timeouts: SessionTimeouts | None = None
+    key: str = ""
+    metadata: Mapping[str, str] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        if self.preferred_id is not None:
+            object.__setattr__(self, "preferred_id", check_id(self.preferred_id, "preferred_id"))
+        checks.flag(self.require_fresh, "require_fresh")
+        checks.flag(self.use_pool, "use_pool")
+        checks.instance(self.required, "required", RequiredCapabilities)
+        if self.preferred_backend:
+            checks.name(self.preferred_backend, "preferred_backend")
+        if self.timeouts is not None:
+            checks.instance(self.timeouts, "timeouts", SessionTimeouts)
+        if len(checks.text(self.key, "key")) > _LONGEST_KEY:
+            checks.refuse("key", f"is longer than {_LONGEST_KEY} characters")
+        for name in ("required_labels", "metadata"):
+            object.__setattr__(self, name, checks.string_map(getattr(self, name), name))
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {
+            "required": RequiredCapabilities.from_json,
+            "timeouts": SessionTimeouts.from_json,
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttachRequest(Noun):
+    """A wish to work with a certain sandbox.
+
+    Attributes:
+        create_if_missing: Make it, with `create_spec`, where this client has none of that id.
+    """
+
+    sandbox_id: str
+    client_id: str
+    create_if_missing: bool = False
+    create_spec: SandboxSpec | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sandbox_id", check_id(self.sandbox_id, "sandbox_id"))
+        check_client(self.client_id)
+        checks.flag(self.create_if_missing, "create_if_missing")
+        if self.create_spec is not None:
+            checks.instance(self.create_spec, "create_spec", SandboxSpec)
+            if not self.create_if_missing:
+                checks.refuse("create_spec", "means nothing unless create_if_missing is true")
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"create_spec": SandboxSpec.from_json}
+
+
+def check_client(value: object, field_name: str = "client_id") -> str:
+    """A client's name: who owns what is made for it. Any text of up to 255 characters."""
+    given = checks.text(value, field_name, empty=False)
+    if len(given) > _LONGEST_KEY or not given.isprintable():
+        checks.refuse(field_name, f"must be up to {_LONGEST_KEY} printable characters")
+    return given

@@ -1,0 +1,230 @@
+"""From a request to a session: taken again, from the pool, or made for it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from ..errors import InvalidRequest, RingfenceError, SandboxNotFound
+from ..model.acquire import AcquireOptions, AttachRequest, check_client
+from ..model.ids import new_id
+from ..model.spec import SandboxSpec
+from ..store import records
+from . import grants, selection
+from .keys import digest_of
+from .lease import Lease
+from .live import Live
+from .written import record_of, spec_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ..backends.protocol import BackendSandbox
+    from .manager import SessionManager
+
+SESSION = "sess"
+
+
+def acquire(
+    manager: SessionManager, spec: SandboxSpec, options: AcquireOptions, client_id: str
+) -> Lease:
+    """See `SessionManager.acquire`."""
+    check_client(client_id)
+    spec = _checked(spec, options)
+    if not options.key:
+        return Acquiring(manager, spec, options, client_id).lease()
+    with manager.keys.turn(client_id, options.key):
+        asked = Acquiring(manager, spec, options, client_id, digest_of(spec, options))
+        known = manager.book.under_key(client_id, options.key)
+        if known is None:
+            return asked.lease()
+        if known.request != asked.request:
+            raise InvalidRequest("this key was used for another request", field="key")
+        return Lease(manager, known, newly_created=False)
+
+
+def attach(manager: SessionManager, request: AttachRequest) -> Lease:
+    """See `SessionManager.attach`."""
+    missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
+    live = manager.book.find(request.sandbox_id, request.client_id)
+    if live is not None and live.sandbox_id == request.sandbox_id:
+        manager.activate(live)
+        return Lease(manager, live, newly_created=False)
+    if not request.create_if_missing or not _is_free(manager, request.sandbox_id):
+        raise missing
+    options = AcquireOptions(preferred_id=request.sandbox_id)
+    lease = acquire(manager, request.create_spec or SandboxSpec(), options, request.client_id)
+    if lease.session.sandbox_id != request.sandbox_id:
+        lease.release()  # somebody else was quicker
+        raise missing
+    return lease
+
+
+def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
+    """The spec with what the options add to it."""
+    if spec.id is not None:
+        raise InvalidRequest(
+            "the sandbox of a session is named by options.preferred_id", field="spec.id"
+        )
+    for name, value in options.required_labels.items():
+        if spec.labels.get(name, value) != value:
+            raise InvalidRequest("the spec says otherwise", field=f"required_labels.{name}")
+    selection.check_required(spec, options.required)
+    return replace(spec, labels={**spec.labels, **options.required_labels})
+
+
+def _is_free(manager: SessionManager, sandbox_id: str) -> bool:
+    """Whether a new sandbox may have the id: one that ever was somebody's, nobody gets again."""
+    return manager.store.sandbox(sandbox_id) is None
+
+
+class Acquiring:
+    """One request that is being served."""
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        spec: SandboxSpec,
+        options: AcquireOptions,
+        client_id: str,
+        request: str = "",
+    ) -> None:
+        self.manager, self.spec, self.options = manager, spec, options
+        self.client_id, self.request = client_id, request
+        self.began = manager.clock.now()
+        self.profile = ""  # of the pool that it came from
+
+    def lease(self) -> Lease:
+        """The session that is asked for."""
+        wanted = self.options.preferred_id
+        # Two who prefer the same id at once: one gets it, and the other sees that.
+        turn: AbstractContextManager[None] = nullcontext()
+        if wanted is not None:
+            turn = self.manager.keys.turn("", wanted)
+        with turn:
+            again = self._again(wanted)
+            if again is not None:
+                return Lease(self.manager, again, newly_created=False)
+            return Lease(self.manager, self._new(wanted))
+
+    def _again(self, wanted: str | None) -> Live | None:
+        """The client's own sandbox of the preferred id, if it will do."""
+        options = self.options
+        if wanted is None or options.require_fresh:
+            return None
+        live = self.manager.book.find(wanted, self.client_id)
+        if live is None or live.sandbox_id != wanted:
+            return None
+        labels = live.spec.labels
+        has_labels = all(labels.get(k) == v for k, v in options.required_labels.items())
+        if not has_labels or options.preferred_backend not in ("", live.backend):
+            return None
+        try:
+            if options.required.is_anything:
+                grants.check(self.manager.capabilities(live.id), options.required)
+            self.manager.activate(live)
+        except RingfenceError:
+            return None  # it will not do, or has just ended
+        return live
+
+    def _new(self, wanted: str | None) -> Live:
+        manager = self.manager
+        backend = manager.maker.choose(self.spec, self.options.preferred_backend)
+        if wanted is not None and not _is_free(manager, wanted):
+            wanted = None
+        inner = self._warm(backend) if wanted is None else None
+        if inner is None:
+            inner = self._cold(backend, wanted)
+        live = self._begin(backend, inner)
+        if self.options.required.is_anything:
+            self._see_that_it_will_do(live)
+        took = manager.clock.now() - self.began
+        manager.tally.add("created")
+        manager.tally.creation.add(took)
+        if self.profile:
+            manager.tally.claim.add(took)
+        return live
+
+    def _warm(self, backend: str) -> BackendSandbox | None:
+        manager = self.manager
+        if not (self.options.use_pool and manager.config.pool.enabled):
+            return None
+        while (kept := manager.pool.claim(self.spec, backend)) is not None:
+            inner = manager.maker.claim(kept, self.spec)
+            if inner is not None:
+                manager.tally.add("pool_hits")
+                self.profile = kept.profile
+                return inner
+        manager.tally.add("pool_misses")
+        return None
+
+    def _cold(self, backend: str, wanted: str | None) -> BackendSandbox:
+        manager = self.manager
+        take_slot(manager)
+        try:
+            return manager.maker.provision(backend, replace(self.spec, id=wanted), self.client_id)
+        except BaseException:
+            manager.slots.give_back()
+            raise
+
+    def _begin(self, backend: str, inner: BackendSandbox) -> Live:
+        """Write the session down and let it be found; when that fails, the sandbox is gone."""
+        manager, spec = self.manager, self.spec
+        timeouts = self.options.timeouts or manager.config.timeouts
+        if spec.limits.idle_timeout_s is not None:
+            timeouts = replace(timeouts, idle_s=spec.limits.idle_timeout_s)
+        live = Live(
+            manager.clock,
+            new_id(SESSION),
+            self.client_id,
+            backend,
+            inner,
+            spec,
+            timeouts,
+            self.options.metadata,
+            manager.verbs,
+        )
+        live.key, live.request, live.profile = self.options.key, self.request, self.profile
+        try:
+            self._write_down(live)
+            manager.book.enter(live)
+        except BaseException:
+            manager.maker.end(live.sandbox_id, inner.terminate, "not written down")
+            raise
+        manager.reaper.expect(live)
+        return live
+
+    def _write_down(self, live: Live) -> None:
+        store, clock = self.manager.store, self.manager.clock
+        with store.together():
+            store.change_sandbox(
+                live.sandbox_id,
+                phase=records.LIVE,
+                owner=live.client_id,
+                spec=spec_text(live.spec),
+                boot=clock.boot,
+                expires_ns=None if live.expires is None else int(live.expires * 1e9),
+            )
+            store.add_session(record_of(live, clock))
+
+    def _see_that_it_will_do(self, live: Live) -> None:
+        try:
+            grants.check(self.manager.capabilities(live.id), self.options.required)
+        except BaseException:
+            self.manager.end(live, "requirements")
+            raise
+
+
+def take_slot(manager: SessionManager) -> None:
+    """A slot for a client's sandbox: one that is merely warm makes room for it.
+
+    Raises:
+        ResourceExhausted: All are clients', and none came free in time.
+    """
+    while not manager.slots.try_take():
+        kept = manager.pool.take_any()
+        if kept is None:
+            manager.slots.take()
+            return
+        manager.maker.discard(kept, "made room")

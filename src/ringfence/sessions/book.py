@@ -1,0 +1,82 @@
+"""Who has what: every live session, found by its own id, its sandbox, its client or a key.
+
+All answers are about one moment, and a client finds only what is its own.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..errors import SandboxNotFound
+from ..model.client_session import SessionState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .live import Live
+
+
+class Book:
+    """The live sessions of one manager."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Live] = {}
+        self._sandboxes: dict[str, Live] = {}
+        self._keys: dict[tuple[str, str], Live] = {}
+
+    def enter(self, live: Live) -> None:
+        """From now on it is found. Preconditions: its sandbox has no other session."""
+        with self._lock:
+            if live.id in self._sessions or live.sandbox_id in self._sandboxes:
+                raise ValueError(f"{live.sandbox_id} is in the book already")
+            self._sessions[live.id] = self._sandboxes[live.sandbox_id] = live
+            if live.key:
+                self._keys[live.client_id, live.key] = live
+
+    def leave(self, live: Live) -> bool:
+        """It has ended; whether it was in the book."""
+        with self._lock:
+            if self._sessions.get(live.id) is not live:
+                return False
+            del self._sessions[live.id], self._sandboxes[live.sandbox_id]
+            if self._keys.get((live.client_id, live.key)) is live:
+                del self._keys[live.client_id, live.key]
+            return True
+
+    def find(self, any_id: str, client_id: str | None = None) -> Live | None:
+        """By session or sandbox id; None where there is none, or another client's.
+
+        Args:
+            client_id: None may see everything.
+        """
+        with self._lock:
+            live = self._sessions.get(any_id) or self._sandboxes.get(any_id)
+        return live if live is not None and client_id in (None, live.client_id) else None
+
+    def need(self, any_id: str, client_id: str | None = None) -> Live:
+        """`find`.
+
+        Raises:
+            SandboxNotFound: There is none, or it is another client's: the same words for both.
+        """
+        live = self.find(any_id, client_id)
+        if live is None:
+            raise SandboxNotFound(f"no session or sandbox {any_id!r}")
+        return live
+
+    def under_key(self, client_id: str, key: str) -> Live | None:
+        """The live session that this client asked for under `key`."""
+        with self._lock:
+            return self._keys.get((client_id, key)) if key else None
+
+    def all(self) -> list[Live]:
+        """Every live session, oldest first."""
+        with self._lock:
+            return list(self._sessions.values())
+
+    def counts(self) -> dict[SessionState, int]:
+        """How many are in each state."""
+        counted = dict.fromkeys(SessionState, 0)
+        for live in self.all():
+            counted[live.state] += 1
+        return counted

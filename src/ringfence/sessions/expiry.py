@@ -1,0 +1,60 @@
+"""When a session is over, and what happens then. Pure judgement."""
+
+from __future__ import annotations
+
+from ..model.client_session import TERMINATE, SessionState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.client_session import SessionTimeouts
+
+# Processor time is seen by looking twice: a timeout is exact to a quarter of itself at worst, and
+# only where something ran in the background and stopped.
+_LOOKS = 4
+_SHORTEST_LOOK_S = 0.05
+
+TTL = "ttl"
+REASONS = {
+    SessionState.ACTIVE: "idle",
+    SessionState.DETACHED: "detached",
+    SessionState.SUSPENDED: "suspended",
+}
+"""Why a session ended that was left alone in a state for too long."""
+TIMED = (TTL, *REASONS.values())
+LOST = "lost"
+
+
+def verdict(
+    state: SessionState, timeouts: SessionTimeouts, unused_s: float, left_s: float | None
+) -> tuple[str, str] | None:
+    """What to do with a session, and why: (`terminate` or `suspend` or `detach`, reason); None: nothing.
+
+    Args:
+        left_s: Of its time to live; None without one.
+    """
+    if left_s is not None and left_s <= 0:
+        return TERMINATE, TTL
+    limit = timeouts.of(state)
+    if limit is None or unused_s < limit or state == SessionState.TERMINATED:
+        return None
+    action = timeouts.on_idle if state == SessionState.ACTIVE else TERMINATE
+    return action, REASONS[state]
+
+
+def next_look_s(
+    state: SessionState,
+    timeouts: SessionTimeouts,
+    unused_s: float,
+    left_s: float | None,
+    most_s: float,
+) -> float:
+    """Seconds until the session must be looked at again, at most `most_s`."""
+    waits = [most_s]
+    if left_s is not None:
+        waits.append(left_s)
+    limit = timeouts.of(state)
+    if limit is not None:
+        waits.append(limit - unused_s)
+        if state != SessionState.SUSPENDED:
+            waits.append(max(_SHORTEST_LOOK_S, limit / _LOOKS))
+    return max(0.0, min(waits))

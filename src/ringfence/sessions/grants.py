@@ -1,0 +1,77 @@
+"""What a leased sandbox can do, and whether that is what was required."""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import replace
+
+from ..errors import Unsupported
+from ..model.client_session import SessionState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..model.acquire import RequiredCapabilities
+    from ..model.granted import SandboxCapabilities
+    from .clock import Clock
+    from .live import Live
+
+
+def granted(live: Live, clock: Clock) -> SandboxCapabilities:
+    """What the backend reads back from the sandbox, and what the manager knows of it besides.
+
+    Of a suspended one, what was last read.
+
+    Raises:
+        LifecycleError: It is suspended, and nothing was read before.
+    """
+    if live.state != SessionState.SUSPENDED or live.granted is None:
+        live.granted = live.inner.granted()
+    now = clock.now()
+    left = [live.left_s(now)]
+    limit = live.timeouts.of(live.state)
+    if limit is not None:
+        left.append(limit - live.activity.unused_s(now))
+    remaining = [max(0.0, each) for each in left if each is not None]
+    return replace(
+        live.granted,
+        created_at=live.created_at,
+        time_remaining_ms=int(min(remaining) * 1000) if remaining else None,
+    )
+
+
+def check(found: SandboxCapabilities, required: RequiredCapabilities) -> None:
+    """Compare what a sandbox has with what was asked for.
+
+    Raises:
+        Unsupported: It lacks something; `field` names the first thing.
+    """
+    memory = found.limits.memory_bytes
+    least = required.minimum_memory_bytes
+    if required.network and not found.has_network:
+        _refuse(found, "network", "it has no network")
+    if required.write_access and not found.can_write_filesystem:
+        _refuse(found, "write_access", "nothing can be written in it")
+    if least is not None and memory is not None and memory < least:
+        _refuse(found, "minimum_memory_bytes", f"its memory limit is {memory} bytes")
+    for name, paths, has in (
+        ("readable_paths", required.readable_paths, found.readable_paths),
+        ("writable_paths", required.writable_paths, found.writable_paths),
+    ):
+        for path in paths:
+            if not _is_within(path, has):
+                _refuse(found, name, f"{path} is not one of them, which are {', '.join(has)}")
+
+
+def _refuse(found: SandboxCapabilities, name: str, why: str) -> None:
+    raise Unsupported(
+        f"the sandbox does not have what was required: {why}",
+        backend=found.backend,
+        operation=name,
+        field=f"required.{name}",
+    )
+
+
+def _is_within(path: str, directories: Iterable[str]) -> bool:
+    return any(os.path.commonpath([path, each]) == each for each in directories)

@@ -1,0 +1,104 @@
+"""One session and its sandbox, as the manager holds them."""
+
+from __future__ import annotations
+
+import threading
+
+from ..model.client_session import ClientSession, SessionState
+from ..sandbox.sync import Sandbox
+from .activity import Activity
+from .watch import Use, WatchedSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..backends.protocol import BackendSandbox
+    from ..model.client_session import SessionTimeouts
+    from ..model.granted import SandboxCapabilities
+    from ..model.spec import SandboxSpec
+    from .clock import Clock
+
+
+class LeasedSandbox(Sandbox):
+    """`Sandbox`, but the manager ends it: in time, or when it is told to."""
+
+    def __init__(self, inner: WatchedSandbox, spec: SandboxSpec) -> None:
+        from dataclasses import replace
+
+        super().__init__(inner, replace(spec, ttl_s=None))
+        self.spec = spec
+
+    def __del__(self) -> None:
+        """Nothing: a client may drop it, and get it again."""
+
+
+class Live:
+    """A session that has not ended. `lock` is held by whoever changes its state.
+
+    Attributes:
+        expires: On the clock, when its time to live is over; None without one.
+        profile: Of the pool that its sandbox came from; empty for one that was made for it.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        session_id: str,
+        client_id: str,
+        backend: str,
+        inner: BackendSandbox,
+        spec: SandboxSpec,
+        timeouts: SessionTimeouts,
+        metadata: Mapping[str, str],
+        verbs: dict[str, Callable[[str], object]],
+    ) -> None:
+        self.clock, self.id, self.client_id, self.backend = clock, session_id, client_id, backend
+        self.inner, self.spec, self.timeouts, self.metadata = inner, spec, timeouts, metadata
+        self.sandbox_id = inner.session.id
+        self.lock = threading.RLock()
+        self.state, self.reason = SessionState.ACTIVE, ""
+        self.activity = Activity(clock.now())
+        self.created_at = clock.wall()
+        self.expires = None if spec.ttl_s is None else clock.now() + spec.ttl_s
+        self.key = self.request = self.profile = ""
+        self.looking = False  # somebody looks at it in the background
+        self.next_look = 0.0
+        self.saved_activity = self.activity.last
+        self.granted: SandboxCapabilities | None = None  # as last read back
+        self.use = Use(self.touch)
+        own = {name: _on(verb, session_id) for name, verb in verbs.items()}
+        self.sandbox = LeasedSandbox(WatchedSandbox(inner, self.use, own), spec)
+
+    def touch(self) -> None:
+        """It is being used."""
+        self.activity.touch(self.clock.now())
+
+    def left_s(self, now: float) -> float | None:
+        """Of its time to live."""
+        return None if self.expires is None else self.expires - now
+
+    def view(self) -> ClientSession:
+        """What clients see of it."""
+        left = self.left_s(self.clock.now())
+        return ClientSession(
+            session_id=self.id,
+            sandbox_id=self.sandbox_id,
+            client_id=self.client_id,
+            state=self.state,
+            backend=self.backend,
+            created_at=self.created_at,
+            # The clock on the wall may have been set back since.
+            last_active_at=max(self.created_at, self.clock.wall_at(self.activity.last)),
+            timeouts=self.timeouts,
+            metadata=self.metadata,
+            expires_in_s=None if left is None else max(0.0, left),
+            reason=self.reason,
+        )
+
+
+def _on(verb: Callable[[str], object], session_id: str) -> Callable[[], None]:
+    def call() -> None:
+        verb(session_id)
+
+    return call

@@ -1,0 +1,172 @@
+"""Making and ending sandboxes, each written down before anything of it exists."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from ..errors import LifecycleError, RingfenceError, SandboxLost
+from ..model.ids import new_id
+from ..store import records
+from . import selection
+from .pool import Kept
+from .written import spec_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..backends.protocol import Backend, BackendSandbox
+    from ..model.capabilities import BackendReport
+    from ..model.spec import SandboxSpec
+    from ..store.store import Store
+    from .admission import Slots
+    from .clock import Clock
+    from .config import PoolConfig
+
+SANDBOX = "sbx"
+NOBODY = ""  # the owner of what is warm
+
+
+class Maker:
+    """Turns specs into sandboxes of the backends it is given."""
+
+    def __init__(
+        self, backends: Mapping[str, Backend], store: Store, slots: Slots, clock: Clock
+    ) -> None:
+        self.backends, self._store, self._slots, self._clock = backends, store, slots, clock
+        self._reports: dict[str, BackendReport] = {}
+        self._anchors: dict[str, tuple[int, int]] = {}
+        self.undying: dict[str, str] = {}  # sandboxes that the kernel does not let go of, and why
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def report(self, name: str, *, afresh: bool = False) -> BackendReport:
+        """What a backend can do here; probed once, and again when asked for."""
+        if afresh or name not in self._reports:
+            self._reports[name] = self.backends[name].report()
+        return self._reports[name]
+
+    def choose(self, spec: SandboxSpec, preferred: str = "") -> str:
+        """The backend for a spec.
+
+        Raises:
+            BackendUnavailable: None can make it; the message says of each why not.
+        """
+        # Not more of them than are needed: to ask one means to let it make a sandbox.
+        if not preferred:
+            first = next(iter(self.backends), "")
+            if first and not selection.refusal(spec, self.report(first)):
+                return first
+        reports = {name: self.report(name) for name in self.backends}
+        return selection.choose(spec, reports, preferred)[0]
+
+    # -- making -------------------------------------------------------------------------------
+
+    def provision(self, name: str, spec: SandboxSpec, owner: str) -> BackendSandbox:
+        """A new sandbox for a client. Preconditions: the caller has a slot for it."""
+        sandbox_id = spec.id or new_id(SANDBOX)
+        self._plan(name, sandbox_id, owner, spec)
+        try:
+            return self.backends[name].provision(for_backend(spec, sandbox_id))
+        except BaseException as exc:
+            self.ended(sandbox_id, f"not made: {type(exc).__name__}")
+            raise
+
+    def build_ahead(self, config: PoolConfig, profile: str) -> Kept | None:
+        """A warm sandbox of a profile, with a slot of its own; None where there is none free."""
+        spec = config.profiles[profile]
+        name = self.choose(spec)
+        if not self._slots.try_take():
+            return None
+        sandbox_id = new_id(SANDBOX)
+        try:
+            self._plan(name, sandbox_id, NOBODY, spec)
+            try:
+                warm = self.backends[name].prewarm(for_backend(spec, sandbox_id))
+            except BaseException as exc:
+                self.ended(sandbox_id, f"not made: {type(exc).__name__}")
+                raise
+        except BaseException:
+            self._slots.give_back()
+            raise
+        self._note(sandbox_id, phase=records.WARM)
+        return Kept(warm, name, profile, self._clock.now())
+
+    def claim(self, kept: Kept, spec: SandboxSpec) -> BackendSandbox | None:
+        """Make a warm sandbox what is asked for; None when it was lost before, with its slot given back."""
+        try:
+            return kept.warm.claim(for_backend(spec, kept.warm.id))
+        except (SandboxLost, LifecycleError):
+            self.discard(kept, "lost")
+            return None
+        except BaseException:
+            self.discard(kept, "claim failed")
+            raise
+
+    def discard(self, kept: Kept, reason: str = "discarded") -> None:
+        """End a warm sandbox, however it is, and give its slot back."""
+        with suppress(RingfenceError):  # `undying` has it then
+            self.end(kept.warm.id, kept.warm.discard, reason)
+
+    def end(
+        self,
+        sandbox_id: str,
+        terminate: Callable[[], None],
+        reason: str,
+        session_id: str | None = None,
+    ) -> None:
+        """End a sandbox for good, with its session, and give its slot back.
+
+        Raises:
+            RingfenceError: It does not die. Its slot stays taken, and the next start looks for it.
+        """
+        try:
+            terminate()
+        except RingfenceError as exc:
+            self.undying[sandbox_id] = str(exc)
+            self._note(sandbox_id, phase=records.ENDING, reason=reason)
+            raise
+        self.ended(sandbox_id, reason, session_id)
+        self._slots.give_back()
+
+    def _plan(self, name: str, sandbox_id: str, owner: str, spec: SandboxSpec) -> None:
+        """Write it down, and whose end would end it: from here on a crash leaves a trace to follow."""
+        self._note_anchor(name)
+        self._store.add_sandbox(
+            records.SandboxRecord(
+                id=sandbox_id,
+                owner=owner,
+                backend=name,
+                phase=records.PLANNED,
+                spec=spec_text(spec),
+                created_at=self._clock.wall(),
+                boot=self._clock.boot,
+            )
+        )
+
+    def _note_anchor(self, name: str) -> None:
+        ask = getattr(self.backends[name], "anchor", None)
+        found: tuple[int, int] | None = ask() if ask is not None else None
+        if found is not None and self._anchors.get(name) != found:
+            self._store.add_anchor(records.Anchor(name, found[0], found[1], self._clock.boot))
+            self._anchors[name] = found
+
+    def ended(self, sandbox_id: str, reason: str, session_id: str | None = None) -> None:
+        """Write down that nothing is left of a sandbox, and that its session is over: both or neither."""
+        # With a full disk, ending things must go on. What is not written now is found out at the
+        # next start, from the kernel.
+        with suppress(RingfenceError), self._store.together():
+            self._note(sandbox_id, phase=records.ENDED, ended_at=self._clock.wall(), reason=reason)
+            if session_id is not None:
+                self._store.end_session(session_id, reason)
+
+    def _note(self, sandbox_id: str, **columns: object) -> None:
+        with suppress(RingfenceError):
+            self._store.change_sandbox(sandbox_id, **columns)
+
+
+def for_backend(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
+    """The spec without what the manager itself sees to."""
+    limits = replace(spec.limits, idle_timeout_s=None)
+    return replace(spec, id=sandbox_id, limits=limits, ttl_s=None)

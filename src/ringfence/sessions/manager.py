@@ -1,0 +1,436 @@
+"""`SessionManager`: sandboxes leased to clients, kept warm, watched, and ended in time."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import InvalidRequest, LifecycleError, RingfenceError, SandboxNotFound
+from ..model.acquire import AcquireOptions, AttachRequest, check_client
+from ..model.client_session import ClientSession, SessionState, check_session_step
+from ..model.spec import SandboxSpec
+from ..store.store import Store
+from . import acquiring, looking
+from .admission import Slots
+from .book import Book
+from .clock import Clock
+from .config import ManagerConfig
+from .keys import Keys
+from .lease import Lease
+from .live import Live
+from .maker import Maker
+from .pool import Kept, Pool
+from .reaper import Reaper
+from .statistics import Tally
+from .written import view_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from ..backends.protocol import Backend
+    from ..model.granted import SandboxCapabilities
+    from ..model.manager_stats import Health, ManagerStats
+    from ..sandbox.sync import Sandbox
+
+    Sessions = list[ClientSession]  # `list` is a method here
+
+DEFAULT_BACKENDS = ("native",)
+_LONGEST_TTL_S = 366 * 86_400.0
+
+
+class SessionManager:
+    """Sessions of many clients. Every method may be called from any thread; the verbs are idempotent.
+
+    An id may be a session's or its sandbox's. Where a method takes a `client_id`, that client finds
+    only what is its own; None finds everything.
+
+    Args:
+        config: Bounds, timeouts and the pool; None takes the defaults.
+        state_dir: Where sessions are written down, to survive this process. One process holds it at a
+            time. None keeps them in memory only.
+        backends: Names, or backends of the caller's own; the first that can make a sandbox does.
+        background: Whether expiry and the pool have threads of their own. Without, call
+            `cleanup_expired` and `fill_pool`.
+
+    Raises:
+        StateInUse: Another process holds `state_dir`.
+        StateTooNew: A newer version wrote it.
+    """
+
+    def __init__(
+        self,
+        config: ManagerConfig | None = None,
+        *,
+        state_dir: str | None = None,
+        backends: Sequence[Backend | str] = DEFAULT_BACKENDS,
+        background: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config, self.clock = config or ManagerConfig(), clock or Clock()
+        self.has_background = background
+        self.not_ours: list[str] = []  # left by earlier managers, of backends that are not here
+        self._started, self._pid, self._closed = self.clock.now(), os.getpid(), False
+        self._own_backends: list[Backend] = []
+        self.store = Store(state_dir)
+        try:
+            self._open(backends)
+        except BaseException:
+            self._close_backends()
+            self.store.close()
+            raise
+        if background:
+            self.reaper.start()
+            self.pool.start()
+
+    def _open(self, backends: Sequence[Backend | str]) -> None:
+        config = self.config
+        self.book, self.tally, self.keys = Book(), Tally(), Keys()
+        self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
+        self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
+        self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
+        self.reaper = Reaper(self, self.clock)
+        from .recovery import recover
+
+        recover(self)
+
+    def _by_name(self, wanted: Sequence[Backend | str]) -> dict[str, Backend]:
+        found: dict[str, Backend] = {}
+        for each in wanted:
+            backend = self._make_backend(each) if isinstance(each, str) else each
+            if backend.name in found:
+                raise InvalidRequest(f"two backends named {backend.name!r}", field="backends")
+            found[backend.name] = backend
+        return found
+
+    def _make_backend(self, name: str) -> Backend:
+        from ..backends.registry import new_backend
+
+        options: dict[str, Any] = {}
+        if name == "native" and self.store.directory is not None:
+            options["state_dir"] = self.store.directory.file("snapshots")
+        self._own_backends.append(new_backend(name, **options))
+        return self._own_backends[-1]
+
+    def _build_ahead(self, profile: str) -> Kept | None:
+        return self.maker.build_ahead(self.config.pool, profile)
+
+    # -- getting a sandbox --------------------------------------------------------------------
+
+    def acquire(
+        self,
+        spec: SandboxSpec | None = None,
+        options: AcquireOptions | None = None,
+        *,
+        client_id: str,
+    ) -> Lease:
+        """A session on a sandbox that is as `spec` asks and that no other client has ever used.
+
+        Raises:
+            InvalidRequest: The request is malformed or contradicts itself; nothing was started.
+            BackendUnavailable: No backend can; the message says of each why not.
+            ResourceExhausted: As many sandboxes as may be are in use. Try again later.
+            Unsupported: What was made did not have what `options.required` asks for; it is gone.
+        """
+        self._check_open()
+        return acquiring.acquire(
+            self, spec or SandboxSpec(), options or AcquireOptions(), client_id
+        )
+
+    def attach(self, request: AttachRequest) -> Lease:
+        """Work with a certain sandbox: detached, suspended, or in use by the same client already.
+
+        Raises:
+            SandboxNotFound: This client has none of that id, and it may not or cannot be made.
+        """
+        self._check_open()
+        return acquiring.attach(self, request)
+
+    def release(
+        self, any_id: str, *, keep_alive: bool = False, client_id: str | None = None
+    ) -> ClientSession:
+        """End a session that is no longer needed; releasing it twice is once.
+
+        Args:
+            keep_alive: Have a fresh sandbox of the same kind warm instead, as far as the pool may
+                grow. The used one never comes back: it is gone in any case.
+        """
+        live = self.book.find(any_id, client_id)
+        if live is None:
+            return self._ended(any_id, client_id)
+        profile = live.profile
+        if keep_alive and not profile:
+            profile = self.pool.profile_for(live.spec, live.backend)
+        if self.end(live, "released") and keep_alive and profile:
+            self.pool.order(profile)
+        return live.view()
+
+    # -- the other verbs ----------------------------------------------------------------------
+
+    def detach(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """Leave a session alone for a while; what runs goes on. Detaching twice is once.
+
+        Raises:
+            LifecycleError: It is suspended, or over.
+        """
+        live = self._need(any_id, client_id)
+        with live.lock:
+            self._step(live, SessionState.DETACHED)
+        return live.view()
+
+    def suspend(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """Freeze every process of a session."""
+        live = self._need(any_id, client_id)
+        with live.lock:
+            check_session_step(live.state, SessionState.SUSPENDED)
+            live.inner.suspend()
+            self._step(live, SessionState.SUSPENDED)
+        return live.view()
+
+    def resume(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """Let the processes of a session go on, and make it active.
+
+        Raises:
+            SandboxNotFound: There is none.
+            LifecycleError: It is over.
+        """
+        live = self._need(any_id, client_id)
+        self.activate(live)
+        return live.view()
+
+    def activate(self, live: Live) -> None:
+        """Make a session active, whatever it was."""
+        with live.lock:
+            check_session_step(live.state, SessionState.ACTIVE)
+            if live.state == SessionState.SUSPENDED:
+                live.inner.resume()
+            self._step(live, SessionState.ACTIVE)
+
+    def touch(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """Say that a session is still wanted: its timeouts begin anew."""
+        live = self._need(any_id, client_id)
+        live.touch()
+        return live.view()
+
+    def extend(self, any_id: str, ttl_s: float, client_id: str | None = None) -> ClientSession:
+        """Let a session end `ttl_s` seconds from now, whenever it was to end before."""
+        if not 0 < ttl_s <= _LONGEST_TTL_S:
+            raise InvalidRequest("must be above 0 and within a year", field="ttl_s")
+        live = self._need(any_id, client_id)
+        with live.lock:
+            if live.state == SessionState.TERMINATED:
+                raise _over(live.view())
+            expires = self.clock.now() + ttl_s
+            self.store.change_sandbox(live.sandbox_id, expires_ns=int(expires * 1e9))
+            live.expires = expires
+        self.reaper.expect(live)
+        return live.view()
+
+    def terminate(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """End a session and its sandbox. Legal in every state; ending it twice is once."""
+        live = self.book.find(any_id, client_id)
+        if live is None:
+            return self._ended(any_id, client_id)
+        self.end(live, "terminated")
+        return live.view()
+
+    def _step(self, live: Live, then: SessionState) -> None:
+        """Go to a state that the table allows, and write it down. `live.lock` is held."""
+        check_session_step(live.state, then)
+        live.touch()
+        if live.state == then:
+            return
+        live.saved_activity = last = live.activity.last
+        self.store.change_session(
+            live.id,
+            state=str(then),
+            active_ns=int(last * 1e9),
+            active_at=self.clock.wall_at(last),
+        )
+        live.state = then
+        self.reaper.expect(live)
+
+    def end(self, live: Live, reason: str) -> bool:
+        """End a session; False when it had ended already."""
+        with live.lock:
+            if live.state == SessionState.TERMINATED:
+                return False
+            live.state, live.reason = SessionState.TERMINATED, reason
+            self.tally.add("terminated")
+            self.tally.add(f"terminated: {reason}")
+            try:
+                self.maker.end(live.sandbox_id, live.inner.terminate, reason, live.id)
+            finally:
+                self.book.leave(live)
+        self.pool.poke()
+        return True
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def get(self, any_id: str, client_id: str | None = None) -> ClientSession:
+        """A session, also for a while after it has ended.
+
+        Raises:
+            SandboxNotFound: There is none, or it is another client's.
+        """
+        live = self._find(any_id, client_id)
+        return live.view() if live is not None else self._ended(any_id, client_id)
+
+    def list(
+        self,
+        client_id: str | None = None,
+        *,
+        states: Sequence[SessionState] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> Sessions:
+        """Sessions that have not ended, oldest first."""
+        self._check_open()
+        wanted = (labels or {}).items()
+        found = []
+        for live in self.book.all():
+            mine = client_id in (None, live.client_id)
+            if mine and not looking.notice_loss(self, live):
+                view = live.view()
+                has_labels = all(live.spec.labels.get(name) == value for name, value in wanted)
+                if has_labels and view.state in (states or tuple(SessionState)[:3]):
+                    found.append(view)
+        return found
+
+    def sandbox(self, any_id: str, client_id: str | None = None) -> Sandbox:
+        """The sandbox of a session, to work with.
+
+        Raises:
+            SandboxNotFound: There is none, or it is another client's.
+            LifecycleError: It has ended.
+        """
+        return self._need(any_id, client_id).sandbox
+
+    def set_default_sandbox(self, client_id: str, any_id: str | None) -> None:
+        """Choose the sandbox that a client means when it names none; None: none."""
+        live = None if any_id is None else self._need(any_id, client_id)
+        self.store.set_default(check_client(client_id), live.sandbox_id if live else None)
+
+    def default_sandbox(self, client_id: str) -> ClientSession | None:
+        """The session of a client's default sandbox; None when there is none, or it has ended."""
+        self._check_open()
+        sandbox_id = self.store.default(client_id)
+        live = self._find(sandbox_id, client_id) if sandbox_id else None
+        return live.view() if live is not None else None
+
+    def capabilities(self, any_id: str, client_id: str | None = None) -> SandboxCapabilities:
+        """What a sandbox can do and what keeps it from the rest, read back from the kernel."""
+        from .grants import granted
+
+        return granted(self._need(any_id, client_id), self.clock)
+
+    @property
+    def uptime_s(self) -> float:
+        """Since the manager was made."""
+        return self.clock.now() - self._started
+
+    def stats(self) -> ManagerStats:
+        """Counts and times since the start, and what is there now."""
+        from .report import stats
+
+        self.list()  # notices what was lost
+        return stats(self)
+
+    def health(self) -> Health:
+        """Whether everything that a manager needs works, each looked at now."""
+        from .report import health
+
+        self._check_open()
+        return health(self)
+
+    # -- in time ------------------------------------------------------------------------------
+
+    def cleanup_expired(self) -> Sessions:
+        """Look at every session now; those that have ended by it."""
+        self._check_open()
+        return [live.view() for live in self.book.all() if looking.look_at(self, live)]
+
+    def fill_pool(self) -> None:
+        """Make now what the pool lacks, and discard what is too old."""
+        self._check_open()
+        self.pool.tend()
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def close(self, *, keep: bool = False) -> None:
+        """End every session and everything that is warm; idempotent.
+
+        Args:
+            keep: Leave the clients' sandboxes, for another manager on the same state directory and
+                the same backends to take over. Only backends of the caller's own can be kept.
+        """
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        self.reaper.close()
+        self.pool.close()
+        if keep:
+            looking.tidy(self)
+        else:
+            self._end_all()
+        self._close_backends()
+        self.store.close()
+
+    def _end_all(self) -> None:
+        for live in self.book.all():
+            try:
+                self.end(live, "closed")
+            except RingfenceError:
+                continue  # `maker.undying`; the next start looks for it
+        if not self.not_ours and not self.maker.undying:
+            for anchor in self.store.anchors():
+                self.store.forget_anchor(anchor)
+
+    def _close_backends(self) -> None:
+        for backend in reversed(self._own_backends):
+            backend.close()
+
+    def __enter__(self) -> SessionManager:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise LifecycleError("a session manager belongs to the process that made it")
+        if self._closed:
+            raise LifecycleError("the session manager is closed")
+
+    # -- finding ------------------------------------------------------------------------------
+
+    @property
+    def verbs(self) -> dict[str, Callable[[str], object]]:
+        """What a sandbox of a session does that would otherwise happen behind the manager's back."""
+        return {"terminate": self.terminate, "suspend": self.suspend, "resume": self.resume}
+
+    def _find(self, any_id: str, client_id: str | None) -> Live | None:
+        self._check_open()
+        live = self.book.find(any_id, client_id)
+        if live is not None and looking.notice_loss(self, live):
+            return None
+        return live
+
+    def _need(self, any_id: str, client_id: str | None) -> Live:
+        live = self._find(any_id, client_id)
+        if live is None:
+            raise _over(self._ended(any_id, client_id))
+        return live
+
+    def _ended(self, any_id: str, client_id: str | None) -> ClientSession:
+        self._check_open()
+        found = self.store.session(any_id) or self.store.last_session_of(any_id)
+        if found is None or client_id not in (None, found.owner):
+            raise SandboxNotFound(f"no session or sandbox {any_id!r}")
+        return view_of(found)
+
+
+def _over(session: ClientSession) -> LifecycleError:
+    return LifecycleError(
+        f"session {session.session_id} is over: {session.reason or session.state}",
+        hint="acquire a new one",
+    )

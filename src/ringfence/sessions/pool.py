@@ -1,0 +1,220 @@
+"""Warm sandboxes, made in the background and each claimed once. Used ones never come back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+from ..errors import Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..backends.protocol import WarmSandbox
+    from ..model.spec import SandboxSpec
+    from .clock import Clock
+    from .config import PoolConfig
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+
+
+class Kept:
+    """One warm sandbox on the shelf.
+
+    Attributes:
+        born: On the clock.
+    """
+
+    def __init__(self, warm: WarmSandbox, backend: str, profile: str, born: float) -> None:
+        self.warm, self.backend, self.profile, self.born = warm, backend, profile, born
+
+
+class Pool:
+    """The shelf, and the thread that fills it.
+
+    Args:
+        build: Makes one for a profile, written down and with a slot of its own; None: no room.
+        discard: Ends one unused, whatever became of it, and gives back what it held.
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        clock: Clock,
+        build: Callable[[str], Kept | None],
+        discard: Callable[[Kept], None],
+    ) -> None:
+        self.config, self._clock = config, clock
+        self._build, self._discard = build, discard
+        self._changed = threading.Condition()
+        self._shelf: deque[Kept] = deque()
+        self._building: Counter[str] = Counter()
+        self._orders: Counter[str] = Counter()  # beyond min_warm, each once
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._pause_s, self._not_before = 0.0, 0.0
+        self.last_error = ""
+        self.given_up: dict[str, str] = {}  # profiles that no backend builds ahead, and why
+
+    @property
+    def size(self) -> int:
+        """Warm sandboxes that could be claimed now."""
+        with self._changed:
+            return len(self._shelf)
+
+    # -- taking out ---------------------------------------------------------------------------
+
+    def claim(self, spec: SandboxSpec, backend: str) -> Kept | None:
+        """Take one that fits, for good; None where there is none.
+
+        Raises:
+            InvalidRequest: The spec names what no sandbox could have.
+        """
+        with self._changed:
+            for kept in self._shelf:
+                if kept.backend == backend and kept.warm.fits(spec):
+                    self._shelf.remove(kept)
+                    self._changed.notify_all()
+                    return kept
+        return None
+
+    def take_any(self) -> Kept | None:
+        """Take the oldest, to make room for a client's own."""
+        with self._changed:
+            return self._shelf.popleft() if self._shelf else None
+
+    def profile_for(self, spec: SandboxSpec, backend: str) -> str:
+        """The warm profile that such a sandbox could have come from; empty for none that is known."""
+        with self._changed:
+            for kept in self._shelf:
+                if kept.backend == backend and kept.warm.fits(spec):
+                    return kept.profile
+        return ""
+
+    # -- filling up ---------------------------------------------------------------------------
+
+    def order(self, profile: str) -> bool:
+        """Ask for one beyond `min_warm`, as far as `max_warm` allows; whether it will be made."""
+        with self._changed:
+            if self._closed or profile not in self.config.warm_profiles or not self._has_room():
+                return False
+            self._orders[profile] += 1
+            self._changed.notify_all()
+            return True
+
+    def _has_room(self) -> bool:
+        """Whether one more than will be there anyway is within `max_warm`."""
+        least = dict.fromkeys(self.config.warm_profiles, self.config.min_warm)
+        there = self._there() | Counter(least)  # of each, the larger number
+        return there.total() + self._orders.total() < self.config.max_warm
+
+    def _there(self) -> Counter[str]:
+        return Counter(kept.profile for kept in self._shelf) + self._building
+
+    def start(self) -> None:
+        """Fill the shelf in the background from now on."""
+        if self.config.enabled and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ringfence-pool", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (wait := self._idle_s()) > 0:
+                    self._changed.wait(wait)
+                if self._closed:
+                    return
+            self.tend()
+
+    def _idle_s(self) -> float:
+        """Until there is something to do."""
+        now = self._clock.now()
+        expiring = [kept.born + self.config.warm_ttl_s - now for kept in self._shelf]
+        until_expiry = max(0.0, min(expiring, default=3600.0))
+        if self._wanted() is None:
+            return until_expiry
+        return min(until_expiry, max(0.0, self._not_before - now))
+
+    def _wanted(self) -> tuple[str, bool] | None:
+        """A profile of which one is missing, and whether it was ordered."""
+        if not self.config.enabled:
+            return None
+        there = self._there()
+        possible = [name for name in self.config.warm_profiles if name not in self.given_up]
+        for profile in possible:
+            if there[profile] < self.config.min_warm:
+                return profile, False
+        return next(((name, True) for name in possible if self._orders[name]), None)
+
+    def tend(self) -> None:
+        """Discard what is too old or dead, and make what is missing; returns when all is done."""
+        for kept in self._take_expired():
+            self._discard(kept)
+        while (profile := self._begin()) is not None:
+            made: Kept | None = None
+            try:
+                made = self._build(profile)
+                self.last_error, self._pause_s = "", 0.0
+            except Unsupported as exc:
+                self.given_up[profile] = str(exc)
+            except Exception as exc:  # noqa: BLE001  the pool goes on; `health` tells
+                self.last_error = f"{type(exc).__name__}: {exc}"
+            finally:
+                too_late = self._finish(profile, made)
+            if too_late is not None:
+                self._discard(too_late)
+            if made is None:
+                return
+
+    def _take_expired(self) -> list[Kept]:
+        with self._changed:
+            oldest = self._clock.now() - self.config.warm_ttl_s
+            over = [kept for kept in self._shelf if kept.born <= oldest or not kept.warm.alive]
+            for kept in over:
+                self._shelf.remove(kept)
+            return over
+
+    def _begin(self) -> str | None:
+        with self._changed:
+            if self._closed or self._clock.now() < self._not_before:
+                return None
+            wanted = self._wanted()
+            if wanted is None:
+                return None
+            profile, was_ordered = wanted
+            self._building[profile] += 1
+            self._orders[profile] -= was_ordered
+            return profile
+
+    def _finish(self, profile: str, kept: Kept | None) -> Kept | None:
+        """Put it on the shelf; what comes after the closing is given back."""
+        with self._changed:
+            self._building[profile] -= 1
+            if kept is None:
+                # No room, or it failed: not again at once.
+                self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                self._not_before = self._clock.now() + self._pause_s
+                return None
+            if self._closed:
+                return kept
+            self._shelf.append(kept)
+            self._changed.notify_all()
+            return None
+
+    def poke(self) -> None:
+        """There may be room again: do not wait any longer."""
+        with self._changed:
+            self._pause_s = self._not_before = 0.0
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Discard everything; returns when the thread has ended."""
+        with self._changed:
+            self._closed = True
+            shelf, self._shelf = list(self._shelf), deque()
+            self._changed.notify_all()
+        for kept in shelf:
+            self._discard(kept)
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,109 @@
+"""The thread that looks at sessions when it is time to, and never waits for any one of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from ..errors import RingfenceError
+from . import expiry, looking
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .clock import Clock
+    from .live import Live
+    from .manager import SessionManager
+
+# Looking at a sandbox may block while it is slow to answer: that must not hold up the others.
+_HANDS = 4
+_GRAIN_S = 0.02  # sessions that are due this close together are looked at together
+
+
+class Reaper:
+    """Looks at each session when its timeout, its time to live or the interval is due."""
+
+    def __init__(self, manager: SessionManager, clock: Clock) -> None:
+        self._manager, self._clock = manager, clock
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Live]] = []
+        self._count = itertools.count()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._hands: ThreadPoolExecutor | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it does its work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="ringfence-reaper")
+        self._thread = threading.Thread(target=self._run, name="ringfence-reaper", daemon=True)
+        self._thread.start()
+
+    def expect(self, live: Live) -> None:
+        """A session is new, or its deadline has changed."""
+        now = self._clock.now()
+        due = now + expiry.next_look_s(
+            live.state,
+            live.timeouts,
+            live.activity.unused_s(now),
+            live.left_s(now),
+            self._manager.config.cleanup_interval_s,
+        )
+        with self._changed:
+            live.next_look = due
+            heapq.heappush(self._due, (due, next(self._count), live))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        tidy = self._clock.now()
+        while True:
+            with self._changed:
+                while not self._closed and (wait := self._wait_s(tidy)) > 0:
+                    self._changed.wait(wait)
+                if self._closed:
+                    return
+                ready = self._take_due()
+            for live in ready:
+                assert self._hands is not None
+                self._hands.submit(self._look, live)
+            if self._clock.now() >= tidy:
+                tidy = self._clock.now() + self._manager.config.cleanup_interval_s
+                looking.tidy(self._manager)
+
+    def _wait_s(self, tidy: float) -> float:
+        return min([tidy, *(due for due, _, _ in self._due[:1])]) - self._clock.now()
+
+    def _take_due(self) -> list[Live]:
+        ready, until = [], self._clock.now() + _GRAIN_S
+        while self._due and self._due[0][0] <= until:
+            due, _, live = heapq.heappop(self._due)
+            # An entry that was replaced by a later one says nothing; one in hand is not given twice.
+            if due == live.next_look and not live.looking and live.state != "terminated":
+                live.looking = True
+                ready.append(live)
+        return ready
+
+    def _look(self, live: Live) -> None:
+        try:
+            ended = looking.look_at(self._manager, live)
+        except RingfenceError:
+            ended = False  # `undying`, or it has just ended
+        finally:
+            live.looking = False
+        if not ended and live.state != "terminated":
+            self.expect(live)
+
+    def close(self) -> None:
+        """Stop; returns when nothing is being looked at any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        if self._hands is not None:
+            self._hands.shutdown()

@@ -1,0 +1,102 @@
+"""At the start: what an earlier manager left is taken over or ended. The kernel says what there is."""
+
+from __future__ import annotations
+
+import json
+
+from ..errors import RingfenceError
+from ..model.client_session import SessionState, SessionTimeouts
+from ..model.spec import SandboxSpec
+from ..store import records
+from .live import Live
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..backends.protocol import Backend, BackendSandbox
+    from ..store.records import Anchor, SandboxRecord, SessionRecord
+    from .manager import SessionManager
+
+RESTART = "restart"
+
+
+def recover(manager: SessionManager) -> None:
+    """Bring records and kernel together. Preconditions: nobody else uses either."""
+    end_anchors(manager)
+    left = manager.store.unended_sandboxes()
+    for name in {record.backend for record in left} - manager.maker.backends.keys():
+        manager.not_ours.extend(record.id for record in left if record.backend == name)
+    for record in left:
+        backend = manager.maker.backends.get(record.backend)
+        if backend is not None:
+            settle(manager, backend, record)
+
+
+def end_anchors(manager: SessionManager) -> None:
+    """End the processes that earlier sandboxes hang on, where they have not ended by themselves."""
+    for anchor in manager.store.anchors():
+        backend = manager.maker.backends.get(anchor.backend)
+        if backend is None or _is_its_own(backend, anchor):
+            continue
+        end = getattr(backend, "end_leftovers", None)
+        if end is not None and anchor.boot == manager.clock.boot:
+            end(anchor.pid, anchor.started)
+        manager.store.forget_anchor(anchor)
+
+
+def _is_its_own(backend: Backend, anchor: Anchor) -> bool:
+    """Whether it is what this very backend's sandboxes hang on: one that lived on."""
+    ask = getattr(backend, "anchor", None)
+    return ask is not None and ask() == (anchor.pid, anchor.started)
+
+
+def settle(manager: SessionManager, backend: Backend, record: SandboxRecord) -> None:
+    """Take over one sandbox, or see that it is gone."""
+    session = manager.store.last_session_of(record.id)
+    inner = _still_there(backend, record)
+    if inner is not None and session is not None and record.phase == records.LIVE:
+        _take_over(manager, inner, record, session)
+        return
+    if inner is not None:
+        inner.terminate()
+    manager.maker.ended(record.id, record.reason or RESTART, session.id if session else None)
+
+
+def _still_there(backend: Backend, record: SandboxRecord) -> BackendSandbox | None:
+    """The sandbox itself, of a backend whose sandboxes outlive a manager; else None."""
+    adopt = getattr(backend, "adopt", None)
+    if adopt is None:
+        return None
+    try:
+        found: BackendSandbox | None = adopt(record.id)
+    except RingfenceError:
+        return None
+    if found is not None and str(found.session.state) == "terminated":
+        return None
+    return found
+
+
+def _take_over(
+    manager: SessionManager, inner: BackendSandbox, record: SandboxRecord, session: SessionRecord
+) -> None:
+    """The session goes on as if nothing had happened: its clocks did not stand still."""
+    live = Live(
+        manager.clock,
+        session.id,
+        session.owner,
+        record.backend,
+        inner,
+        SandboxSpec.from_json(json.loads(record.spec)),
+        SessionTimeouts.from_json(json.loads(session.timeouts)),
+        json.loads(session.metadata),
+        manager.verbs,
+    )
+    live.key, live.request = session.key, session.request
+    live.state, live.created_at = SessionState(session.state), session.created_at
+    same_clock = record.boot == session.boot == manager.clock.boot
+    if same_clock:
+        live.activity.last = session.active_ns / 1e9
+    if record.expires_ns is not None and same_clock:
+        live.expires = record.expires_ns / 1e9
+    manager.slots.take_again()
+    manager.book.enter(live)
+    manager.reaper.expect(live)

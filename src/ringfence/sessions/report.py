@@ -1,0 +1,88 @@
+"""How a manager is doing: counts, times, health."""
+
+from __future__ import annotations
+
+from ..errors import RingfenceError
+from ..model.client_session import SessionState
+from ..model.manager_stats import Check, Health, ManagerStats
+from . import expiry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .manager import SessionManager
+
+
+def stats(manager: SessionManager) -> ManagerStats:
+    """Everything that is counted, at one moment."""
+    tally, counts = manager.tally, manager.book.counts()
+    hits, misses = tally["pool_hits"], tally["pool_misses"]
+    active = counts[SessionState.ACTIVE]
+    detached, suspended = counts[SessionState.DETACHED], counts[SessionState.SUSPENDED]
+    return ManagerStats(
+        uptime_s=manager.uptime_s,
+        created=tally["created"],
+        active_sandboxes=active + detached + suspended,
+        active_sessions=active,
+        detached_sessions=detached,
+        suspended_sessions=suspended,
+        pool_size=manager.pool.size,
+        pool_hits=hits,
+        pool_misses=misses,
+        pool_hit_rate=hits / (hits + misses) if hits + misses else None,
+        average_creation_ms=tally.creation.average_ms,
+        creation=tally.creation.percentiles(),
+        pool_claim=tally.claim.percentiles(),
+        timeout_destroys=sum(tally[f"terminated: {reason}"] for reason in expiry.TIMED),
+        terminated=tally["terminated"],
+        lost=tally[f"terminated: {expiry.LOST}"],
+        refused=manager.slots.refused,
+        waiting=manager.slots.waiting,
+        max_sandboxes=manager.config.max_sandboxes,
+    )
+
+
+def health(manager: SessionManager) -> Health:
+    """Look at everything that a manager needs."""
+    checks = [_store(manager), *(_backend(manager, name) for name in manager.maker.backends)]
+    checks += [_pool(manager), _expiry(manager), _ends(manager)]
+    return Health(ok=all(each.ok for each in checks), checks=tuple(checks))
+
+
+def _store(manager: SessionManager) -> Check:
+    where = manager.store.directory.path if manager.store.directory else "in memory"
+    try:
+        manager.store.prune(0.0)  # writes nothing, and can only do so where writing works
+    except RingfenceError as exc:
+        return Check("store", False, str(exc))
+    return Check("store", True, where)
+
+
+def _backend(manager: SessionManager, name: str) -> Check:
+    """By making a sandbox: what a backend's report is made from."""
+    found = manager.maker.report(name, afresh=True)
+    return Check(f"backend {name}", found.available, found.reason)
+
+
+def _pool(manager: SessionManager) -> Check:
+    pool = manager.pool
+    if not pool.config.enabled:
+        return Check("pool", True, "disabled")
+    wrong = [f"{name}: {why}" for name, why in pool.given_up.items()]
+    wrong += [pool.last_error] if pool.last_error else []
+    return Check("pool", not wrong, "; ".join(wrong) or f"{pool.size} warm")
+
+
+def _expiry(manager: SessionManager) -> Check:
+    if not manager.has_background:
+        return Check("expiry", True, "by hand: cleanup_expired()")
+    alive = manager.reaper.alive
+    return Check("expiry", alive, "" if alive else "its thread has ended")
+
+
+def _ends(manager: SessionManager) -> Check:
+    undying = manager.maker.undying
+    told = "; ".join(f"{sandbox_id}: {why}" for sandbox_id, why in undying.items())
+    left = ", ".join(manager.not_ours)
+    if left:
+        told = "; ".join(filter(None, [told, f"of backends that are not here: {left}"]))
+    return Check("ends", not undying and not left, told)
