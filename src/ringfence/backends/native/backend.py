@@ -119,6 +119,7 @@ class NativeBackend:
         uid, here = identity.uid_of(spec.user), host()
         first = warm.first_host_id if warm else self._take_host_ids()
         draft = planner.Draft(spec, sandbox_id, uid, first)
+        directories: list[str] = []
         try:
             plan = planner.make_plan(draft, here, profile)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
@@ -126,12 +127,15 @@ class NativeBackend:
             plan["note"] = draft.note or ""
             size = sizes.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
+            directories = group.directories
             verb = "claim" if warm else "create"
             sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
-        except BaseException:
+        except BaseException as exc:
             from .sandbox import remove_placeholders
 
             remove_placeholders(draft.protected, draft.note, sandbox_id, zygote)
+            if isinstance(exc, SandboxLost):  # the zygote, too: it cannot clear up any more
+                launcher_cgroups.remove(directories)
             if first and not warm:
                 self.host_ids().give_back(first)
             raise
@@ -181,6 +185,9 @@ class NativeBackend:
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
             raise isolation_error(exc) from exc
+        except SandboxLost:  # the zygote, too: it cannot clear up any more
+            launcher_cgroups.remove(group.directories)
+            raise
         finally:
             ours.close()
         return group, int(body), fds[0]
@@ -346,9 +353,9 @@ class NativeBackend:
 
     def _watch(self, zygote: Zygote) -> None:
         zygote.wait()
-        for sandbox in [s for s in self._live.values() if s.zygote is zygote]:
+        for sandbox in [s for s in list(self._live.values()) if s.zygote is zygote]:
             sandbox.terminate()
-        for warm in [w for w in self._warm.values() if w.zygote is zygote]:
+        for warm in [w for w in list(self._warm.values()) if w.zygote is zygote]:
             warm.discard()
         zygote.bury()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal as signal
 import os
 import select
+from _thread import RLock
 
 from ...errors import ExecError
 from ...model.limits import Limits
@@ -51,11 +52,14 @@ class NativeWarm:
         self.backend, self.id, self.shape = backend, sandbox_id, shape
         self.first_host_id, self.group = first_host_id, group
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
+        # Who watches the zygote may discard it while somebody else does, or looks.
+        self._lock = RLock()
 
     @property
     def alive(self) -> bool:
         """Whether it still waits."""
-        return self.pidfd >= 0 and not self._has_ended(0)
+        with self._lock:
+            return self.pidfd >= 0 and not self._has_ended(0)
 
     def _has_ended(self, timeout_ms: int) -> bool:
         poll = select.poll()
@@ -73,21 +77,23 @@ class NativeWarm:
 
     def discard(self) -> None:
         """End it unused."""
-        if self.pidfd < 0:
-            return
-        try:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        if not self._has_ended(_DYING_MS):
-            raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
-        self.close()
-        self.backend.discarded(self)
+        with self._lock:
+            if self.pidfd < 0:
+                return
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if not self._has_ended(_DYING_MS):
+                raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
+            self.close()
+            self.backend.discarded(self)
 
     def close(self) -> None:
         """It is somebody's now: forget it, without ending it."""
-        os.close(self.pidfd)
-        self.pidfd = -1
+        with self._lock:
+            pidfd, self.pidfd = self.pidfd, -1
+            os.close(pidfd)
 
 
 def shape_of(spec: SandboxSpec, profiles: Mapping[str, Profile]) -> Shape:
