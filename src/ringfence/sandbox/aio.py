@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
+    from .build import Network
     from .expose import Exposure
     from .stream import Stream
 
@@ -223,7 +224,7 @@ class AsyncSandbox:
         spec: SandboxSpec | None = None,
         *,
         mounts: Sequence[Mount | str] = (),
-        network: NetworkPolicy | str | Sequence[str] = "none",
+        network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str = DEFAULT_BACKEND,
         **others: Any,
@@ -329,7 +330,7 @@ class AsyncSandbox:
         """Add a mount to the live sandbox."""
         return await in_thread(self._sandbox.mount, mount)
 
-    async def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
+    async def apply_network_policy(self, network: Network) -> None:
         """Change what the sandbox may reach, at once."""
         await in_thread(self._sandbox.apply_network_policy, network)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest
+from ..model import checks
+from ..model.jsonform import within
 from ..model.limits import Limits
 from ..model.mount import Mount
 from ..model.network import NetworkPolicy
@@ -15,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from ..model.rules import NetworkRule
+
+    Network = NetworkPolicy | str | Sequence[str | NetworkRule] | Mapping[str, Any]
+
 
 def make_spec(
     spec: SandboxSpec | None,
     mounts: Sequence[Mount | str],
-    network: NetworkPolicy | str | Sequence[str],
+    network: Network,
     limits: Limits | Mapping[str, Any] | None,
     others: Mapping[str, Any],
 ) -> SandboxSpec:
@@ -55,13 +61,28 @@ def parse_mount(mount: Mount | str) -> Mount:
     return Mount.parse(mount, relative_to=os.getcwd())
 
 
-def parse_network(network: NetworkPolicy | str | Sequence[str]) -> NetworkPolicy:
-    """`"none"`, `"unrestricted"`, `"a.com,b.com"`, a list of hosts, or a policy."""
+def parse_network(network: Network) -> NetworkPolicy:
+    """`"none"`, `"unrestricted"`, `"a.com,b.com"`, a list of rules, a policy or its JSON form.
+
+    Raises:
+        InvalidRequest: It is none of these, or malformed.
+    """
     if isinstance(network, NetworkPolicy):
         return network
     if isinstance(network, str):
         return NetworkPolicy.parse(network)
-    return NetworkPolicy(allowed_hosts=tuple(network))
+    read = NetworkPolicy.from_json if hasattr(network, "keys") else _policy_of
+    policy: NetworkPolicy = within("network", read, network)
+    return policy
+
+
+def _policy_of(rules: object) -> NetworkPolicy:
+    """Of a list, whose items are texts or `NetworkRule`s."""
+    given = checks.items(rules, "")
+    texts = tuple(each for each in given if isinstance(each, str))
+    return NetworkPolicy(
+        allowed_hosts=texts, rules=tuple(each for each in given if not isinstance(each, str))
+    )
 
 
 def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
+    from .build import Network
     from .expose import Exposure
     from .process import Process
 
@@ -60,7 +61,7 @@ class Sandbox:
         spec: SandboxSpec | None = None,
         *,
         mounts: Sequence[Mount | str] = (),
-        network: NetworkPolicy | str | Sequence[str] = "none",
+        network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str = DEFAULT_BACKEND,
         **others: Any,
@@ -231,7 +232,7 @@ class Sandbox:
         """Add a mount to the live sandbox."""
         return self._inner.attach(parse_mount(mount))
 
-    def apply_network_policy(self, network: NetworkPolicy | str | Sequence[str]) -> None:
+    def apply_network_policy(self, network: Network) -> None:
         """Change what the sandbox may reach, at once: what is connected against it is cut.
 
         Raises:
