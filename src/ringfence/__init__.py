@@ -16,6 +16,12 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .errors import RingfenceError as RingfenceError
+    from .model.acquire import AcquireOptions as AcquireOptions
+    from .model.acquire import AttachRequest as AttachRequest
+    from .model.acquire import RequiredCapabilities as RequiredCapabilities
+    from .model.client_session import ClientSession as ClientSession
+    from .model.client_session import SessionState as SessionState
+    from .model.client_session import SessionTimeouts as SessionTimeouts
     from .model.exec import ExecResult as ExecResult
     from .model.limits import Limits as Limits
     from .model.mount import Mount as Mount
@@ -28,8 +34,22 @@ if TYPE_CHECKING:
     from .model.spec import SandboxSpec as SandboxSpec
     from .sandbox import AsyncSandbox as AsyncSandbox
     from .sandbox import Sandbox as Sandbox
+    from .sessions import BashConfig as BashConfig
+    from .sessions import BashTool as BashTool
+    from .sessions import ManagerConfig as ManagerConfig
+    from .sessions import PoolConfig as PoolConfig
+    from .sessions import SandboxBash as SandboxBash
+    from .sessions import SessionManager as SessionManager
 
 _LIBRARY = ("AsyncSandbox", "Sandbox")
+_SESSIONS = (
+    "BashConfig",
+    "BashTool",
+    "ManagerConfig",
+    "PoolConfig",
+    "SandboxBash",
+    "SessionManager",
+)
 
 
 def __getattr__(name: str) -> object:
@@ -49,6 +69,8 @@ def __getattr__(name: str) -> object:
 def _rooms_of(name: str) -> tuple[str, ...]:
     if name in _LIBRARY:
         return (".sandbox",)
+    if name in _SESSIONS:
+        return (".sessions",)
     return (".model", ".errors") if name[0].isupper() else (".model",)
 
 
@@ -56,4 +78,4 @@ def __dir__() -> list[str]:
     from . import errors, model
 
     public = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
-    return sorted({*globals(), *_LIBRARY, *model.__all__, *public})
+    return sorted({*globals(), *_LIBRARY, *_SESSIONS, *model.__all__, *public})

@@ -7,19 +7,31 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .acquire import AcquireOptions as AcquireOptions
+    from .acquire import AttachRequest as AttachRequest
+    from .acquire import RequiredCapabilities as RequiredCapabilities
     from .capabilities import BackendReport as BackendReport
     from .capabilities import Capability as Capability
     from .capabilities import Protection as Protection
+    from .client_session import SESSION_NEXT as SESSION_NEXT
+    from .client_session import ClientSession as ClientSession
+    from .client_session import SessionState as SessionState
+    from .client_session import SessionTimeouts as SessionTimeouts
     from .exec import ExecRequest as ExecRequest
     from .exec import ExecResult as ExecResult
     from .exec import ExecStatus as ExecStatus
     from .exec import ResourceUsage as ResourceUsage
     from .files import FileInfo as FileInfo
+    from .granted import SandboxCapabilities as SandboxCapabilities
     from .ids import check_id as check_id
     from .ids import new_id as new_id
     from .limits import Limits as Limits
     from .limits import parse_duration as parse_duration
     from .limits import parse_size as parse_size
+    from .manager_stats import Check as Check
+    from .manager_stats import Health as Health
+    from .manager_stats import ManagerStats as ManagerStats
+    from .manager_stats import Percentiles as Percentiles
     from .mount import Mount as Mount
     from .netlimits import NetworkLimits as NetworkLimits
     from .netlog import NetworkEvent as NetworkEvent
@@ -36,11 +48,15 @@ if TYPE_CHECKING:
     from .stats import SandboxStats as SandboxStats
 
 _ROOMS = {
+    "acquire": ("AcquireOptions", "AttachRequest", "RequiredCapabilities"),
     "capabilities": ("BackendReport", "Capability", "Protection"),
+    "client_session": ("SESSION_NEXT", "ClientSession", "SessionState", "SessionTimeouts"),
     "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
     "files": ("FileInfo",),
+    "granted": ("SandboxCapabilities",),
     "ids": ("check_id", "new_id"),
     "limits": ("Limits", "parse_duration", "parse_size"),
+    "manager_stats": ("Check", "Health", "ManagerStats", "Percentiles"),
     "mount": ("Mount",),
     "netlog": ("NetworkEvent",),
     "netlimits": ("NetworkLimits",),

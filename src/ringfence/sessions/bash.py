@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import Unsupported
 from ..model import checks
 from ..model.frozen import FrozenMap
 from ..model.limits import MIB, Limits
@@ -36,8 +37,8 @@ class BashConfig(Noun):
     """What the sandbox of a bash tool is like.
 
     Attributes:
-        image: An OCI image, or `default` for the host's own programs. A backend without images
-            refuses one, with the first command.
+        image: An OCI image, or `default` for the host's own programs, read-only. No backend has
+            images yet: another one than `default` is refused.
         network: Off, or the host's own. For a list of hosts give a policy.
         timeout_s: Of each command that brings none; None: no limit.
         persistent: One shell for all commands, which then run one after the other: directory,
@@ -71,12 +72,23 @@ class BashConfig(Noun):
         object.__setattr__(self, "allow_degraded", degraded)
 
     def spec(self, workspace: str | None) -> SandboxSpec:
-        """The sandbox for it, with a host directory as its workspace; None: an empty one."""
+        """The sandbox for it, with a host directory as its workspace; None: an empty one.
+
+        Raises:
+            Unsupported: No backend has images yet.
+        """
+        if self.image != HOST_USERLAND:
+            raise Unsupported(
+                f"no backend can start from the image {self.image!r} yet",
+                backend=self.backend,
+                operation="image",
+                field="image",
+                hint=f"image={HOST_USERLAND!r} gives the host's own programs, read-only",
+            )
         network = self.network
         if not isinstance(network, NetworkPolicy):
             network = NetworkPolicy.unrestricted() if network else NetworkPolicy.none()
         return SandboxSpec(
-            template=self.image,
             mounts=(Mount(WORKSPACE, workspace or "", READ_WRITE),),
             workdir=WORKSPACE,
             limits=Limits(memory_bytes=self.memory_mib * MIB, cpus=self.cpus),

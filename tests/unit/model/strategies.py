@@ -8,25 +8,36 @@ from ipaddress import ip_network
 from hypothesis import strategies as st
 
 from ringfence.model import (
+    AcquireOptions,
+    AttachRequest,
     BackendReport,
     Capability,
+    Check,
+    ClientSession,
     Credential,
     ExecRequest,
     ExecResult,
     ExecStatus,
     FileInfo,
+    Health,
     Limits,
+    ManagerStats,
     Mount,
     NetworkEvent,
     NetworkLimits,
     NetworkPolicy,
     NetworkRule,
+    Percentiles,
     Protection,
+    RequiredCapabilities,
     ResolvedMount,
     ResourceUsage,
+    SandboxCapabilities,
     SandboxSpec,
     SandboxStats,
     Session,
+    SessionState,
+    SessionTimeouts,
     Snapshot,
     State,
 )
@@ -271,4 +282,98 @@ infos = st.builds(
     mode=st.integers(0, 0o7777),
     mtime_s=seconds,
     link_target=st.none() | relative_paths,
+)
+
+some_seconds = st.none() | st.floats(0.001, 1e6)
+session_timeouts = st.builds(
+    SessionTimeouts,
+    idle_s=some_seconds,
+    detach_s=some_seconds,
+    suspend_s=some_seconds,
+    on_idle=st.sampled_from(["terminate", "suspend", "detach"]),
+)
+paths = st.lists(absolute_paths, max_size=3).map(tuple)
+required = st.builds(
+    RequiredCapabilities,
+    network=st.booleans(),
+    write_access=st.booleans(),
+    minimum_memory_bytes=st.none() | st.integers(1, 2**60),
+    readable_paths=paths,
+    writable_paths=paths,
+)
+clients = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=40)
+counts = st.integers(0, 2**40)
+some_ms = st.none() | st.floats(0, 1e9)
+percentiles = st.builds(Percentiles, p50_ms=some_ms, p95_ms=some_ms, p99_ms=some_ms)
+session_nouns = st.one_of(
+    session_timeouts,
+    required,
+    st.builds(
+        ClientSession,
+        session_id=ids,
+        sandbox_id=ids,
+        client_id=clients,
+        state=st.sampled_from(tuple(SessionState)),
+        backend=names,
+        created_at=seconds,
+        last_active_at=seconds,
+        timeouts=session_timeouts,
+        metadata=labels,
+        expires_in_s=st.none() | seconds,
+        reason=names,
+    ),
+    st.builds(
+        AcquireOptions,
+        preferred_id=st.none() | ids,
+        require_fresh=st.booleans(),
+        required=required,
+        preferred_backend=st.just("") | names,
+        required_labels=labels,
+        use_pool=st.booleans(),
+        timeouts=st.none() | session_timeouts,
+        key=texts,
+        metadata=labels,
+    ),
+    st.builds(AttachRequest, sandbox_id=ids, client_id=clients),
+    st.builds(
+        AttachRequest,
+        sandbox_id=ids,
+        client_id=clients,
+        create_if_missing=st.just(True),
+        create_spec=st.none() | st.builds(SandboxSpec, env=envs, limits=limits),
+    ),
+    st.builds(
+        SandboxCapabilities,
+        id=ids,
+        backend=names,
+        profile=names,
+        can_write_filesystem=st.booleans(),
+        readable_paths=paths,
+        writable_paths=paths,
+        has_network=st.booleans(),
+        allowed_destinations=st.lists(domains, max_size=3).map(tuple),
+        limits=limits,
+        syscall_filter_active=st.booleans(),
+        blocked_syscall_categories=st.lists(names, max_size=3).map(tuple),
+        is_persistent=st.booleans(),
+        created_at=st.none() | seconds,
+        time_remaining_ms=st.none() | counts,
+    ),
+    percentiles,
+    st.builds(
+        ManagerStats,
+        uptime_s=seconds,
+        created=counts,
+        pool_hit_rate=st.none() | st.floats(0, 1),
+        average_creation_ms=some_ms,
+        creation=percentiles,
+        pool_claim=percentiles,
+    ),
+    st.builds(
+        Health,
+        ok=st.booleans(),
+        checks=st.lists(
+            st.builds(Check, name=names, ok=st.booleans(), detail=texts), max_size=3
+        ).map(tuple),
+    ),
 )

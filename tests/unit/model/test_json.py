@@ -28,7 +28,7 @@ from ringfence.model.jsonform import loads
 NOUNS = st.one_of(
     some.policies, some.mounts, some.limits, some.requests, some.statuses, some.results,
     some.usages, some.snapshots, some.capabilities, some.protections, some.reports,
-    some.stats, some.infos, some.rules, some.credentials, some.network_limits, some.events,
+    some.session_nouns, some.stats, some.infos, some.rules, some.credentials, some.network_limits, some.events,
 )  # fmt: skip
 
 

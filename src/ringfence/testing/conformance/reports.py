@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
+from ...errors import LifecycleError
 from ...model import capabilities as can
 from ...model.capabilities import BackendReport
+from ...model.granted import SandboxCapabilities
+from ...model.mount import READ_WRITE, Mount
 from ...model.stats import SandboxStats
 from ..running import read_until
 from .base import ConformanceBase, needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ...backends.protocol import Backend
     from ...model.capabilities import Protection
@@ -77,6 +83,41 @@ class Reports(ConformanceBase):
         for name in ("cpu_ns", "peak_memory_bytes", "disk_bytes", "inodes", "uptime_s"):
             was, now = getattr(before, name), getattr(after, name)
             assert was is None or now is None or was <= now
+
+    def test_what_it_says_it_may_do_it_may_do(self, make_sandbox: MakeSandbox) -> None:
+        lab = make_sandbox(env={"A": "1"})
+
+        found = lab.sandbox.granted()
+
+        assert lab.sandbox.session.id == found.id
+        assert lab.sandbox.session.backend == found.backend
+        assert found.can_write_filesystem == bool(found.writable_paths)
+        for path in found.writable_paths:
+            lab.put(f"{path}/probe", b"x")
+        assert (None, None) == (found.created_at, found.time_remaining_ms)
+        again = SandboxCapabilities.from_json(json.loads(json.dumps(found.to_json())))
+        assert found == again
+
+    @needs(can.MOUNT)
+    def test_what_is_read_only_is_not_said_to_be_writable(
+        self, make_sandbox: MakeSandbox, tmp_path: Path
+    ) -> None:
+        mounts = (Mount("/mnt/shown", str(tmp_path)), Mount("/mnt/own", "", READ_WRITE))
+
+        found = make_sandbox(mounts=mounts).sandbox.granted()
+
+        assert "/mnt/own" in found.writable_paths
+        assert "/mnt/shown" not in found.writable_paths
+        assert not found.is_persistent
+
+    @needs(can.SUSPEND, can.RESUME)
+    def test_what_is_suspended_is_not_asked(self, sandbox: Lab) -> None:
+        sandbox.sandbox.suspend()
+        with pytest.raises(LifecycleError):
+            sandbox.sandbox.granted()
+
+        sandbox.sandbox.resume()
+        assert sandbox.sandbox.granted().id
 
     @needs(can.SECRETS)
     def test_secrets_are_not_shown(self, make_sandbox: MakeSandbox) -> None:

@@ -1,0 +1,383 @@
+"""The bash tool: commands of agents, in sandboxes that come and go by themselves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.fake import FakeBackend
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.errors import InvalidRequest, Unsupported
+from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
+from ringfence.sessions.bash import BashOutput
+from tests.native.conftest import has_cgroups
+from tests.native.outside import init_pid, new_length, pids_with, pin, survivors, until
+from tests.sessions.conftest import ALLOWED, MakeManager
+
+MakeBash = Callable[..., SandboxBash]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir(mode=0o755)
+    return made
+
+
+@pytest.fixture
+def make_bash(native: NativeBackend, workspace: Path) -> Iterator[MakeBash]:
+    with ExitStack() as stack:
+
+        def make(**config: Any) -> SandboxBash:
+            options = {name: config.pop(name) for name in ("manager",) if name in config}
+            chosen = BashConfig(image="default", allow_degraded=ALLOWED, **config)
+            if "manager" not in options:
+                options["backend"] = native
+            return stack.enter_context(SandboxBash(str(workspace), chosen, **options))
+
+        yield make
+
+
+def running(tool: SandboxBash) -> Sandbox:
+    assert tool.sandbox is not None
+    return tool.sandbox
+
+
+def test_the_defaults_are_the_contract() -> None:
+    config = BashConfig()
+
+    assert ("alpine:latest", 512, 1.0, False, {}) == (
+        config.image,
+        config.memory_mib,
+        config.cpus,
+        config.network,
+        config.env,
+    )
+
+
+def test_an_image_is_refused_as_long_as_nobody_has_images() -> None:
+    with pytest.raises(Unsupported) as refusal:
+        SandboxBash()
+
+    assert ("image", "image") == (refusal.value.operation, refusal.value.field)
+    assert "default" in refusal.value.hint
+
+
+def test_a_command_says_what_it_says(make_bash: MakeBash) -> None:
+    output = make_bash().exec_command("echo out; echo err >&2; exit 3")
+
+    assert BashOutput("out\n", "err\n", 3) == output
+
+
+def test_it_is_bash(make_bash: MakeBash) -> None:
+    output = make_bash().exec_command('a=(1 2 3); [[ ${#a[@]} == 3 ]] && echo "$BASH_VERSION"')
+
+    assert output.stdout.strip()
+
+
+def test_not_found_is_127(make_bash: MakeBash) -> None:
+    output = make_bash().exec_command("no-such-command-anywhere")
+
+    assert 127 == output.exit_code
+    assert "no-such-command-anywhere" in output.stderr
+
+
+def test_the_workspace_is_the_host_s(make_bash: MakeBash, workspace: Path) -> None:
+    (workspace / "given").write_text("from the host\n")
+    tool = make_bash()
+
+    output = tool.exec_command("pwd; cat given; echo made > made; mkdir sub")
+
+    assert "/workspace\nfrom the host\n" == output.stdout
+    assert "made\n" == (workspace / "made").read_text()
+    assert "/workspace/sub\n" == tool.exec_command("pwd", "/workspace/sub").stdout
+    assert "/tmp\n" == tool.exec_command("pwd", "/tmp").stdout
+    with pytest.raises(InvalidRequest):
+        tool.exec_command("pwd", "/no/such/place")
+
+
+def test_nothing_boots_before_the_first_command(make_bash: MakeBash, native: NativeBackend) -> None:
+    before = set(native._live)
+    tool = make_bash()
+    assert before == set(native._live)
+    assert tool.sandbox is None
+
+    tool.exec_command("true")
+
+    assert 1 == len(set(native._live) - before)
+
+
+def test_ten_first_commands_at_once_boot_one(make_bash: MakeBash, native: NativeBackend) -> None:
+    before, tool, barrier = set(native._live), make_bash(), threading.Barrier(10)
+
+    def run(number: int) -> str:
+        barrier.wait(20)
+        return tool.exec_command(f"echo {number}").stdout
+
+    with ThreadPoolExecutor(10) as hands:
+        said = list(hands.map(run, range(10)))
+
+    assert [f"{number}\n" for number in range(10)] == said
+    assert 1 == len(set(native._live) - before)
+
+
+def test_commands_run_at_the_same_time(make_bash: MakeBash) -> None:
+    """Each waits for a file that only the next one makes."""
+    tool = make_bash()
+    wait = "for i in $(seq 600); do [ -e {0} ] && break; sleep 0.02; done; touch {1}; [ -e {0} ]"
+
+    with ThreadPoolExecutor(2) as hands:
+        first = hands.submit(tool.exec_command, "touch a; " + wait.format("b", "c"))
+        second = hands.submit(tool.exec_command, wait.format("a", "b"))
+        assert (0, 0) == (first.result(60).exit_code, second.result(60).exit_code)
+
+
+def test_each_command_has_a_shell_of_its_own(make_bash: MakeBash) -> None:
+    tool = make_bash()
+    tool.exec_command("cd /tmp; X=1; export Y=2")
+
+    assert "/workspace []\n" == tool.exec_command('echo "$PWD [$X$Y]"').stdout
+
+
+def test_a_timeout_keeps_what_was_said_and_kills_the_rest(make_bash: MakeBash) -> None:
+    tool, length = make_bash(timeout_s=0.5), new_length()
+
+    output = tool.exec_command(f"echo before; setsid sleep {length} & sleep {length}")
+
+    assert ("before\n", True, None) == (output.stdout, output.timed_out, output.exit_code)
+    assert [] == pids_with(length)
+    assert 0 == tool.exec_command("sleep 0.7", timeout_s=20).exit_code
+
+
+def test_after_shutdown_it_begins_anew(make_bash: MakeBash) -> None:
+    tool = make_bash()
+    tool.exec_command("echo x > /tmp/left; setsid sleep 600 >/dev/null 2>&1 &")
+    pinned = pin([init_pid(running(tool))])
+
+    tool.shutdown()
+    tool.shutdown()
+
+    assert [] == survivors(pinned, 2.0)
+    assert "no\n" == tool.exec_command("[ -e /tmp/left ] || echo no").stdout
+
+
+def test_shutdown_never_raises(make_bash: MakeBash) -> None:
+    tool = make_bash()
+    tool.exec_command("true")
+    real = running(tool)
+    real.terminate = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+
+    tool.shutdown()
+
+    Sandbox.terminate(real)
+    assert tool.sandbox is None
+    assert 0 == tool.exec_command("true").exit_code
+
+
+def test_what_was_lost_is_replaced(make_bash: MakeBash) -> None:
+    tool = make_bash()
+    tool.exec_command("true")
+    os.kill(init_pid(running(tool)), signal.SIGKILL)
+
+    assert until(lambda: "terminated" == running(tool).state)
+    assert 0 == tool.exec_command("true").exit_code
+
+
+def test_who_drops_it_ends_it(native: NativeBackend, workspace: Path) -> None:
+    tool = SandboxBash(
+        str(workspace), BashConfig(image="default", allow_degraded=ALLOWED), backend=native
+    )
+    tool.exec_command("true")
+    pinned = pin([init_pid(running(tool))])
+
+    del tool
+    gc.collect()
+
+    assert [] == survivors(pinned, 2.0)
+
+
+def test_limits_hold(make_bash: MakeBash) -> None:
+    tool = make_bash(memory_mib=64, cpus=0.5)
+    tool.exec_command("true")
+
+    limits = running(tool)._inner.granted().limits
+
+    assert 64 * MIB == limits.memory_bytes
+    if has_cgroups():
+        assert 0.5 == limits.cpus
+
+
+def test_there_is_no_network_unless_asked_for(make_bash: MakeBash) -> None:
+    names = "cut -d: -f1 < /proc/net/dev | tail -n +3 | tr -d ' '"
+
+    assert "lo\n" == make_bash().exec_command(names).stdout
+    host = set(os.listdir("/sys/class/net"))
+    assert host <= set(make_bash(network=True).exec_command(names).stdout.split())
+
+
+def test_environment(make_bash: MakeBash) -> None:
+    tool = make_bash(env={"TOKEN": "abc"})
+
+    assert "abc\n" == tool.exec_command("echo $TOKEN").stdout
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_without_bash_sh_does(make_bash: MakeBash, workspace: Path, persistent: bool) -> None:
+    (workspace / "bin").mkdir()
+    for name in ("sh", "rm", "sleep"):
+        (workspace / "bin" / name).symlink_to("/usr/bin/" + name)
+    tool = make_bash(env={"PATH": "/workspace/bin"}, persistent=persistent)
+
+    output = tool.exec_command('echo "v=$BASH_VERSION"; exit 5')
+
+    assert ("v=\n", 5) == (output.stdout, output.exit_code)
+    assert 127 == tool.exec_command("cat /dev/null").exit_code
+
+
+def test_any_backend_will_do() -> None:
+    config = BashConfig(image="default", allow_degraded=("*",))
+    with SandboxBash(None, config, backend=FakeBackend()) as tool:
+        assert "hello\n" == tool.exec_command("echo hello").stdout
+
+
+def test_from_a_manager_s_pool(make_manager: MakeManager, make_bash: MakeBash) -> None:
+    manager = make_manager(pool=PoolConfig(min_warm=1))
+    assert until(lambda: 1 == manager.pool.size)
+    tool = make_bash(manager=manager)
+
+    assert "/workspace\n" == tool.exec_command("pwd -P").stdout
+
+    (session,) = manager.list("bash")
+    assert 1 == manager.stats().pool_hits
+    tool.shutdown()
+    assert "terminated" == manager.get(session.session_id).reason
+    assert 0 == tool.exec_command("true").exit_code
+    assert 1 == manager.stats().active_sessions
+
+
+def test_anybody_may_write_another_one() -> None:
+    class Mine:
+        def exec_command(self, command: str, guest_workspace: str = "/workspace") -> BashOutput:
+            return BashOutput(command, guest_workspace, 0)
+
+        def shutdown(self) -> None:
+            pass
+
+    def use(tool: BashTool) -> str:
+        return tool.exec_command("x").stdout
+
+    assert "x" == use(Mine())
+
+
+# -- a persistent shell ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(make_bash: MakeBash) -> SandboxBash:
+    return make_bash(persistent=True)
+
+
+def test_a_persistent_shell_remembers(shell: SandboxBash) -> None:
+    shell.exec_command("cd /tmp; X=5; export Y=6; f() { echo f$1; }; alias g='echo g'; set -- a b")
+
+    output = shell.exec_command('pwd; echo "$X $Y $# $2"; f 1')
+
+    assert "/tmp\n5 6 2 b\nf1\n" == output.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("printf no-newline", BashOutput("no-newline", "", 0)),
+        ("echo err >&2; false", BashOutput("", "err\n", 1)),
+        ("(exit 7)", BashOutput("", "", 7)),
+        ("cat", BashOutput("", "", 0)),  # there is no input to read: ours is not the command's
+        ("read x; echo [$x]", BashOutput("[]\n", "", 0)),
+        ("# nothing but a comment", BashOutput("", "", 0)),
+        ("", BashOutput("", "", 0)),
+        ("cat <<'END'\nof\n  here\nEND", BashOutput("of\n  here\n", "", 0)),
+        ("echo 'quoted \"both\" ways' \\\n  and continued", None),
+    ],
+)
+def test_every_command_ends_where_it_ends(
+    shell: SandboxBash, command: str, expected: BashOutput | None
+) -> None:
+    expected = expected or BashOutput('quoted "both" ways and continued\n', "", 0)
+
+    assert expected == shell.exec_command(command)
+    assert BashOutput("next\n", "", 0) == shell.exec_command("echo next")
+
+
+@pytest.mark.parametrize("command", ["if then", "echo 'never closed", "cat <<END\nnever ended"])
+def test_a_broken_command_breaks_nothing_else(shell: SandboxBash, command: str) -> None:
+    shell.exec_command("X=1")
+    shell.exec_command(command)
+
+    assert "1\n" == shell.exec_command("echo $X").stdout
+
+
+def test_what_runs_in_the_background_does_not_hold_it_up(shell: SandboxBash) -> None:
+    began = time.monotonic()
+    output = shell.exec_command("sleep 600 & echo started")
+
+    assert ("started\n", 0) == (output.stdout, output.exit_code)
+    assert time.monotonic() - began < 30
+    assert "running\n" == shell.exec_command("kill -0 $! && echo running").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("X=1; exit 4", BashOutput("", "", 4)),
+        ("exec true", BashOutput("", "", 0)),
+        ("kill -9 $$", BashOutput("", "", None, signal=9)),
+    ],
+)
+def test_who_ends_the_shell_gets_a_new_one(
+    shell: SandboxBash, command: str, expected: BashOutput
+) -> None:
+    shell.exec_command("cd /tmp; X=1")
+
+    assert expected == shell.exec_command(command)
+    assert "/workspace []\n" == shell.exec_command('echo "$PWD [$X]"').stdout
+
+
+def test_a_persistent_shell_s_timeout(shell: SandboxBash) -> None:
+    length = new_length()
+    output = shell.exec_command(f"X=1; echo before; sleep {length}", timeout_s=0.5)
+
+    assert ("before\n", True, None, 9) == (
+        output.stdout,
+        output.timed_out,
+        output.exit_code,
+        output.signal,
+    )
+    assert [] == pids_with(length)
+    assert "[]\n" == shell.exec_command("echo [$X]").stdout
+
+
+def test_much_output_is_whole(shell: SandboxBash) -> None:
+    output = shell.exec_command("seq 200000; seq 100000 >&2")
+
+    assert "".join(f"{n}\n" for n in range(1, 200_001)) == output.stdout
+    assert "".join(f"{n}\n" for n in range(1, 100_001)) == output.stderr
+
+
+def test_commands_of_many_threads_wait_for_each_other(shell: SandboxBash) -> None:
+    shell.exec_command("N=0")
+    with ThreadPoolExecutor(8) as hands:
+        list(hands.map(shell.exec_command, ["M=$N; sleep 0.01; N=$((M+1))"] * 16))
+
+    assert "16\n" == shell.exec_command("echo $N").stdout
