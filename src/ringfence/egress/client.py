@@ -6,7 +6,7 @@ import os
 from _thread import allocate_lock
 
 from ..errors import NetworkPolicyError
-from .line import Line
+from .line import Line, Served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
-    from .line import Served
 
 PLAIN, TLS = "plain", "tls"
 
@@ -124,9 +123,13 @@ class Egress:
         line.check()
 
     def events(self, sandbox_id: str) -> list[NetworkEvent]:
-        """What happened up to now, oldest first: the newest thousand."""
+        """What happened up to now, oldest first; bounded.
+
+        The newest thousand that were let through and as many others, and the first connection to each
+        place, however long ago that was.
+        """
         served = self._settled(sandbox_id)
-        return list(served.events) if served is not None else []
+        return served.events() if served is not None else []
 
     def totals(self, sandbox_id: str) -> dict[str, int]:
         """Of the sandbox's whole life: `allowed`, `refused`, `missed`, `bytes_in`, `bytes_out`.
@@ -134,8 +137,7 @@ class Egress:
         `missed` decisions were too many to be told one by one.
         """
         served = self._settled(sandbox_id)
-        names = ("allowed", "refused", "missed", "bytes_in", "bytes_out")
-        return {name: getattr(served, name) if served is not None else 0 for name in names}
+        return {name: getattr(served, name, 0) for name in Served.TOTALS}
 
     def listen(self, sandbox_id: str, listener: Callable[[NetworkEvent], None] | None) -> None:
         """Have every further event told as it comes, from another thread; None: no longer."""

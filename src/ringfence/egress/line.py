@@ -27,35 +27,59 @@ _MOST_SHORT_LIVES = 8  # in a row; then it is given up
 _FIRST_PAUSE_S = 0.02
 # EBADF: it has ended, and the next one is not there yet.
 _GONE = (errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-MOST_EVENTS = 1000  # of one sandbox, the newest
+MOST_EVENTS = 1000  # of one sandbox, and of one sort
+MOST_PLACES = 4096
 
 
 class Served:
     """One sandbox: what the process is told of it again after a restart, and what it said of it."""
 
+    TOTALS = ("allowed", "refused", "missed", "bytes_in", "bytes_out")
+
     def __init__(self, body: dict[str, Any], fds: list[int]) -> None:
         self.body, self.fds = body, fds
-        self.events: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
         self.allowed = self.refused = self.missed = 0
         self.bytes_in = self.bytes_out = 0
         self.listener: Callable[[NetworkEvent], None] | None = None
         self.refusal = ""
+        self._lock = allocate_lock()  # for the record
+        # Who floods the record with one sort does not push the other out.
+        self._passed: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
+        self._others: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
+        self._first: dict[tuple[str, str, int], NetworkEvent] = {}  # to each place
 
     def add(self, event: NetworkEvent) -> None:
-        self.events.append(event)
-        self.allowed += event.allowed
-        self.refused += not event.allowed
-        self.bytes_in += event.bytes_in
-        self.bytes_out += event.bytes_out
+        """Put it on record."""
+        with self._lock:
+            if event.allowed and event.kind != "dns":
+                self._passed.append(event)
+                if len(self._first) < MOST_PLACES:
+                    self._first.setdefault((event.host, event.address, event.port), event)
+            else:
+                self._others.append(event)
+            self.allowed += event.allowed
+            self.refused += not event.allowed
+            self.bytes_in += event.bytes_in
+            self.bytes_out += event.bytes_out
         if self.listener is not None:
             self.listener(event)
 
+    def events(self) -> list[NetworkEvent]:
+        """Oldest first: the newest of each sort, and the first that went to each place."""
+        every = {
+            id(event): event for event in (*self._first.values(), *self._passed, *self._others)
+        }
+        return sorted(every.values(), key=lambda event: event.time)
+
     def inherit(self, before: Served) -> None:
         """Go on with what was known of the sandbox before."""
-        self.events.extendleft(reversed(before.events))
-        self.listener = before.listener
-        for name in ("allowed", "refused", "missed", "bytes_in", "bytes_out"):
-            setattr(self, name, getattr(self, name) + getattr(before, name))
+        with self._lock:
+            self._passed.extendleft(reversed(before._passed))
+            self._others.extendleft(reversed(before._others))
+            self._first = {**self._first, **before._first}
+            self.listener = before.listener
+            for name in self.TOTALS:
+                setattr(self, name, getattr(self, name) + getattr(before, name))
 
     def give_up(self) -> None:
         """Let nothing listen in the sandbox any more, whoever else has the sockets.

@@ -66,7 +66,6 @@ class Loop:
     def __init__(self) -> None:
         self.now = monotonic()
         self.on_fault: Callable[[BaseException], None] = _raise
-        self.current: Task | None = None
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
@@ -232,7 +231,8 @@ class Task:
             return
         self._ready = False
         error, self._error = self._error, None
-        before, self.loop.current = self.loop.current, self
+        global _current
+        before, _current = _current, self
         try:
             if error is None:
                 self._coroutine.send(None)
@@ -243,7 +243,7 @@ class Task:
         except BaseException as exc:  # noqa: BLE001  kept for whoever asks for the result
             self._end(None, exc)
         finally:
-            self.loop.current = before
+            _current = before
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.done = True
@@ -261,10 +261,13 @@ class _Pause:
 
 _PAUSE = _Pause()
 _running: Loop | None = None
+_current: Task | None = None
 
 
 def running() -> Loop:
     """The loop that runs in this process."""
+    if _current is not None:
+        return _current.loop
     if _running is None:
         raise RuntimeError("no loop runs")
     return _running
@@ -272,10 +275,9 @@ def running() -> Loop:
 
 def current() -> Task:
     """The task that is running."""
-    task = running().current
-    if task is None:
+    if _current is None:
         raise RuntimeError("not in a task")
-    return task
+    return _current
 
 
 def pause() -> _Pause:

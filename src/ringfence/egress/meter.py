@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .loop import Loop, Timer
     from .streams import Stream
 
+SPENT = "the sandbox's bytes are used up"
 _TICK_S = 0.01  # those that wait for the rate are looked at this often
 _BURST_S = 0.1  # what was not used for so long may be used at once
 
@@ -77,6 +78,10 @@ class Meter:
         """Whether nothing more may be moved, ever."""
         return self._total_bytes is not None and self.moved_bytes >= self._total_bytes
 
+    def at_once(self, most: int) -> int:
+        """How much may be moved now, for who does not wait."""
+        return most if self._is_free else self.grant(most, _do_nothing)
+
     def grant(self, most: int, again: Callable[[], None]) -> int:
         """How much may be moved now.
 
@@ -113,7 +118,7 @@ class Meter:
             if granted > 0:
                 return granted
             if self.is_spent:
-                raise OSError("the sandbox's bytes are used up")
+                raise OSError(SPENT)
             await pause()
 
     def _tick(self) -> None:
@@ -121,6 +126,10 @@ class Meter:
         self._timer = None
         for _ in range(len(self._waiting)):
             self._waiting.popleft()()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Metered:

@@ -6,13 +6,15 @@ were looked at; what the server says first is passed on at once, for protocols i
 
 from __future__ import annotations
 
+from _socket import MSG_PEEK
+
 from . import answers, tls
 from .destination import family_of
 from .dial import connect
 from .first import HOLD, HTTP, PASS, RAW, TLS, Opening
 from .http import exchange
 from .loop import Deadline
-from .meter import Metered
+from .meter import SPENT, Metered
 from .refused import Refused
 from .site import Site
 from .streams import SocketStream
@@ -59,7 +61,7 @@ async def serve(
         return
     server = server or await dial(connection)
     opening = Opening()
-    if opening.feed(_at_hand(client)) in (TLS, HTTP):
+    if opening.feed(_at_hand(connection, client)) in (TLS, HTTP):
         client.first = opening.data
         await _serve_kind(connection, opening.verdict, client, server)
     else:
@@ -154,11 +156,12 @@ def _other_than(connection: Connection, kind: str) -> str:
     return f"{spoken} where only {expected} may be spoken"
 
 
-def _at_hand(client: SocketStream) -> bytes:
+def _at_hand(connection: Connection, client: SocketStream) -> bytes:
     """What has come already: most clients speak at once."""
     data, client.first = client.first, b""
+    most = connection.sandbox.meter.at_once(_PIECE)
     try:
-        data += client.socket.recv(_PIECE)
+        data += client.socket.recv(most) if most else b""
     except OSError:
         pass  # nothing yet; whatever else it may be comes again
     return data
@@ -207,15 +210,28 @@ class Gate:
         """Read what came, and decide as soon as it can be."""
         relay = self._relay
         while not relay.is_over and not relay.out.prefix:
+            most = self._connection.sandbox.meter.grant(_PIECE, self._look)
             try:
-                more = self._client.recv(_PIECE)
+                more = self._client.recv(most or 1, 0 if most else MSG_PEEK)
             except BlockingIOError:
                 return
             except OSError as exc:
                 relay.cut(exc.strerror or "the client is gone")
                 return
+            if most <= 0:
+                self._wait_or_cut(more)
+                return
             if self._decide(more):
                 return
+
+    def _wait_or_cut(self, more: bytes) -> None:
+        """Nothing may be moved now; if that is for good, only an end is let through."""
+        if not self._connection.sandbox.meter.is_spent:
+            return
+        if more:
+            self._relay.cut(SPENT)
+        else:
+            self._pass_on(b"")
 
     def _decide(self, more: bytes) -> bool:
         """Do what is to be done with what came; whether that was decided for good."""
@@ -296,6 +312,7 @@ async def _serve_tls(
         # Servers are expected to compare both hellos; that they do is not taken on trust.
         await client.write(said)
         connection.count_in(len(said))
+        connection.sandbox.meter.count(len(said))
         again, data = await _hello(connection, client, _take_first(client), second=True)
         _check_name(connection, again)
         client.unread(data)
@@ -310,7 +327,7 @@ def _take_first(client: SocketStream) -> bytes:
 
 
 async def _pass_hello(connection: Connection, server: SocketStream, data: bytes) -> None:
-    await connection.sandbox.meter.allowance(len(data))
+    await connection.sandbox.meter.allowance(1)
     connection.sandbox.meter.count(len(data))
     connection.count_out(len(data))
     await server.write(data)
@@ -350,7 +367,7 @@ async def _first_answer(connection: Connection, server: SocketStream) -> bytes:
     said = b""
     with Deadline(connection.sandbox.limits.connect_s):
         while tls.asks_again(said) is None:
-            more = await server.read(_PIECE)
+            more = await server.read(await connection.sandbox.meter.allowance(_PIECE))
             if not more:
                 break
             said += more

@@ -10,6 +10,7 @@ import _socket as socket
 import os
 import select
 
+from .meter import SPENT
 from .streams import close_in_order
 
 TYPE_CHECKING = False
@@ -296,7 +297,7 @@ class Direction:
         except BlockingIOError:
             return
         if more:
-            self._relay.cut("the sandbox's bytes are used up")
+            self._relay.cut(SPENT)
         else:
             self._end()
 

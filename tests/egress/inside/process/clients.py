@@ -42,6 +42,8 @@ for line in sys.stdin:
         answer = globals()[function](**arguments)
     except OSError as exc:
         answer = {"error": name_of(exc)}
+    except KeyError:
+        answer = {"error": "never connected"}
     print(json.dumps(answer), flush=True)
 """
 

@@ -1,0 +1,157 @@
+"""What the egress process has given up, seen from outside and tried from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringfence
+from ringfence.egress import confine
+from ringfence.egress.line import Line
+from ringfence.linux import landlock
+
+SOURCE = Path(ringfence.__file__).parents[1]
+
+
+@pytest.fixture(name="line")
+def fixture_line() -> Iterator[Line]:
+    made = Line("plain")
+    made.flush()
+    yield made
+    made.close()
+
+
+def status(pid: int) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_it_is_nobody_and_may_nothing(line: Line) -> None:
+    found = status(line.pid)
+
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert ["0000000000000000"] == found[kind], kind
+    assert ["1"] == found["NoNewPrivs"]
+    if 0 == os.geteuid():
+        assert [str(confine.UID)] * 4 == found["Uid"] == found["Gid"]
+        assert [] == found["Groups"]
+        assert ["0000000000000000"] == found["CapBnd"]
+    else:
+        assert [str(os.geteuid())] * 4 == found["Uid"]
+    assert [] == line.missing
+
+
+def test_others_of_its_uid_cannot_look_into_it(line: Line) -> None:
+    """Its memory has the secrets of every sandbox. Files of what is not dumpable are root's."""
+    assert 0 == Path(f"/proc/{line.pid}/maps").stat().st_uid
+    if os.geteuid():
+        with pytest.raises(PermissionError):
+            os.open(f"/proc/{line.pid}/mem", os.O_RDONLY)
+
+
+@pytest.mark.root
+def test_it_holds_nothing_of_the_host_process(line: Line) -> None:
+    """Standard error is the host process's own; the rest is known one by one."""
+    held = [os.readlink(f"/proc/{line.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{line.pid}/fd")]
+    held.remove(os.readlink("/proc/self/fd/2"))
+
+    kinds = sorted(name.partition(":[")[0] for name in held)
+
+    # The host's and netlink's sockets; the loop, the resolver's threads, and who started it.
+    assert [
+        "/dev/null", "/dev/null",
+        "anon_inode", "anon_inode", "anon_inode",
+        "socket", "socket",
+    ] == sorted("anon_inode" if each.startswith("anon_inode") else each for each in kinds)  # fmt: skip
+
+
+_TRIES = """
+import json, os, sys
+sys.path[:0] = [{source!r}]
+import socket
+from ringfence.egress import confine, resolve
+if {confined}:
+    confine.confine()
+def tried(what):
+    try:
+        what()
+        return "done"
+    except OSError as exc:
+        return type(exc).__name__
+print(json.dumps({{
+    "read": tried(lambda: open({secret!r}).read()),
+    "list": tried(lambda: os.listdir({place!r})),
+    "write": tried(lambda: open({place!r} + "/new", "w")),
+    "temporary": tried(lambda: open("/tmp/ringfence-new", "x")),
+    "resolve": tried(lambda: resolve.system_look_up("localhost")),
+    "hosts": tried(lambda: open("/etc/hosts").read()),
+    "connect": tried(lambda: socket.create_server(("127.0.0.1", 0)).close()),
+}}))
+"""
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_it_reads_what_the_resolver_needs_and_writes_nothing(
+    tmp_path: Path, confined: bool
+) -> None:
+    if landlock.abi_version() < 1:
+        pytest.skip("this kernel has no Landlock")
+    place = tmp_path / "place"
+    place.mkdir()
+    for each in (tmp_path, place):
+        each.chmod(0o777)
+    secret = place / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    for parent in tmp_path.parents:
+        if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    script = _TRIES.format(
+        source=str(SOURCE),
+        confined=confined,
+        secret=str(secret),
+        place=str(place),
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    Path("/tmp/ringfence-new").unlink(missing_ok=True)
+
+    found = json.loads(done.stdout)
+    needed = {"resolve", "hosts", "connect"}
+    assert {"done"} == {found[name] for name in needed}, done.stderr
+    others = {name: what for name, what in found.items() if name not in needed}
+    assert {"PermissionError" if confined else "done"} == set(others.values()), others
+
+
+def test_a_uid_that_a_container_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is assumed about which ids exist: a rootless container has 65,536."""
+    real = open
+
+    def opened(path: str, *args: object, **more: object) -> object:
+        return real(tmp_path / "map", *args, **more) if path.endswith("uid_map") else real(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", opened)
+    for text, expected in (
+        ("0 0 4294967295\n", confine.UID),
+        ("0 100000 65536\n", 65533),
+        ("0 1000 1\n1 100000 1000\n", 1000),
+        ("0 1000 1\n", 0),
+    ):
+        (tmp_path / "map").write_text(text)
+        assert expected == confine._uid_to_be()
+
+
+def test_it_ends_when_it_is_told(line: Line) -> None:
+    pid = line.pid
+    line.close()
+
+    assert not Path(f"/proc/{pid}").exists()
+    line._ended.release()  # the fixture closes it once more
