@@ -13,9 +13,14 @@ from ringfence import errors
 from ringfence.cli.commands import COMMANDS
 from ringfence.cli.options import Command
 from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPolicy, NetworkRule
+from ringfence.model.acquire import AcquireOptions, RequiredCapabilities
+from ringfence.model.client_session import SESSION_NEXT, ClientSession, SessionTimeouts
+from ringfence.model.granted import SandboxCapabilities
 from ringfence.model.limits import Limits
+from ringfence.model.manager_stats import ManagerStats
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import NEXT
+from ringfence.sessions import BashConfig, ManagerConfig, PoolConfig, SessionManager
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 
@@ -101,3 +106,46 @@ def test_every_room_is_described() -> None:
     }
 
     assert described == {path.parent.name for path in package.glob("*/__init__.py")} | {"errors"}
+
+
+@pytest.mark.parametrize(
+    "noun",
+    [
+        AcquireOptions,
+        ClientSession,
+        ManagerConfig,
+        ManagerStats,
+        PoolConfig,
+        RequiredCapabilities,
+        SandboxCapabilities,
+        SessionTimeouts,
+    ],
+)
+def test_every_field_of_sessions_is_named(noun: type) -> None:
+    page = (REFERENCE / "sessions.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", page))))
+
+    assert set() == {field.name for field in fields(noun)} - named
+
+
+def test_every_field_of_the_bash_tool_is_named() -> None:
+    page = (REFERENCE.parent / "how-to" / "bash-tool.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page)) | {"allow_degraded"}
+
+    assert set() == {field.name for field in fields(BashConfig)} - named
+
+
+def test_the_states_of_a_session_are_the_table() -> None:
+    listed = {row[0]: row[1] for row in _rows("sessions.md")}
+
+    for state, following in SESSION_NEXT.items():
+        said = set(listed[state].split(", ")) - {"nothing"}
+        assert {str(then) for then in following if then != state} == said
+
+
+def test_every_public_method_of_the_manager_is_listed() -> None:
+    page = (REFERENCE / "sessions.md").read_text(encoding="utf-8")
+    internal = {"activate", "end", "verbs", "uptime_s"}
+    methods = {name for name in vars(SessionManager) if not name.startswith("_")} - internal
+
+    assert set() == {name for name in methods if f"{name}(" not in page}

@@ -108,6 +108,19 @@ def test_the_workspace_is_the_host_s(make_bash: MakeBash, workspace: Path) -> No
         tool.exec_command("pwd", "/no/such/place")
 
 
+def test_a_relative_workspace_is_of_the_host(
+    native: NativeBackend, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "given").write_text("from the host\n")
+    monkeypatch.chdir(workspace.parent)
+    config = BashConfig(image="default", allow_degraded=ALLOWED)
+
+    with SandboxBash("project", config, backend=native) as tool:
+        assert "from the host\n" == tool.exec_command("cat given").stdout
+    with SandboxBash("none-such", config, backend=native) as tool, pytest.raises(InvalidRequest):
+        tool.exec_command("true")
+
+
 def test_nothing_boots_before_the_first_command(make_bash: MakeBash, native: NativeBackend) -> None:
     before = set(native._live)
     tool = make_bash()

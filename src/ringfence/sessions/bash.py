@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ class BashConfig(Noun):
         if not isinstance(network, NetworkPolicy):
             network = NetworkPolicy.unrestricted() if network else NetworkPolicy.none()
         return SandboxSpec(
-            mounts=(Mount(WORKSPACE, workspace or "", READ_WRITE),),
+            mounts=(Mount(WORKSPACE, os.path.abspath(workspace) if workspace else "", READ_WRITE),),
             workdir=WORKSPACE,
             limits=Limits(memory_bytes=self.memory_mib * MIB, cpus=self.cpus),
             network=network,

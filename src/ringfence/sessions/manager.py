@@ -352,7 +352,7 @@ class SessionManager:
     def fill_pool(self) -> None:
         """Make now what the pool lacks, and discard what is too old."""
         self._check_open()
-        self.pool.tend()
+        self.pool.fill()
 
     # -- ending -------------------------------------------------------------------------------
 

@@ -167,6 +167,12 @@ class Pool:
             if made is None:
                 return
 
+    def fill(self) -> None:
+        """`tend`, and wait for what others are building."""
+        self.tend()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._building.total())
+
     def _take_expired(self) -> list[Kept]:
         with self._changed:
             oldest = self._clock.now() - self.config.warm_ttl_s
@@ -191,6 +197,7 @@ class Pool:
         """Put it on the shelf; what comes after the closing is given back."""
         with self._changed:
             self._building[profile] -= 1
+            self._changed.notify_all()
             if kept is None:
                 # No room, or it failed: not again at once.
                 self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -199,7 +206,6 @@ class Pool:
             if self._closed:
                 return kept
             self._shelf.append(kept)
-            self._changed.notify_all()
             return None
 
     def poke(self) -> None:
