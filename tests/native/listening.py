@@ -9,16 +9,18 @@ import threading
 from collections.abc import Mapping
 
 from ringfence import NetworkPolicy
+from ringfence.egress.client import Egress
 from ringfence.model.netlog import NetworkEvent
 
 SO_ORIGINAL_DST = 80  # include/uapi/linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST is the same
 PATIENCE_S = 10.0
 
 
-class Listening:
-    """An `Egress` that decides nothing."""
+class Listening(Egress):
+    """Decides nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.served: dict[str, tuple[NetworkPolicy, Mapping[str, str], int | None]] = {}
         self.sockets: dict[str, tuple[socket.socket, socket.socket]] = {}
         self.said: list[tuple[str, str]] = []
@@ -37,15 +39,12 @@ class Listening:
         secrets: Mapping[str, str],
         network_bytes: int | None,
         listeners: list[int],
+        *,
+        authority: Mapping[str, str] | None = None,
     ) -> None:
-        tcp, udp = (socket.socket(fileno=fd) for fd in listeners)
-        try:
-            self._say("serve", sandbox_id)
-        except BaseException:
-            tcp.close()
-            udp.close()
-            raise
+        self._say("serve", sandbox_id)
         self.served[sandbox_id] = (policy, secrets, network_bytes)
+        tcp, udp = (socket.socket(fileno=os.dup(fd)) for fd in listeners)
         for sock in (tcp, udp):
             sock.settimeout(PATIENCE_S)
         self.sockets[sandbox_id] = (tcp, udp)
@@ -56,15 +55,18 @@ class Listening:
         policy: NetworkPolicy,
         secrets: Mapping[str, str],
         network_bytes: int | None,
+        *,
+        authority: Mapping[str, str] | None = None,
     ) -> None:
         self._say("change", sandbox_id)
         self.served[sandbox_id] = (policy, secrets, network_bytes)
 
-    def drop(self, sandbox_id: str) -> None:
+    def drop(self, sandbox_id: str) -> list[NetworkEvent]:
         self._say("drop", sandbox_id)
         self.served.pop(sandbox_id, None)
         for sock in self.sockets.pop(sandbox_id, ()):
             sock.close()
+        return []
 
     def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None:
         self._say("relay", sandbox_id)

@@ -63,12 +63,18 @@ def new_backend(name: str, **options: Any) -> Backend:
 
 
 def close_all() -> None:
-    """End every shared backend of this process with all its sandboxes; the next use makes new ones."""
+    """End every shared backend of this process, all its sandboxes and the egress processes.
+
+    The next use makes new ones.
+    """
     with _lock:
         backends = list(_shared.values())
         _shared.clear()
     for backend in backends:
         backend.close()
+    egress = sys.modules.get("ringfence.egress.client")
+    if egress is not None:
+        egress.close_shared()
     egress = sys.modules.get("ringfence.egress.client")
     if egress is not None:
         egress.close_shared()

@@ -87,21 +87,26 @@ class Egress:
             return
         self._move(sandbox_id, body, old, new)
 
-    def drop(self, sandbox_id: str) -> None:
-        """Cut everything of a sandbox and close its sockets. Unknown ones are no error."""
+    def drop(self, sandbox_id: str) -> list[NetworkEvent]:
+        """Cut everything of a sandbox and close its sockets. Unknown ones are no error.
+
+        Returns:
+            As `events`, and what was cut.
+        """
         with self._lock:
             kind = self._kinds.pop(sandbox_id, None)
             line = self._lines.get(kind) if kind is not None else None
-        if line is not None:
-            line.drop(sandbox_id)
+        served = line.drop(sandbox_id) if line is not None else None
+        return list(served.events) if served is not None else []
 
     def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None:
         """Join two connected sockets: a client's on the host, and one to `port` inside.
 
         The caller closes its own descriptors.
         """
-        body = {"id": sandbox_id, "port": port}
-        self._line(self._kinds.get(sandbox_id, PLAIN)).relay(body, [client, server])
+        with self._lock:
+            kind = self._kinds.setdefault(sandbox_id, PLAIN)  # of one that may reach nothing
+        self._line(kind).relay({"id": sandbox_id, "port": port}, [client, server])
 
     def make_authority(self, policy: NetworkPolicy) -> dict[str, str]:
         """A certificate authority for one sandbox: `cert`, for it to trust, and `key`; both PEM.
@@ -256,16 +261,21 @@ def _body(
     }
 
 
-def _tls_arguments() -> list[str]:
-    """The roots that this process trusts, and where it finds `cryptography`."""
+def cannot_end_tls() -> str:
+    """Why no policy with methods, paths or credentials can be enforced; "" where it can."""
     import importlib.util
-    import sys
 
     if importlib.util.find_spec("cryptography") is None:
-        raise NetworkPolicyError(
-            "rules with methods, paths or credentials need the package cryptography",
-            hint="pip install 'ringfence[egress]'",
-        )
+        return "rules with methods, paths or credentials need the package cryptography"
+    return ""
+
+
+def _tls_arguments() -> list[str]:
+    """The roots that this process trusts, and where it finds `cryptography`."""
+    import sys
+
+    if why_not := cannot_end_tls():
+        raise NetworkPolicyError(why_not, hint="pip install 'ringfence[egress]'")
     return [
         os.environ.get("SSL_CERT_FILE", ""),
         *(path for path in sys.path if os.path.isabs(path)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..model.netlimits import NetworkLimits
+from .meter import Meter
 from .relay import Relay
 from .streams import prepare
 
@@ -9,13 +11,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket as socket
 
+    from .commons import Commons
     from .sandbox import Sandbox
+
+
+class Unruled:
+    """A sandbox that may reach nothing, and is reached all the same."""
+
+    def __init__(self, commons: Commons) -> None:
+        self.commons, self.meter, self.limits = commons, Meter(commons.loop), NetworkLimits()
+        self.connections: set[Inbound] = set()
+
+    def close(self) -> None:
+        """Cut everything."""
+        for connection in list(self.connections):
+            connection.cut("the sandbox is gone")
 
 
 class Inbound:
     """One pair; a policy of what the sandbox may reach does not concern it."""
 
-    def __init__(self, sandbox: Sandbox, client: socket.socket, server: socket.socket) -> None:
+    def __init__(
+        self, sandbox: Sandbox | Unruled, client: socket.socket, server: socket.socket
+    ) -> None:
         self._sandbox = sandbox
         for sock in (client, server):
             prepare(sock)

@@ -162,15 +162,26 @@ class Line:
             raise NetworkPolicyError(f"the policy was not applied: {served.refusal}")
 
     def drop(self, sandbox_id: str) -> Served | None:
-        """Cut everything of a sandbox and forget it."""
+        """Cut everything of a sandbox and forget it; returns what there was, its last moment included."""
         with self._lock:
-            served = self._served.pop(sandbox_id, None)
-            if served is None:
-                return None
-            if not self._given_up:
-                self._send("drop", {"id": sandbox_id})
+            served, pid = self._served.get(sandbox_id), self.pid
+            self._send_drop(sandbox_id)
+        if served is None:
+            return None
+        try:
+            self.flush()
+        except NetworkPolicyError:
+            pass  # there is nobody left who could know more
+        with self._lock:
+            self._served.pop(sandbox_id, None)
+            if self.pid != pid:
+                self._send_drop(sandbox_id)  # who followed was told of it again
         served.close()
         return served
+
+    def _send_drop(self, sandbox_id: str) -> None:
+        if not self._given_up:
+            self._send("drop", {"id": sandbox_id})
 
     def relay(self, body: dict[str, Any], fds: list[int]) -> None:
         """Hand over two connected sockets to be joined; the caller closes its own descriptors."""

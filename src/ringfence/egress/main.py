@@ -18,7 +18,7 @@ from ..model.network import NetworkPolicy
 from . import confine
 from .commons import Commons
 from .control import CONTROL_FD, Control
-from .inbound import Inbound
+from .inbound import Inbound, Unruled
 from .loop import Loop
 from .sandbox import Sandbox
 
@@ -83,6 +83,7 @@ class Egress:
         self.control = Control(self.loop, sock, self._serve, self.loop.stop)
         self.loop.watch(host, lambda _events: self.loop.stop())
         self.commons = Commons(self.loop, self.control.tell, terminator)
+        self.unruled: dict[str, Unruled] = {}
         self.control.tell({"ready": True, "missing": missing}, must=True)
 
     def run(self) -> None:
@@ -122,7 +123,9 @@ class Egress:
             listener.close()
             datagrams.close()
             raise
-        self._drop(body["id"])
+        before = self.commons.sandboxes.pop(body["id"], None)
+        if before is not None:
+            before.close()
         self.commons.sandboxes[body["id"]] = sandbox
 
     def _change(self, body: dict[str, Any]) -> None:
@@ -135,20 +138,18 @@ class Egress:
             raise
 
     def _drop(self, sandbox_id: str) -> None:
-        sandbox = self.commons.sandboxes.pop(sandbox_id, None)
-        if sandbox is not None:
-            sandbox.close()
+        for known in (self.commons.sandboxes, self.unruled):
+            sandbox = known.pop(sandbox_id, None)
+            if sandbox is not None:
+                sandbox.close()
 
     def _relay(self, body: dict[str, Any], fds: list[int]) -> None:
         """Join two connected sockets: a client on the host and a server inside."""
         client, server = (wire.Socket(fileno=fd) for fd in fds)
         fds.clear()
-        sandbox = self.commons.sandboxes.get(body["id"])
-        if sandbox is None:
-            client.close()
-            server.close()
-        else:
-            Inbound(sandbox, client, server).start()
+        ruled = self.commons.sandboxes.get(body["id"])
+        sandbox = ruled or self.unruled.setdefault(body["id"], Unruled(self.commons))
+        Inbound(sandbox, client, server).start()
 
     def _make_authority(self, body: dict[str, Any]) -> None:
         terminator = self.commons.terminator

@@ -10,7 +10,6 @@ from ...errors import (
     InvalidRequest,
     IsolationError,
     LifecycleError,
-    NetworkPolicyError,
     SandboxLost,
 )
 from ...launcher import cgroups as launcher_cgroups
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeVar
 
+    from ...egress.client import Egress
     from ...launcher.plan import Plan
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
-    from .network import Egress
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
 
@@ -52,7 +51,7 @@ class NativeBackend:
         profiles: Profiles of the caller's own, by name.
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
-        egress: Who serves the sockets of sandboxes whose policy allows something.
+        egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
     """
 
     name = NAME
@@ -90,7 +89,7 @@ class NativeBackend:
         return _with_files(lambda: self._prewarm(spec))
 
     def _checked_profile(self, spec: SandboxSpec) -> Profile:
-        planner.check(spec, has_egress=self._egress is not None)
+        planner.check(spec)
         identity.uid_of(spec.user)
         profile = profile_named(spec.profile, self.profiles)
         if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
@@ -121,6 +120,10 @@ class NativeBackend:
         draft = planner.Draft(spec, sandbox_id, uid, first)
         directories: list[str] = []
         try:
+            if spec.network.needs_tls_termination:
+                from .trusted import trusted_for
+
+                draft.trusted = trusted_for(spec.network, self.egress())
             plan = planner.make_plan(draft, here, profile)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
             draft.note = journal.note(sandbox_id, plan["placeholders"])
@@ -307,9 +310,11 @@ class NativeBackend:
 
     def egress(self) -> Egress:
         """Who serves the sockets of sandboxes here; started on first use."""
-        if self._egress is None:
-            raise NetworkPolicyError("a list of allowed hosts cannot be enforced yet")
-        return self._egress()
+        if self._egress is not None:
+            return self._egress()
+        from ...egress.client import shared
+
+        return shared()
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""

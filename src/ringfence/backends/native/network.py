@@ -22,39 +22,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
-    from typing import Protocol
 
+    from ...egress.client import Egress
     from ...launcher.plan import NetworkPlan
     from ...model.netlog import NetworkEvent
     from ...model.network import NetworkPolicy
     from .sandbox import NativeSandbox
-
-    class Egress(Protocol):
-        """Who accepts on the sockets of sandboxes, decides, and dials: `egress.client.Egress`."""
-
-        def serve(
-            self,
-            sandbox_id: str,
-            policy: NetworkPolicy,
-            secrets: Mapping[str, str],
-            network_bytes: int | None,
-            listeners: list[int],
-        ) -> None:
-            """`listeners` are its own from then on, and closed even when this fails."""
-            ...
-
-        def change(
-            self,
-            sandbox_id: str,
-            policy: NetworkPolicy,
-            secrets: Mapping[str, str],
-            network_bytes: int | None,
-        ) -> None: ...
-        def drop(self, sandbox_id: str) -> None: ...
-        def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None: ...
-        def events(self, sandbox_id: str) -> list[NetworkEvent]: ...
-        def check(self, sandbox_id: str) -> None: ...
-
+    from .trusted import Trusted
 
 _CHANGE_S = 30.0
 _DIAL_S = 10.0
@@ -68,13 +42,14 @@ class NativeNetwork:
 
     Args:
         sockets: The listener and the resolver's socket, of a sandbox that may reach something.
+        trusted: The authority that its programs trust; None where no rule reads inside TLS.
 
     Attributes:
         inodes: Of the two, by which they can be told from any other socket there.
     """
 
-    def __init__(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
-        self._sandbox, self._sockets = sandbox, sockets
+    def __init__(self, sandbox: NativeSandbox, sockets: list[int], trusted: Trusted | None) -> None:
+        self._sandbox, self._sockets, self._trusted = sandbox, sockets, trusted
         self.inodes = [os.fstat(fd).st_ino for fd in sockets]
         self._placeholders = {name: _placeholder(name) for name in sandbox.spec.secrets}
         self._known = False  # to the egress process
@@ -98,9 +73,22 @@ class NativeNetwork:
 
     def _serve(self, policy: NetworkPolicy) -> None:
         self._known = True
-        sockets, self._sockets = self._sockets, []
         secrets, most_bytes = self._settings(policy)
-        self._egress.serve(self._sandbox.id, policy, secrets, most_bytes, sockets)
+        try:
+            self._egress.serve(
+                self._sandbox.id,
+                policy,
+                secrets,
+                most_bytes,
+                self._sockets,
+                authority=self._authority,
+            )
+        finally:
+            self._close_sockets()  # it has its own
+
+    @property
+    def _authority(self) -> dict[str, str] | None:
+        return self._trusted.authority if self._trusted else None
 
     def _settings(self, policy: NetworkPolicy) -> tuple[dict[str, str], int | None]:
         spec = self._sandbox.spec
@@ -109,7 +97,8 @@ class NativeNetwork:
 
     def environment(self) -> dict[str, str]:
         """What execs see of the network and of the secrets; the user's own variables win."""
-        return {**_proxies(self._policy), **self._placeholders}
+        trust = self._trusted.env if self._trusted else {}
+        return {**_proxies(self._policy), **trust, **self._placeholders}
 
     def change(self, policy: NetworkPolicy) -> None:
         """Let `policy` hold instead, also for what runs and for what is connected.
@@ -146,13 +135,17 @@ class NativeNetwork:
         """The egress process first: it is who decides, and cuts what is no longer allowed."""
         from .routes import plan_to_change
 
-        self._egress.change(self._sandbox.id, policy, *self._settings(policy))
+        self._change(policy)
         try:
             self._tell_kernel(plan)
         except BaseException:
-            self._egress.change(self._sandbox.id, old, *self._settings(old))
+            self._change(old)
             self._undo(plan_to_change(policy, old))
             raise
+
+    def _change(self, policy: NetworkPolicy) -> None:
+        settings = self._settings(policy)
+        self._egress.change(self._sandbox.id, policy, *settings, authority=self._authority)
 
     def _tell_kernel(self, plan: NetworkPlan | None) -> list[int]:
         """Apply a plan in the sandbox's network namespace; returns the sockets it asked for."""
@@ -248,6 +241,19 @@ class NativeNetwork:
         """What was decided so far, oldest first; bounded. Of an ended sandbox, all there was."""
         return [*self._past, *(self._egress.events(self._sandbox.id) if self._known else ())]
 
+    def check_trusted(self, policy: NetworkPolicy) -> None:
+        """Raises NetworkPolicyError where a rule reads inside TLS that its programs would not believe."""
+        hosts = sorted({rule.host for rule in policy.rules if rule.needs_tls_termination})
+        strange = [
+            host for host in hosts if not self._trusted or not self._trusted.speaks_for(host)
+        ]
+        if strange:
+            raise NetworkPolicyError(
+                f"programs inside trust nobody who could end TLS for {', '.join(strange)}",
+                field="network",
+                hint="create the sandbox with a rule for it that has methods, paths, a credential or inspect",
+            )
+
     def check_served(self) -> None:
         """Raises NetworkPolicyError where the egress process does not answer."""
         self._egress.check(self._sandbox.id)
@@ -257,19 +263,18 @@ class NativeNetwork:
     def close(self) -> None:
         """Cut every connection and close every copy of the sockets; idempotent."""
         self._stop_serving()
+        self._close_sockets()
+
+    def _stop_serving(self) -> None:
+        known, self._known = self._known, False
+        if known:
+            self._past += self._egress.drop(self._sandbox.id)
+
+    def _close_sockets(self) -> None:
         with self._lock:
             closing, self._sockets = self._sockets, []
         for fd in closing:
             os.close(fd)
-
-    def _stop_serving(self) -> None:
-        known, self._known = self._known, False
-        if not known:
-            return
-        try:
-            self._past += self._egress.events(self._sandbox.id)
-        finally:
-            self._egress.drop(self._sandbox.id)
 
 
 def _placeholder(name: str) -> str:
@@ -310,6 +315,7 @@ def check_change(sandbox: NativeSandbox, policy: NetworkPolicy) -> None:
             hint="create a new sandbox with this policy",
         )
     check_secrets(policy, sandbox.spec.secrets)
+    sandbox.network.check_trusted(policy)
 
 
 def check_secrets(policy: NetworkPolicy, secrets: Mapping[str, str]) -> None:

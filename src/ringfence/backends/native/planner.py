@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...errors import InvalidRequest, Unsupported
 from ...linux import mounts as mount_calls
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_ONLY, READ_WRITE, Mount
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
+    from .trusted import Trusted
 
 _MIB = 1 << 20
 # What a sandbox needs to come up at all.
@@ -55,6 +56,7 @@ class Draft:
         self.writable_files: list[str] = []
         self.host_directory = False
         self.unix_sockets = False
+        self.trusted: Trusted | None = None
         self.note: str | None = None  # of the journal
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ class Draft:
         self.fds.clear()
 
 
-def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
+def check(spec: SandboxSpec) -> None:
     """Refuse what the native backend does not do, before anything is made."""
     if spec.tier != LIGHT:
         raise Unsupported(
@@ -78,7 +80,7 @@ def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"
         )
-    _check_network(spec, has_egress)
+    _check_network(spec)
     for name, (least, why) in _LEAST.items():
         wanted = getattr(spec.limits, name)
         if wanted is not None and wanted < least:
@@ -92,30 +94,16 @@ def check(spec: SandboxSpec, *, has_egress: bool = False) -> None:
     check_names(spec.unprotect)
 
 
-def _check_network(spec: SandboxSpec, has_egress: bool) -> None:
-    if spec.network.is_limited and not spec.network.is_none and not has_egress:
-        raise NetworkPolicyError(
-            "a list of allowed hosts cannot be enforced yet",
-            field="network",
-            hint="use none, or unrestricted by name",
-        )
+def _check_network(spec: SandboxSpec) -> None:
     unlimited = ["io_bytes_per_s", "idle_timeout_s"]
-    if spec.network.is_unrestricted or not has_egress:
-        unlimited.append("network_bytes")
+    if spec.network.is_unrestricted:
+        unlimited.append("network_bytes")  # nobody counts them there
     for name in unlimited:
         if getattr(spec.limits, name) is not None:
             raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
     check_secrets(spec.network, spec.secrets)
     if both := [name for name in spec.secrets if name in spec.env]:
         raise InvalidRequest(f"{both[0]} is a secret and in env too", field="secrets")
-    if spec.secrets and not has_egress:
-        raise Unsupported(
-            "secrets are injected by the egress engine, which is not there yet",
-            backend="native",
-            operation="secrets",
-            field="secrets",
-            hint="env shows a value to the sandbox itself",
-        )
 
 
 def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: str) -> None:
@@ -139,6 +127,8 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec = draft.spec
     draft.writable += template.WRITABLE
+    if draft.trusted:
+        draft.steps += draft.trusted.steps
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...egress.client import cannot_end_tls
 from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
@@ -52,7 +53,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
 def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
     found = blockers.find(exc)
     reasons = "; ".join(each.why for each in found) or str(exc)
-    names = (*_ALWAYS, *_OF_RULES, *_NOT_YET)
+    names = (*_ALWAYS, *_OF_RULES, can.SECRETS, *_NOT_YET)
     lacking = tuple(Capability(name, False, reasons) for name in names)
     missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
     if not missing:
@@ -97,7 +98,6 @@ _NOT_YET = (
     can.IMAGE,
     can.GPU,
     can.IO_LIMIT,
-    can.SECRETS,
 )
 
 
@@ -108,7 +108,10 @@ def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
         sandbox.apply_network_policy(NetworkPolicy(allowed_hosts=("host.invalid:1",)))
     except (RingfenceError, OSError) as exc:
         reason = str(exc)
-    return [Capability(name, not reason, reason) for name in _OF_RULES]
+    found = [Capability(name, not reason, reason) for name in _OF_RULES]
+    if not reason:
+        reason = cannot_end_tls()
+    return [*found, Capability(can.SECRETS, not reason, reason)]
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

@@ -99,7 +99,7 @@ class NativeSandbox:
         self._live: dict[int, LocalExec] = {}
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
-        self.network = NativeNetwork(self, sockets)
+        self.network = NativeNetwork(self, sockets, draft.trusted)
         self._environment = environment(self.spec, self.network.environment())
 
     # -- describing -------------------------------------------------------------------------
@@ -438,7 +438,6 @@ class NativeSandbox:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("network policy: the sandbox is terminated")
-            self.backend.egress()
             check_change(self, policy)
             if policy == self.spec.network:
                 return
