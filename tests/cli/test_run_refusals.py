@@ -44,7 +44,6 @@ REFUSED = [
     (["--backend", "nosuchbackend", "--", "true"], "--backend", "backend"),
     (["--tier", "medium", "--", "true"], "--tier", "tier"),
     (["--tier", "strong", "--", "true"], "--tier", "tier"),
-    (["--net", "example.com", "--", "true"], "--net", "network"),
     (["--net", "exa mple.com", "--", "true"], "--net", ""),
     (["--protect", "../up", "--", "true"], "--protect", ""),
     (["--mount", ".:/w:rw", "--unprotect", "nothing", "--", "true"], "--unprotect", "unprotect"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import roots, terminate
 from .ca import Authority
+from .scrub import spellings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Terminator:
     def __init__(self) -> None:
         self._roots = roots.client_context()
         # Whatever is imported on first use only: later it could not be read.
+        "warm.test".encode("idna")  # by `ssl`, for the name of a server
+        spellings("warm")
         Authority.create(["warm.test"]).context("warm.test")
 
     def make(self, hosts: Iterable[str]) -> dict[str, str]:

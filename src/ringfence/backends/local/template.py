@@ -144,11 +144,9 @@ def shown() -> list[tuple[str, str, int]]:
     return [*found, *((f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES)]
 
 
-def shows_file(path: str) -> bool:
-    """Whether the host's file `path` is inside as well, as a file of that name."""
-    tops = (f"/etc/{name}" for name in _ETC_SHOWN)
-    shown_above = any(path == top or path.startswith(f"{top}/") for top in tops)
-    return shown_above and os.path.isfile(path) and not os.path.islink(path)
+def shown_etc() -> list[str]:
+    """What of the host's /etc is inside, at its own path."""
+    return [target for _source, target, _attributes in shown() if target.startswith("/etc/")]
 
 
 def links() -> Steps:

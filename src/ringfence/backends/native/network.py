@@ -243,15 +243,16 @@ class NativeNetwork:
 
     def check_trusted(self, policy: NetworkPolicy) -> None:
         """Raises NetworkPolicyError where a rule reads inside TLS that its programs would not believe."""
-        hosts = sorted({rule.host for rule in policy.rules if rule.needs_tls_termination})
-        strange = [
-            host for host in hosts if not self._trusted or not self._trusted.speaks_for(host)
-        ]
+        if not policy.needs_tls_termination:
+            return
+        from ...policy.trust import ended_hosts
+
+        strange = self._trusted.strange(policy) if self._trusted else ended_hosts(policy)
         if strange:
             raise NetworkPolicyError(
                 f"programs inside trust nobody who could end TLS for {', '.join(strange)}",
                 field="network",
-                hint="create the sandbox with a rule for it that has methods, paths, a credential or inspect",
+                hint="create a sandbox with this policy: programs read their roots when they start",
             )
 
     def check_served(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...egress.client import cannot_end_tls
 from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
@@ -110,6 +109,8 @@ def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
         reason = str(exc)
     found = [Capability(name, not reason, reason) for name in _OF_RULES]
     if not reason:
+        from ...egress.client import cannot_end_tls  # not read by a run that reports on its sandbox
+
         reason = cannot_end_tls()
     return [*found, Capability(can.SECRETS, not reason, reason)]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...egress.roots import read_bundle
+from ...egress import roots
 from ...errors import IoError
-from ...policy.trust import DIRECTORY, JAVA_STORES, SYSTEM_BUNDLES, plan_trust
-from ..local.template import READ_ONLY, shows_file
+from ...policy.trust import DIRECTORY, ended_hosts, not_covered
+from ..local import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,29 +22,27 @@ class Trusted:
         authority: `cert` and `key`, both PEM; the key is never inside.
         steps: Of the plan: they make the files that programs look for roots in.
         env: Variables that lead programs to these.
+
+    Raises:
+        IoError: The roots that this host trusts cannot be read.
     """
 
-    def __init__(self, authority: dict[str, str], hosts: frozenset[str]) -> None:
-        self.authority, self._hosts = authority, hosts
+    def __init__(self, authority: dict[str, str], policy: NetworkPolicy) -> None:
+        self.authority, self._hosts = authority, ended_hosts(policy)
         try:
-            roots = read_bundle()
+            trust = roots.trust(authority["cert"], template.shown_etc())
         except OSError as exc:
-            raise IoError(f"the roots that this host trusts cannot be read: {exc}") from exc
-        present = [path for path in (*SYSTEM_BUNDLES, *JAVA_STORES) if shows_file(path)]
-        trust = plan_trust(authority["cert"], roots, present)
+            raise IoError(f"the roots that this host trusts: {exc}") from exc
         self.env = trust.env
         self.steps: list[tuple[Any, ...]] = [("dir", DIRECTORY, 0o755, False)]
         self.steps += [("file", path, content, 0o444) for path, content in trust.files.items()]
         self.steps += [
-            ("bind_inside", source, path, READ_ONLY) for path, source in trust.over.items()
+            ("bind_inside", source, path, template.READ_ONLY) for path, source in trust.over.items()
         ]
 
-    def speaks_for(self, host: str) -> bool:
-        """Whether a certificate for `host`, a name or `*.name`, would be believed inside."""
-        return any(
-            host == ours or (ours.startswith("*.") and host.endswith(ours[1:]))
-            for ours in self._hosts
-        )
+    def strange(self, policy: NetworkPolicy) -> tuple[str, ...]:
+        """The hosts whose requests `policy` reads, and for whom nobody inside would believe us."""
+        return not_covered(ended_hosts(policy), self._hosts)
 
 
 def trusted_for(policy: NetworkPolicy, egress: Egress) -> Trusted:
@@ -53,5 +51,4 @@ def trusted_for(policy: NetworkPolicy, egress: Egress) -> Trusted:
     Raises:
         NetworkPolicyError: There is nobody who could sign.
     """
-    hosts = {rule.host for rule in policy.rules if rule.needs_tls_termination}
-    return Trusted(egress.make_authority(policy), frozenset(hosts))
+    return Trusted(egress.make_authority(policy), policy)
