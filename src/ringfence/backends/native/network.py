@@ -74,17 +74,11 @@ class NativeNetwork:
     def _serve(self, policy: NetworkPolicy) -> None:
         self._known = True
         secrets, most_bytes = self._settings(policy)
-        try:
-            self._egress.serve(
-                self._sandbox.id,
-                policy,
-                secrets,
-                most_bytes,
-                self._sockets,
-                authority=self._authority,
-            )
-        finally:
-            self._close_sockets()  # it has its own
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        self._egress.serve(
+            self._sandbox.id, policy, secrets, most_bytes, sockets, authority=self._authority
+        )
 
     @property
     def _authority(self) -> dict[str, str] | None:
