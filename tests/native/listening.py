@@ -42,9 +42,14 @@ class Listening(Egress):
         *,
         authority: Mapping[str, str] | None = None,
     ) -> None:
-        self._say("serve", sandbox_id)
+        tcp, udp = (socket.socket(fileno=fd) for fd in listeners)
+        try:
+            self._say("serve", sandbox_id)
+        except BaseException:
+            tcp.close()
+            udp.close()
+            raise
         self.served[sandbox_id] = (policy, secrets, network_bytes)
-        tcp, udp = (socket.socket(fileno=os.dup(fd)) for fd in listeners)
         for sock in (tcp, udp):
             sock.settimeout(PATIENCE_S)
         self.sockets[sandbox_id] = (tcp, udp)

@@ -15,7 +15,6 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import (
     FileNotFound,
     InvalidRequest,
-    NetworkPolicyError,
     RingfenceError,
     SnapshotNotFound,
     Unsupported,
@@ -50,14 +49,12 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
     ("env value with NUL", {"env": {"A": "x\0"}}, InvalidRequest, "env.A"),
     ("env value not a string", {"env": {"A": 1}}, InvalidRequest, "env.A"),
     ("env not a mapping", {"env": ["A=1"]}, InvalidRequest, "env"),
-    ("secrets", {"secrets": {"TOKEN": "x"}}, Unsupported, "secrets"),
     ("ttl of nothing", {"ttl_s": 0}, InvalidRequest, "ttl_s"),
     ("python_env a string", {"python_env": "yes"}, InvalidRequest, "python_env"),
     ("unprotect nothing known", {"unprotect": ["typo"]}, InvalidRequest, "unprotect"),
     ("protect that climbs", {"protect": ["../x"]}, InvalidRequest, "protect[0]"),
     ("relative memory_dir", {"memory_dir": "memory"}, InvalidRequest, "memory_dir"),
     ("missing memory_dir", {"memory_dir": "/no/such"}, InvalidRequest, "memory_dir"),
-    ("hosts", {"network": ["example.com"]}, NetworkPolicyError, "network"),
     ("mounts a string", {"mounts": "/tmp:/work"}, InvalidRequest, "mount"),
     ("mount without target", {"mounts": ["/tmp"]}, InvalidRequest, "mount"),
     ("mount with an empty target", {"mounts": ["/tmp:"]}, InvalidRequest, "mount"),
@@ -79,7 +76,7 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
         "limits.memory_bytes",
     ),
     ("too few inodes", {"limits": {"inodes": 20}}, InvalidRequest, "limits.inodes"),
-    ("limit not held", {"limits": {"network_bytes": 1}}, Unsupported, "limits.network_bytes"),
+    ("limit not held", {"limits": {"io_bytes_per_s": 1}}, Unsupported, "limits.io_bytes_per_s"),
 ]
 BAD_TARGETS = [
     "relative", "./x", "", "/", "//", "/a/../b", "/..", "/a\0b", "/proc", "/proc/self", "/sys",
