@@ -97,7 +97,7 @@ class Egress:
             kind = self._kinds.pop(sandbox_id, None)
             line = self._lines.get(kind) if kind is not None else None
         served = line.drop(sandbox_id) if line is not None else None
-        return list(served.events) if served is not None else []
+        return served.events() if served is not None else []
 
     def relay(self, sandbox_id: str, port: int, client: int, server: int) -> None:
         """Join two connected sockets: a client's on the host, and one to `port` inside.
