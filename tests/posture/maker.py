@@ -21,16 +21,22 @@ PROGRAMS = {
 }
 
 
-def make(read_only: str, writable: str, *, claimed: bool = False, **options: Any) -> Any:
-    """A sandbox, perhaps one that was built ahead; its processes are named by how long they sleep."""
+def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any:
+    """A sandbox with processes that are named by how long they sleep.
+
+    Args:
+        way: `claimed` is one of a pool, `burst` the third of three; each was built ahead.
+    """
     from ringfence import Mount, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
 
     names = (f"{read_only}:/mnt/read-only:ro", f"{writable}:/mnt/writable:rw")
     spec = SandboxSpec(mounts=tuple(Mount.parse(name) for name in names), **options)
     backend = backend_named("native")
-    inner = backend.prewarm(SandboxSpec()).claim(spec) if claimed else backend.provision(spec)
-    sandbox = Sandbox(inner, spec)
+    if "claimed" == way:
+        sandbox = Sandbox(backend.prewarm(SandboxSpec()).claim(spec), spec)
+    else:
+        sandbox = third_of_three(spec) if "burst" == way else Sandbox.create(spec)
     sandbox.start(PROGRAMS["threaded"])
     sandbox.start(PROGRAMS["terminal"], pty=(24, 80))
     sandbox.start(PROGRAMS["fed"], stream_stdin=True)
@@ -49,10 +55,28 @@ def make(read_only: str, writable: str, *, claimed: bool = False, **options: Any
     return sandbox
 
 
+def third_of_three(spec: Any) -> Any:
+    """In a burst it is built while the second one runs, by what that one was asked to be."""
+    from ringfence import Sandbox
+    from ringfence.backends.native import burst
+    from ringfence.backends.registry import backend_named
+
+    kept, burst.KEEP_S = burst.KEEP_S, 30.0
+    try:
+        for _ in range(2):
+            Sandbox.create(spec).terminate()
+        ahead = backend_named("native")._burst._ahead  # type: ignore[attr-defined]
+        sandbox = Sandbox.create(spec)
+    finally:
+        burst.KEEP_S = kept
+    assert ahead is not None
+    assert ahead.id == sandbox.id
+    return sandbox
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
-    is_claimed = "claimed" in sys.argv[4:]
-    made = make(sys.argv[2], sys.argv[3], claimed=is_claimed, allow_degraded=("*",))
+    made = make(*sys.argv[2:], allow_degraded=("*",))
     time.sleep(SETTLES_S)
     print(json.dumps({"pid": made._inner.pid}), flush=True)
     sys.stdin.read()

@@ -49,9 +49,9 @@ class Made:
         return found
 
 
-@pytest.fixture(scope="module", params=["new", "claimed"])
+@pytest.fixture(scope="module", params=["new", "claimed", "burst"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Built for who asks, or built ahead and then claimed: the same in every respect."""
+    """Built for who asks, or built ahead, for a pool or in a burst: the same in every respect."""
     chosen: str = request.param
     return chosen
 
@@ -61,7 +61,7 @@ def made_by_root(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     top = tmp_path_factory.mktemp("root")
     for name in ("ro", "rw"):
         (top / name).mkdir()
-    sandbox = maker.make(str(top / "ro"), str(top / "rw"), claimed="claimed" == way)
+    sandbox = maker.make(str(top / "ro"), str(top / "rw"), way)
     sandbox.start(["sleep", "6006"], user="root")
     sandbox.start(["sleep", "6007"], user="nobody")
     first = sandbox._inner.pid

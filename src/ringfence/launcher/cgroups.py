@@ -20,12 +20,28 @@ def make(directories: list[str], values: list[tuple[str, str]]) -> None:
             os.mkdir(directory, 0o755)
         except FileExistsError:
             pass  # two v1 controllers in one hierarchy
+    put(values)
+
+
+def put(values: list[tuple[str, str]]) -> None:
+    """Set limits, where others may have been set before.
+
+    Raises:
+        OSError: naming the file that refused its value.
+    """
+    early: list[tuple[str, str]] = []
     for path, value in values:
         try:
             write(path, value)
         except FileNotFoundError:
             if not path.endswith("/memory.swap.max"):  # a kernel that does not account swap
                 raise
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            early.append((path, value))  # v1: memory may not be more than memory and swap, as yet
+    for path, value in early:
+        write(path, value)
 
 
 def write(path: str, value: str) -> None:

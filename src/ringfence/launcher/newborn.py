@@ -18,10 +18,13 @@ class Newborn:
 
     Attributes:
         go: Our end of the socket on which it is told to go on, and then whose it is.
+        values: What is set in its cgroups.
     """
 
-    def __init__(self, pid: int, pidfd: int, go: wire.Socket) -> None:
-        self.pid, self.pidfd, self.go = pid, pidfd, go
+    def __init__(
+        self, pid: int, pidfd: int, go: wire.Socket, values: list[tuple[str, str]]
+    ) -> None:
+        self.pid, self.pidfd, self.go, self.values = pid, pidfd, go, values
 
     def let_go(self, shape: Shape) -> None:
         """Give it its ids and, with version 1, its cgroups, and the word to build its root."""
@@ -36,7 +39,6 @@ class Newborn:
                 shape["gid_map"],
                 deny_setgroups=shape["deny_setgroups"],
             )
-            prefer(self.pid)
             # With it, its own pidfd, for the host: one wake-up of the host is enough.
             wire.send_raw(self.go, b"%d" % self.pid, [self.pidfd, *tasks])
         finally:
@@ -51,6 +53,7 @@ class Newborn:
             tasks: Cgroups to join besides those of its shape.
             trees: What its plan mounts.
         """
+        prefer(self.pid)
         first = [] if control is None else [control.fileno()]
         wire.send(self.go, (control is not None, len(tasks)), [*first, *tasks, *trees])
 
@@ -60,7 +63,7 @@ class Newborn:
         os.close(self.pidfd)
 
 
-def clone(shape: Shape, template: Template, control: wire.Socket, *, warm: bool) -> Newborn:
+def clone(shape: Shape, template: Template, control: wire.Socket | None, *, warm: bool) -> Newborn:
     """A new process, on its way through `boot`."""
     theirs, ours = wire.socketpair()
     try:
@@ -74,7 +77,7 @@ def clone(shape: Shape, template: Template, control: wire.Socket, *, warm: bool)
         ours.close()
         boot.Boot(theirs, control, shape, template).run(warm=warm)
     theirs.close()
-    return Newborn(pid, pidfd, ours)
+    return Newborn(pid, pidfd, ours, shape["cgroup_values"])
 
 
 def _clone_into(shape: Shape) -> tuple[int, int]:
@@ -91,7 +94,10 @@ def _clone_into(shape: Shape) -> tuple[int, int]:
 
 
 def prefer(pid: int) -> None:
-    """Let PID 1 run before a thousand spinning children of its own; they start at nice 0 again."""
+    """Let PID 1 run before a thousand spinning children of its own; they start at nice 0 again.
+
+    Not before it is somebody's: what is built ahead shall not be in the way of what runs.
+    """
     try:
         os.setpriority(os.PRIO_PROCESS, pid, -15)
         os.sched_setscheduler(pid, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))

@@ -13,6 +13,7 @@ import marshal
 import posix as os
 import select
 import sys
+import time
 
 from ..linux import cdata, files, mounts, privileges, signals
 from . import build, cgroups, enter, idmap, init, newborn, placeholders, wire
@@ -68,6 +69,7 @@ class Zygote:
         self.placeholders: dict[str, list[Placeholder]] = {}
         self.notes: dict[str, str] = {}
         self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
+        self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
@@ -77,7 +79,7 @@ class Zygote:
         poll.register(self.host.fileno(), select.POLLIN)
         poll.register(self.signal_fd, select.POLLIN)
         while True:
-            for fd, _event in poll.poll():
+            for fd, _event in poll.poll(self.drop_late()):
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self.reap()
@@ -91,22 +93,7 @@ class Zygote:
         verb, argument = message
         reply = wire.adopt(fds[0])
         try:
-            if verb == "create":
-                self.create(argument, reply, fds[1:])
-            elif verb == "prewarm":
-                self.prewarm(argument, reply)
-            elif verb == "claim":
-                self.claim(argument, reply, fds[1:])
-            elif verb == "hold":
-                os.dup(fds[1])  # a lock of the host's, ours too until we end
-            elif verb == "released":
-                self.placeholders.pop(argument, None)
-                self.notes.pop(argument, None)
-            elif verb == "enter":
-                self.enter(argument, reply, fds[1:])
-            elif verb == "remove_cgroups":
-                cgroups.remove(argument)
-                wire.send_raw(reply, b"O")
+            _VERBS[verb](self, argument, reply, fds[1:])
         except build.BuildError as exc:
             init.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
@@ -115,12 +102,28 @@ class Zygote:
             reply.close()
             for fd in fds[1:]:
                 os.close(fd)
+        if verb in ("create", "claim"):
+            self.expect(*argument[1:])
         return True
+
+    def hold(self, _: Any, _reply: wire.Socket, fds: list[int]) -> None:
+        os.dup(fds[0])  # a lock of the host's, ours too until we end
+
+    def released(self, sandbox_id: str, _reply: wire.Socket, _fds: list[int]) -> None:
+        self.placeholders.pop(sandbox_id, None)
+        self.notes.pop(sandbox_id, None)
+
+    def remove_cgroups(self, directories: list[str], reply: wire.Socket, _fds: list[int]) -> None:
+        cgroups.remove(directories)
+        wire.send_raw(reply, b"O")
 
     # -- creating ---------------------------------------------------------------------------
 
-    def create(self, shape: Shape, control: wire.Socket, pinned: list[int]) -> None:
+    def create(
+        self, told: tuple[Shape, Any, float], control: wire.Socket, pinned: list[int]
+    ) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
+        shape = told[0]
         child = self.bear(shape, control)
         trees: list[int] = []
         try:
@@ -136,11 +139,21 @@ class Zygote:
                 os.close(fd)
         self.remember(shape)
 
-    def prewarm(self, shape: Shape, reply: wire.Socket) -> None:
+    def prewarm(self, shape: Shape, reply: wire.Socket, _fds: list[int]) -> None:
         """Build a sandbox ahead; it tells the host itself that it waits for a claim."""
         self.warm[shape["id"]] = self.bear(shape, reply, warm=True)
 
-    def bear(self, shape: Shape, control: wire.Socket, *, warm: bool = False) -> Newborn:
+    def expect(self, shape: Shape | None, keep_s: float) -> None:
+        """In a burst: while this one boots, build the next one ahead, for a short while."""
+        if shape is None:
+            return
+        try:
+            self.warm[shape["id"]] = self.bear(shape, None, warm=True)
+        except OSError:
+            return  # who comes for it is told that it is not there, and hears why from a new one
+        self.ahead[shape["id"]] = time.monotonic() + keep_s
+
+    def bear(self, shape: Shape, control: wire.Socket | None, *, warm: bool = False) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         child = newborn.clone(shape, self.template(shape["template"]), control, warm=warm)
@@ -166,12 +179,16 @@ class Zygote:
             self.placeholders[shape["id"]] = shape["placeholders"]
             self.notes[shape["id"]] = shape["note"]
 
-    def claim(self, shape: Shape, control: wire.Socket, pinned: list[int]) -> None:
+    def claim(
+        self, told: tuple[Shape, Any, float], control: wire.Socket, pinned: list[int]
+    ) -> None:
         """Give a warm sandbox the plan of who gets it; it answers on `control` as a new one does.
 
         Everything that depends on that comes here: limits, mounts and the lock-down.
         """
+        shape = told[0]
         child = self.warm.pop(shape["id"], None)
+        self.ahead.pop(shape["id"], None)
         if child is None:
             raise OSError(errno.ESRCH, "the warm sandbox has ended")
         tasks: list[int] = []
@@ -180,7 +197,8 @@ class Zygote:
             new = [d for d in shape["cgroup_dirs"] if d not in self.sandboxes[child.pid]]
             self.sandboxes[child.pid] = shape["cgroup_dirs"]
             self.remember(shape)
-            cgroups.make(new, shape["cgroup_values"])
+            if new or shape["cgroup_values"] != child.values:
+                cgroups.make(new, shape["cgroup_values"])
             if shape["cgroup_version"] == 1:
                 tasks = cgroups.open_tasks(new)
             if shape["trusted_root"] or not shape["trees"]:
@@ -240,6 +258,25 @@ class Zygote:
 
     # -- ending -----------------------------------------------------------------------------
 
+    def drop_late(self) -> float | None:
+        """End those ahead that nobody came for; returns how long, in ms, to wait for the next."""
+        while self.ahead:
+            sandbox_id, until = next(iter(self.ahead.items()))
+            left = until - time.monotonic()
+            if left > 0:
+                return left * 1000
+            self.drop(sandbox_id)
+        return None
+
+    def drop(self, sandbox_id: str, *_: object) -> None:
+        """End one that was built ahead: when this returns, its ids and its cgroups are nobody's."""
+        self.ahead.pop(sandbox_id, None)
+        child = self.warm.get(sandbox_id)
+        if child is not None:
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            self.forget(child.pid)
+
     def reap(self) -> None:
         while True:
             try:
@@ -257,6 +294,7 @@ class Zygote:
             cgroups.remove(directories)
         for sandbox_id in [key for key, child in self.warm.items() if child.pid == pid]:
             self.warm.pop(sandbox_id).close()
+            self.ahead.pop(sandbox_id, None)
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
@@ -270,6 +308,18 @@ class Zygote:
             placeholders.remove(made)
             if note := self.notes[sandbox_id]:
                 placeholders.erase_note(note)
+
+
+_VERBS: dict[str, Callable[..., None]] = {
+    "create": Zygote.create,
+    "prewarm": Zygote.prewarm,
+    "claim": Zygote.claim,
+    "drop": Zygote.drop,
+    "enter": Zygote.enter,
+    "hold": Zygote.hold,
+    "released": Zygote.released,
+    "remove_cgroups": Zygote.remove_cgroups,
+}
 
 
 def fetch_trees(shape: Shape, child: Newborn, control: wire.Socket, tasks: list[int]) -> None:

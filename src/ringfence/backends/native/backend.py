@@ -19,6 +19,7 @@ from ..local import cgroups, identity, journal, owner, sizes
 from ..local.answers import Refused, answer
 from ..local.host import Host, host, out_of_files
 from . import planner
+from .burst import Burst, kind_of
 from .network import refused_by_kernel
 from .profiles import Profile, profile_named
 from .zygote import Zygote
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
+    from .burst import Ahead
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
 
@@ -52,6 +54,7 @@ class NativeBackend:
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
         egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
+        ahead: Whether, in a burst, the next sandbox is built ahead; None: unless RINGFENCE_AHEAD=off.
     """
 
     name = NAME
@@ -63,8 +66,10 @@ class NativeBackend:
         state_dir: str | None = None,
         zygote: Zygote | None = None,
         egress: Callable[[], Egress] | None = None,
+        ahead: bool | None = None,
     ) -> None:
         self._egress = egress
+        self._burst = Burst(self, ahead)
         self.profiles = dict(profiles or {})
         self._state_dir = state_dir
         self._lock, self._first_use = allocate_lock(), allocate_lock()
@@ -101,6 +106,16 @@ class NativeBackend:
     def _provision(self, spec: SandboxSpec) -> NativeSandbox:
         profile = self._checked_profile(spec)
         zygote = self.zygote()
+        ahead = self._burst.take(spec, kind_of(spec, profile), zygote)
+        if ahead is not None:
+            try:
+                return self._make(spec, profile, ahead.id, zygote, ahead)
+            except SandboxLost:
+                self._burst.end(ahead)  # it did not live to see this
+                zygote = self.zygote()
+            except BaseException:
+                self._burst.end(ahead)
+                raise
         sandbox_id = self._new_id(spec)
         try:
             return self._make(spec, profile, sandbox_id, zygote)
@@ -113,7 +128,7 @@ class NativeBackend:
         profile: Profile,
         sandbox_id: str,
         zygote: Zygote,
-        warm: NativeWarm | None = None,
+        warm: NativeWarm | Ahead | None = None,
     ) -> NativeSandbox:
         uid, here = identity.uid_of(spec.user), host()
         first = warm.first_host_id if warm else self._take_host_ids()
@@ -272,7 +287,8 @@ class NativeBackend:
         try:
             try:
                 wire.send(ours, plan)  # it waits there for the sandbox that gets the other end
-                zygote.tell_from(theirs, verb, shape, draft.fds)
+                kind = kind_of(draft.spec, profile)
+                self._burst.tell(zygote, theirs, verb, shape, kind, draft)
             finally:
                 theirs.close()
             # Read while the kernel builds the sandbox: the first start need not wait for it.
@@ -362,6 +378,7 @@ class NativeBackend:
             sandbox.terminate()
         for warm in [w for w in list(self._warm.values()) if w.zygote is zygote]:
             warm.discard()
+        self._burst.lost(zygote)
         zygote.bury()
 
     def layout(self) -> cgroups.Layout:

@@ -16,7 +16,7 @@ from ...errors import ExecError
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import SandboxSpec
-from ..local import identity
+from .burst import MOST_MOUNTS, kind_of
 from .profiles import profile_named
 
 TYPE_CHECKING = False
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
     from ..local.cgroups import Group
     from .backend import NativeBackend
+    from .burst import Kind
     from .profiles import Profile
     from .sandbox import NativeSandbox
     from .zygote import Zygote
 
-    Shape = tuple[int, bool, bool, bool, bool, str]
 
-_MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
 _DYING_MS = 5000
 
 
@@ -42,7 +41,7 @@ class NativeWarm:
         self,
         backend: NativeBackend,
         sandbox_id: str,
-        shape: Shape,
+        shape: Kind,
         first_host_id: int,
         group: Group,
         pid: int,
@@ -68,7 +67,7 @@ class NativeWarm:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Whether `claim` can make it what `spec` asks for."""
-        fits = len(spec.mounts) <= _MOST_MOUNTS
+        fits = len(spec.mounts) <= MOST_MOUNTS
         return fits and shape_of(spec, self.backend.profiles) == self.shape
 
     def claim(self, spec: SandboxSpec) -> NativeSandbox:
@@ -96,21 +95,13 @@ class NativeWarm:
             os.close(pidfd)
 
 
-def shape_of(spec: SandboxSpec, profiles: Mapping[str, Profile]) -> Shape:
+def shape_of(spec: SandboxSpec, profiles: Mapping[str, Profile]) -> Kind:
     """What of a spec is decided before anybody's wishes are known.
 
     Raises:
         InvalidRequest: No such profile or user.
     """
-    profile = profile_named(spec.profile, dict(profiles))
-    return (
-        identity.uid_of(spec.user),
-        spec.network.is_unrestricted,
-        spec.python_env,
-        profile.forbid_user_namespaces,
-        profile.drop_capabilities,
-        spec.template,
-    )
+    return kind_of(spec, profile_named(spec.profile, dict(profiles)))
 
 
 def plain(spec: SandboxSpec) -> SandboxSpec:

@@ -1,0 +1,154 @@
+"""Sandboxes made one soon after the other: the next of the same kind is built ahead, as a warm one.
+
+It is built while the last one runs, it is nobody's, and it is gone a moment later unless somebody
+came for it. See decision 0009.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import allocate_lock
+
+from ...errors import SandboxLost
+from ...launcher import cgroups as launcher_cgroups
+from ...model.ids import new_id
+from ...model.limits import Limits
+from ..local import cgroups, identity, sizes
+from ..local.host import host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher import wire
+    from ...launcher.plan import Shape
+    from ...model.spec import SandboxSpec
+    from .backend import NativeBackend
+    from .planner import Draft
+    from .profiles import Profile
+    from .zygote import Zygote
+
+    Kind = tuple[int, bool, bool, bool, bool, str]
+
+KEEP_S = 0.1  # creates this close together are a burst; so long is one kept that nobody comes for
+MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
+_SWITCH = "RINGFENCE_AHEAD"
+_OFF = ("0", "no", "off", "false")
+
+
+class Ahead:
+    """One that the zygote builds, for whoever comes next."""
+
+    def __init__(self, sandbox_id: str, kind: Kind, first_host_id: int, zygote: Zygote) -> None:
+        self.id, self.kind, self.first_host_id = sandbox_id, kind, first_host_id
+        self.zygote = zygote
+        self.directories: list[str] = []  # its cgroups
+        self.until_s = time.monotonic() + KEEP_S
+
+
+class Burst:
+    """What was made last, and the one ahead. Thread-safe.
+
+    Args:
+        on: None leaves it to the environment, RINGFENCE_AHEAD=off.
+    """
+
+    def __init__(self, backend: NativeBackend, on: bool | None) -> None:
+        self._backend = backend
+        self._on = os.environ.get(_SWITCH, "").lower() not in _OFF if on is None else on
+        self._lock = allocate_lock()
+        self._ahead: Ahead | None = None
+        self._last: tuple[Kind, Zygote] | None = None
+        self._last_s = 0.0
+
+    def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Ahead | None:
+        """The one ahead, if it can become what `spec` asks for; else it is ended."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        if ahead.zygote is not zygote:
+            self._lost(ahead)
+            return None
+        # It has an id of its own.
+        fits = kind == ahead.kind and spec.id is None and len(spec.mounts) <= MOST_MOUNTS
+        if fits and time.monotonic() < ahead.until_s:
+            return ahead
+        self.end(ahead)
+        return None
+
+    def end(self, ahead: Ahead) -> None:
+        """Nobody gets it. The zygote ends it before it does anything else that we tell it."""
+        try:
+            ahead.zygote.tell("drop", ahead.id, [])
+        except SandboxLost:
+            self._lost(ahead)
+            return
+        if ahead.first_host_id:
+            self._backend.host_ids().give_back(ahead.first_host_id)
+
+    def lost(self, zygote: Zygote) -> None:
+        """This zygote has died, and with it the one ahead."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is None or ahead.zygote is not zygote:
+                return
+            self._ahead = None
+        self._lost(ahead)
+
+    def _lost(self, ahead: Ahead) -> None:
+        """Its ids stay ours for good: nobody can tell us when it has ended."""
+        if ahead.zygote.owner == os.getpid():  # else it is our parent's, and lives
+            launcher_cgroups.remove(ahead.directories)
+
+    def tell(
+        self, zygote: Zygote, reply: wire.Socket, verb: str, shape: Shape, kind: Kind, draft: Draft
+    ) -> None:
+        """Tell the zygote of one sandbox, and in a burst of the next one too.
+
+        Raises:
+            SandboxLost: The zygote is gone.
+        """
+        with self._lock:  # so that nobody asks for the next one before the zygote has heard of it
+            now = time.monotonic()
+            is_burst = self._last == (kind, zygote) and now - self._last_s < KEEP_S
+            self._last, self._last_s = (kind, zygote), now
+            ahead, next_shape = None, None
+            if self._on and is_burst and self._ahead is None:
+                ahead = Ahead(new_id(self._backend.name), kind, self._take_ids(shape), zygote)
+                next_shape = self._next(shape, ahead, draft)
+            try:
+                zygote.tell_from(reply, verb, (shape, next_shape, KEEP_S), draft.fds)
+            except BaseException:
+                if ahead and ahead.first_host_id:
+                    self._backend.host_ids().give_back(ahead.first_host_id)
+                raise
+            self._ahead = ahead or self._ahead
+
+    def _take_ids(self, shape: Shape) -> int:
+        return self._backend.host_ids().take() if shape["trusted_root"] else 0
+
+    def _next(self, last: Shape, ahead: Ahead, draft: Draft) -> Shape:
+        """The same again, with nothing that is the last one's own."""
+        shape = last.copy()
+        shape["id"] = ahead.id
+        if ahead.first_host_id:
+            shape["uid_map"] = shape["gid_map"] = identity.slot_map(ahead.first_host_id, draft.uid)
+        # What every plan sets again, if it is to be another value: so not the processors.
+        group = cgroups.Group(self._backend.layout(), cgroups.group_name(ahead.id), cpus=False)
+        size = sizes.sizes(draft.spec, host())
+        shape["cgroup_dirs"] = ahead.directories = group.directories
+        shape["cgroup_values"] = group.values(Limits(), size.memory_bytes, size.pids)
+        shape["trees"], shape["placeholders"], shape["note"] = [], [], ""
+        return shape
+
+
+def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
+    """What of a spec is decided before anybody's wishes are known."""
+    return (
+        identity.uid_of(spec.user),
+        spec.network.is_unrestricted,
+        spec.python_env,
+        profile.forbid_user_namespaces,
+        profile.drop_capabilities,
+        spec.template,
+    )

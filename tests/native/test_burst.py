@@ -1,0 +1,263 @@
+"""The sandbox that is built ahead in a burst: used by who asks for the same, gone soon, nobody's till then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Limits, Sandbox, SandboxSpec
+from ringfence.backends.native import burst
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.errors import InvalidRequest
+from tests.native.callers import Caller
+from tests.native.outside import (
+    cgroups_of,
+    children_of,
+    init_pid,
+    open_fds,
+    pin,
+    survivors,
+    until,
+)
+
+GONE_WITHIN_S = 2.0
+LONG_S = 30.0
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeBackend]:
+    """One whose bursts last: tests are not to depend on how fast this machine is."""
+    monkeypatch.setattr(burst, "KEEP_S", LONG_S)
+    made = NativeBackend(state_dir=str(tmp_path / "snapshots"), ahead=True)
+    yield made
+    made.close()
+
+
+def twice(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
+    """Begin a burst; returns the host's pid of the process that is ahead after it."""
+    for _ in range(2):
+        Sandbox.create(spec, backend=backend).terminate()
+    zygote = backend.zygote().pid
+    assert until(lambda: 1 == len(children_of(zygote)))
+    return children_of(zygote)[0]
+
+
+def waits(pid: int) -> bool:
+    """Whether its first half is done: it holds nothing of the zygote's any more."""
+    return 12 == len(open_fds(pid))
+
+
+def test_who_asks_for_the_same_gets_it(backend: NativeBackend) -> None:
+    ahead = twice(backend)
+
+    with Sandbox.create(backend=backend) as sandbox:
+        assert ahead == init_pid(sandbox)
+        assert sandbox.exec(["true"]).ok
+
+
+def test_a_single_sandbox_has_no_successor(backend: NativeBackend) -> None:
+    with Sandbox.create(backend=backend) as sandbox:
+        assert [init_pid(sandbox)] == children_of(backend.zygote().pid)
+
+
+def test_nobody_comes(tmp_path: Path) -> None:
+    """At rest there is none: no process, no cgroup, no descriptor of the zygote's."""
+    quick = NativeBackend(state_dir=str(tmp_path), ahead=True)
+    try:
+        Sandbox.create(backend=quick).terminate()
+        zygote = quick.zygote().pid
+        assert until(lambda: not children_of(zygote))
+        before = open_fds(zygote).keys()
+        deadline_s = time.monotonic() + 20
+        while quick._burst._ahead is None:  # a slow machine has bursts too, now and then
+            Sandbox.create(backend=quick).terminate()
+            assert time.monotonic() < deadline_s
+        name = quick._burst._ahead.id
+
+        assert until(lambda: not children_of(zygote), GONE_WITHIN_S)
+        assert [] == cgroups_of(name)
+        assert until(lambda: before == open_fds(zygote).keys())
+    finally:
+        quick.close()
+
+
+def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burst, "KEEP_S", LONG_S)
+    monkeypatch.setenv("RINGFENCE_AHEAD", "off")
+    for cold in (NativeBackend(state_dir=str(tmp_path)), NativeBackend(ahead=False)):
+        for _ in range(3):
+            Sandbox.create(backend=cold).terminate()
+        assert cold._burst._ahead is None
+        cold.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"network": "unrestricted"},
+        {"user": "nobody"},
+        {"profile": "unrestricted"},
+        {"python_env": True},
+        {"id": "one-of-our-own"},
+    ],
+    ids=str,
+)
+def test_who_asks_for_something_else_gets_a_new_one(
+    backend: NativeBackend, other: dict[str, object]
+) -> None:
+    """The one ahead has ended before the new one is made: it could have the same ids."""
+    ahead = pin([twice(backend)])
+
+    with Sandbox.create(backend=backend, **other) as sandbox:  # type: ignore[arg-type]
+        assert [] == survivors(ahead, 0)
+        assert sandbox.exec(["true"]).ok
+
+
+@pytest.mark.parametrize("memory_mib", [32, 64, 256])
+def test_its_limits_are_those_that_were_asked_for(backend: NativeBackend, memory_mib: int) -> None:
+    """Whether more or less than the last one's, which were set already."""
+    before = Limits(disk_bytes=9 << 20, pids=99, inodes=900, memory_bytes=memory_mib << 20)
+    ahead = twice(backend, SandboxSpec(limits=before))
+    limits = Limits(pids=37, disk_bytes=5 << 20, inodes=300, open_files=99, memory_bytes=64 << 20)
+
+    with Sandbox.create(backend=backend, limits=limits) as sandbox:
+        assert ahead == init_pid(sandbox)
+        said = sandbox.shell("ulimit -n; df -i / | tail -1; df -k / | tail -1").text.split()
+        assert "99" == said[0]
+        assert "300" == said[2]
+        assert str(5 << 10) in said
+        protections = {each.name: each for each in sandbox.protections()}
+        assert "37 by" in protections["pids_limit"].why
+        assert "64 MiB" in protections["memory_limit"].why
+
+
+def test_a_share_of_processors_is_not_passed_on(backend: NativeBackend) -> None:
+    """One that was not asked for limits nobody, and one that was is not the last one's."""
+    asked: list[float | None] = [0.5, 0.5, None, 0.25, 0.25, 0.75]
+    for cpus in asked:
+        spec = SandboxSpec(limits=Limits(cpus=cpus), allow_degraded=("cpu_limit",))
+        with Sandbox.create(spec, backend=backend) as sandbox:
+            group = sandbox._inner.group  # type: ignore[attr-defined]
+            if cpus is None or group.holds_cpus:
+                assert cpus == cpu_share(init_pid(sandbox), sandbox.id)
+            name = sandbox.id
+        assert until(lambda name=name: not cgroups_of(name))  # type: ignore[misc]
+
+
+def cpu_share(pid: int, name: str) -> float | None:
+    """Cores that the kernel allows a process by a cgroup of this sandbox; None: all there are."""
+    joined = Path(f"/proc/{pid}/cgroup").read_text()
+    for directory in map(Path, cgroups_of(name)):
+        if (directory / "cpu.cfs_quota_us").exists():
+            assert any("cpu" in line.split(":")[1] and name in line for line in joined.splitlines())
+            quota = int((directory / "cpu.cfs_quota_us").read_text())
+            return quota / int((directory / "cpu.cfs_period_us").read_text())
+        if (directory / "cpu.max").exists():
+            share, period = (directory / "cpu.max").read_text().split()
+            return None if "max" == share else int(share) / int(period)
+    assert not any("cpu" == line.split(":")[1] and name in line for line in joined.splitlines())
+    return None
+
+
+def test_mounts_of_the_last_one_are_not_in_it(backend: NativeBackend, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        place.mkdir()
+        (place / "name").write_text(place.name)
+    twice_with = [f"{first}:/mnt/first:ro", f"{first}:/srv/data:rw"]
+    for _ in range(2):
+        Sandbox.create(backend=backend, mounts=twice_with).terminate()
+
+    with Sandbox.create(backend=backend, mounts=[f"{second}:/mnt/second:ro"]) as sandbox:
+        assert "second" == sandbox.shell("cat /mnt/*/name").text
+        assert not sandbox.exec(["ls", "/srv"]).ok
+
+
+def test_a_refused_request_ends_it(backend: NativeBackend, tmp_path: Path) -> None:
+    """What it needed is free again: many refusals use up nothing."""
+    for _ in range(3):
+        ahead = pin([twice(backend)])
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to("elsewhere")
+
+        with pytest.raises(InvalidRequest):
+            Sandbox.create(backend=backend, mounts=[f"{tmp_path}:/work:rw"], protect=["link/below"])
+
+        assert [] == survivors(ahead, GONE_WITHIN_S)
+        assert until(lambda: not children_of(backend.zygote().pid))
+
+
+def test_it_died_meanwhile(backend: NativeBackend) -> None:
+    """Who comes for it gets a new one, and never hears of it."""
+    ahead = twice(backend)
+    pinned = pin([ahead])
+    os.kill(ahead, signal.SIGKILL)
+    assert [] == survivors(pinned, GONE_WITHIN_S)
+
+    with Sandbox.create(backend=backend) as sandbox:
+        assert ahead != init_pid(sandbox)
+        assert sandbox.exec(["true"]).ok
+
+
+def test_the_zygote_is_killed(backend: NativeBackend) -> None:
+    ahead = twice(backend)
+    assert until(lambda: waits(ahead))
+    pinned = pin([ahead])
+
+    os.kill(backend.zygote().pid, signal.SIGKILL)
+
+    assert [] == survivors(pinned, GONE_WITHIN_S)
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.exec(["true"]).ok
+
+
+_BURST = """
+from ringfence.backends.native import burst
+burst.KEEP_S = 30
+for _ in range(2):
+    Sandbox.create().terminate()
+from ringfence.backends.registry import backend_named
+backend = backend_named("native")
+say([backend.zygote().pid, backend._burst._ahead.id])
+listen()
+"""
+
+
+def test_the_caller_is_killed() -> None:
+    with Caller(_BURST) as caller:
+        zygote, name = caller.hear()
+        assert until(lambda: 1 == len(children_of(zygote)))
+        pinned = pin([zygote, *children_of(zygote)])
+
+        caller.kill(signal.SIGKILL)
+
+        assert [] == survivors(pinned, GONE_WITHIN_S)
+        assert until(lambda: not cgroups_of(name))
+
+
+_FORK = """
+from ringfence.backends.native import burst
+burst.KEEP_S = 30
+for _ in range(2):
+    Sandbox.create().terminate()
+child = os.fork()
+if child == 0:
+    with Sandbox.create() as own:
+        say(own.exec(["echo", "of the child"]).stdout_text)
+    os._exit(0)
+os.waitpid(child, 0)
+with Sandbox.create() as own:
+    say(own.exec(["echo", "of the parent"]).stdout_text)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_forked_child_leaves_its_parents_alone() -> None:
+    with Caller(_FORK, env={"PYTHONWARNINGS": "ignore"}) as caller:
+        assert "of the child\n" == caller.hear()
+        assert "of the parent\n" == caller.hear()
