@@ -76,7 +76,7 @@ def test_a_unix_socket_that_only_its_owner_may_use(make: MakeSandbox, tmp_path: 
 def test_before_the_server_is_up_a_connection_is_reset(make: MakeSandbox) -> None:
     sandbox = make()
     with sandbox.expose(8080) as exposure:
-        with connected(exposure) as sock, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connected(exposure) as sock:
             sock.recv(1)
 
         serve(sandbox)
@@ -126,7 +126,7 @@ def test_while_it_is_suspended_nobody_is_let_in_and_later_again(make: MakeSandbo
     serve(sandbox)
     with sandbox.expose(8080) as exposure:
         sandbox.suspend()
-        with connected(exposure) as sock, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connected(exposure) as sock:
             sock.recv(1)
         with pytest.raises(LifecycleError):
             sandbox.connect(8080)
