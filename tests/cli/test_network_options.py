@@ -202,11 +202,6 @@ class TestRecords:
 
         assert "/dev/full" in capfd.readouterr().err
 
-    def test_what_the_record_forgot_is_said(self, capfd: pytest.CaptureFixture[str]) -> None:
-        Record({"net-learn": True}).close(stub(self.LEARNING, *[event("a.com", 443)] * 1000))
-
-        assert "only the newest 1000 decisions of the network were kept\n" in capfd.readouterr().err
-
     def test_no_descriptor_is_left(self, tmp_path: Path) -> None:
         before = os.listdir("/proc/self/fd")
         Record({"net-log": str(tmp_path / "log")}).close(stub(self.LEARNING))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest, RingfenceError
-from ..model.netlog import KEPT
 from ..model.network import NetworkPolicy
 from .terminal import say
 
@@ -134,8 +133,6 @@ class Record:
     def close(self, sandbox: BackendSandbox) -> None:
         """Write the file, and say what was learned."""
         events = sandbox.network_log()
-        if len(events) >= KEPT:
-            say(f"only the newest {KEPT} decisions of the network were kept")
         if self._fd >= 0:
             self._write(events)
         if self._learn:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 else:
     from .record import dataclass
 
-KEPT = 1000  # events of one sandbox: the newest
 KINDS = ("dns", "tcp", "http", "connect", "socks", "udp")
 _TEXTS = ("kind", "host", "address", "reason", "method", "path", "rule")
 _TEXT_MAX = 2048

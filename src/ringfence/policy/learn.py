@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InvalidRequest
 from ..model import hosts
-from ..model.network import MOST_RULES, NetworkPolicy
+from ..model.network import NetworkPolicy
 from . import addresses
 
 TYPE_CHECKING = False
@@ -14,45 +14,19 @@ if TYPE_CHECKING:
     from ..model.netlog import NetworkEvent
 
 
-class Learner:
-    """Remembers what was reached, whatever the record of it forgets.
-
-    Attributes:
-        complete: No more than a policy may have rules; what came after that is not in it.
-    """
-
-    def __init__(self) -> None:
-        self.complete = True
-        self._used: dict[str, set[int]] = {}
-
-    def add(self, event: NetworkEvent) -> None:
-        """Note one event; what was refused, or only resolved, is left out."""
-        if not event.allowed or not event.port or event.kind == "dns":
-            return
-        for host in _hosts(event):
-            if host not in self._used and len(self._used) == MOST_RULES:
-                self.complete = False
-            else:
-                self._used.setdefault(host, set()).add(event.port)
-
-    def policy(self) -> NetworkPolicy:
-        """Exactly the hosts and ports that were reached: no wildcard, no port that was not used.
-
-        A name whose address was let through by a rule for addresses needs that address named as
-        well.
-        """
-        texts = [
-            hosts.write_rule(False, host, _written(self._used[host])) for host in sorted(self._used)
-        ]
-        return NetworkPolicy(allowed_hosts=tuple(texts))
-
-
 def learned_policy(events: Iterable[NetworkEvent]) -> NetworkPolicy:
-    """The smallest policy that allows what these events say was reached."""
-    learner = Learner()
+    """Exactly the hosts and ports that were reached: no wildcard, no port that was not used.
+
+    A name whose address was let through by a rule for addresses needs that address named as well.
+    What was refused, or only resolved, is left out.
+    """
+    used: dict[str, set[int]] = {}
     for event in events:
-        learner.add(event)
-    return learner.policy()
+        if event.allowed and event.port and event.kind != "dns":
+            for host in _hosts(event):
+                used.setdefault(host, set()).add(event.port)
+    texts = [hosts.write_rule(False, host, _written(used[host])) for host in sorted(used)]
+    return NetworkPolicy(allowed_hosts=tuple(texts))
 
 
 def _hosts(event: NetworkEvent) -> list[str]:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tests.unit.policy import worlds
 
 from ringfence.model import NetworkEvent, NetworkPolicy
-from ringfence.model.network import MOST_RULES
-from ringfence.policy.learn import Learner, learned_policy
+from ringfence.policy.learn import learned_policy
 from ringfence.policy.network import Judge
 
 
@@ -101,16 +100,3 @@ def test_examples() -> None:
 
 def test_nothing_used_is_no_network() -> None:
     assert learned_policy([]).is_none
-
-
-def test_a_learner_knows_when_it_forgot() -> None:
-    learner = Learner()
-    for number in range(MOST_RULES):
-        learner.add(event(f"h{number}.test", "", 443))
-    assert learner.complete
-    learner.add(event("h0.test", "", 80))
-    assert learner.complete
-    learner.add(event("more.test", "", 443))
-
-    assert not learner.complete
-    assert MOST_RULES == len(learner.policy().allowed_hosts)
