@@ -20,7 +20,7 @@ FETCH = (
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Length", "5")
         self.end_headers()
