@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -125,3 +127,13 @@ def test_text_is_never_kept_waiting(text: str, cuts: list[int]) -> None:
 
     assert kind in (PASS, RAW)
     assert passed == data
+
+
+def test_a_line_without_end_costs_no_more_for_every_byte() -> None:
+    opening = Opening()
+    opening.feed(b"x" * (1 << 19))
+    started = time.process_time()
+    for _ in range(10_000):
+        assert PASS == opening.feed(b"y")
+
+    assert time.process_time() - started < 1

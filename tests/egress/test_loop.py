@@ -183,3 +183,13 @@ def test_timers_come_in_order(loop: Loop) -> None:
     loop.run_until_done(sleep(0.02))
 
     assert [1, 2, 3] == called
+
+
+def test_timers_that_were_cancelled_are_forgotten(loop: Loop) -> None:
+    """Every connection has a limit of minutes, and most take less than a second."""
+    kept = [loop.later(600, lambda: None) for _ in range(10)]
+    for _ in range(100_000):
+        loop.later(600, lambda: None).cancel()
+
+    assert len(loop._timers) < 2000
+    assert all(timer in loop._timers for timer in kept)

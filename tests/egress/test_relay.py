@@ -273,7 +273,7 @@ def test_a_cut_in_the_middle_leaves_no_pipe_behind(joined: Joined) -> None:
         task = joined.loop.spawn(say(client, [bytes(32 << 20)]))
         task.on_done = lambda: None
         await sleep(0.1)
-        assert joined.relay.out.pipe is not None
+        assert joined.relay.out.pipe is not None or joined.relay.out.prefix
         joined.relay.cut("on purpose")
         await sleep(0.01)
 

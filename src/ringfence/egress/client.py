@@ -122,7 +122,7 @@ class Egress:
         Raises:
             NetworkPolicyError: Nobody does; nothing is let through.
         """
-        line = self._lines.get(self._kinds.get(sandbox_id, ""))
+        line = self._line_of(sandbox_id)
         if line is None or line.served(sandbox_id) is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network")
         line.check()
@@ -131,22 +131,36 @@ class Egress:
         """What happened up to now, oldest first; bounded.
 
         The newest thousand that were let through and as many others, and the first connection to each
-        place, however long ago that was.
+        place, however long ago that was. Connections that have not ended are last, as far as they came.
         """
-        served = self._settled(sandbox_id)
-        return served.events() if served is not None else []
+        line = self._line_of(sandbox_id)
+        if line is None:
+            return []
+        try:
+            live = line.live(sandbox_id)
+        except NetworkPolicyError:
+            live = []  # it does not stay up: what it said before is what there is
+        served = line.served(sandbox_id)
+        return [*served.events(), *live] if served is not None else []
 
     def totals(self, sandbox_id: str) -> dict[str, int]:
-        """Of the sandbox's whole life: `allowed`, `refused`, `missed`, `bytes_in`, `bytes_out`.
+        """Of all that has ended: `allowed`, `refused`, `missed`, `bytes_in`, `bytes_out`.
 
         `missed` decisions were too many to be told one by one.
         """
-        served = self._settled(sandbox_id)
+        line = self._line_of(sandbox_id)
+        if line is None:
+            return dict.fromkeys(Served.TOTALS, 0)
+        try:
+            line.flush()
+        except NetworkPolicyError:
+            pass
+        served = line.served(sandbox_id)
         return {name: getattr(served, name, 0) for name in Served.TOTALS}
 
     def listen(self, sandbox_id: str, listener: Callable[[NetworkEvent], None] | None) -> None:
         """Have every further event told as it comes, from another thread; None: no longer."""
-        line = self._lines.get(self._kinds.get(sandbox_id, ""))
+        line = self._line_of(sandbox_id)
         served = line.served(sandbox_id) if line is not None else None
         if served is not None:
             served.listener = listener
@@ -174,15 +188,8 @@ class Egress:
                 line = self._lines[kind] = Line(kind, *(_tls_arguments() if kind == TLS else ()))
             return line
 
-    def _settled(self, sandbox_id: str) -> Served | None:
-        line = self._lines.get(self._kinds.get(sandbox_id, ""))
-        if line is None:
-            return None
-        try:
-            line.flush()
-        except NetworkPolicyError:
-            pass  # it does not stay up: what it said before is what there is
-        return line.served(sandbox_id)
+    def _line_of(self, sandbox_id: str) -> Line | None:
+        return self._lines.get(self._kinds.get(sandbox_id, ""))
 
     def _move(self, sandbox_id: str, body: dict[str, Any], old: str, new: str) -> None:
         """To the other kind of process; what goes on is cut, because it is not looked into there."""

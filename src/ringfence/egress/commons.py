@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .terminator import Terminator
 
 _RESERVED = 256  # descriptors: modules, resolver threads, pipes in use for a moment
-_A_SANDBOX, _A_CONNECTION = 4, 4  # descriptors: two sockets each, and room for a pipe
+_A_SANDBOX, _A_CONNECTION = 4, 6  # descriptors: two sockets each, and two pipes that are full
 
 
 class Commons:

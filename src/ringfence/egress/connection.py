@@ -121,7 +121,8 @@ class Connection:
             idle_s=self.sandbox.limits.idle_s,
             on_end=self._end,
         )
-        relay.out.prefix, relay.back.prefix = client.first, server.first
+        relay.out.put(client.first)
+        relay.back.put(server.first)
         return relay
 
     # -- ending -------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Connection:
             decision = sandbox.judge_name(name, self.port)
             if not decision:
                 return decision.reason
-            if self.is_opaque and sandbox.judge.terminates(name, self.port):
+            if self.is_opaque and sandbox.terminates(name, self.port):
                 return "requests to it are judged one by one"
             request = self.site.request if self.site else None
             if request is not None:
@@ -206,36 +207,38 @@ class Connection:
         self._is_over = True
         for stream in self.streams:
             stream.abort()
-        if self.relay is not None:
-            self.bytes_out += self.relay.out.count
-            self.bytes_in += self.relay.back.count
-        elif not self.streams:
+        if self.relay is None and not self.streams:
             prepare(self.client)
             self.client.close()
         self.streams.clear()
-        self.relay = None
         self.sandbox.connections.discard(self)
         self.sandbox.commons.connections -= 1
         if self.is_recorded:
             self._record(reason, allowed)
+        self.relay = None
 
     def _record(self, reason: str, allowed: bool) -> None:
+        sandbox = self.sandbox
+        sandbox.commons.record.add(sandbox.id, **self.event(reason, allowed=allowed))
+
+    def event(self, reason: str = "", *, allowed: bool = True) -> dict[str, Any]:
+        """The line in the record, as far as it can be written now."""
+        relay = self.relay
         more: dict[str, Any] = {}
         if self.site is not None and self.site.request is not None:
             request = self.site.request
             more = {"method": request.method, "path": request.target}
-        self.sandbox.commons.record.add(
-            self.sandbox.id,
-            "http" if more else self.kind,
-            time=self._began,
-            host=self.host,
-            address=self.address,
-            port=self.port,
-            allowed=allowed,
-            reason=reason,
-            rule=(self.site.rule if self.site else "") or self.rule,
-            bytes_in=self.bytes_in,
-            bytes_out=self.bytes_out,
-            duration_s=round(self.loop.now - self._began_at, 6),
+        return {
+            "kind": "http" if more else self.kind,
+            "time": self._began,
+            "host": self.host,
+            "address": self.address,
+            "port": self.port,
+            "allowed": allowed,
+            "reason": reason,
+            "rule": (self.site.rule if self.site else "") or self.rule,
+            "bytes_in": self.bytes_in + (relay.back.count if relay is not None else 0),
+            "bytes_out": self.bytes_out + (relay.out.count if relay is not None else 0),
+            "duration_s": round(self.loop.now - self._began_at, 6),
             **more,
-        )
+        }

@@ -25,7 +25,8 @@ _OTHERS = (
     b" UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL"
     b" M-SEARCH NOTIFY PURGE SUBSCRIBE UNSUBSCRIBE"
 ).split()
-_METHODS = (*_USUAL, *_OTHERS)
+_METHODS = frozenset((*_USUAL, *_OTHERS))
+_BEGINNINGS = frozenset(method[:size] for method in _METHODS for size in range(len(method) + 1))
 _PROXY_2 = b"\r\n\r\n\0\r\nQUIT\n"  # HAProxy's PROXY protocol, version 2
 
 
@@ -83,7 +84,7 @@ class Opening:
         if line[0] not in _TOKEN:
             # It may still become what nothing but its beginning gives away.
             self.verdict = PASS if _PROXY_2.startswith(self._seen) else RAW
-        elif b"HTTP/" in line.upper():
+        elif b"HTTP/" in line[-len(more) - len(b"HTTP") :].upper():
             self._object("HTTP that starts like no client's")
         elif end >= 0 and line.startswith(b"PROXY "):
             self._object("the PROXY protocol")
@@ -110,7 +111,7 @@ def _method(data: bytes) -> str:
         size += 1
     word = data[:size]
     if size == len(data):
-        return HOLD if any(method.startswith(word) for method in _METHODS) else PASS
+        return HOLD if word in _BEGINNINGS else PASS
     if word not in _METHODS or data[size] not in _BLANK:
         return PASS
     line, newline, _ = data.partition(b"\n")

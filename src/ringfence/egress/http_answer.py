@@ -91,9 +91,9 @@ def switches(request: RequestHead, answer: AnswerHead) -> bool:
     if answer.status != 101 or not request.upgrades:
         return False
     import binascii
-    import hashlib
+    from _sha1 import sha1  # the C half: `hashlib` asks OpenSSL first, for milliseconds
 
     key = request.fields.get("sec-websocket-key").encode("latin-1") + _WEBSOCKET
-    digest = hashlib.sha1(key, usedforsecurity=False).digest()
+    digest = sha1(key, usedforsecurity=False).digest()
     proof = binascii.b2a_base64(digest, newline=False).decode("ascii")
     return answer.fields.get("sec-websocket-accept") == proof

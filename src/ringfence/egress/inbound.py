@@ -10,6 +10,7 @@ from .streams import prepare
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket as socket
+    from typing import Any
 
     from .commons import Commons
     from .sandbox import Sandbox
@@ -29,7 +30,10 @@ class Unruled:
 
 
 class Inbound:
-    """One pair; a policy of what the sandbox may reach does not concern it."""
+    """One pair; a policy of what the sandbox may reach does not concern it, and neither the record."""
+
+    is_recorded = False
+    address = ""
 
     def __init__(
         self, sandbox: Sandbox | Unruled, client: socket.socket, server: socket.socket
@@ -57,6 +61,10 @@ class Inbound:
     def cut(self, reason: str) -> None:
         """Break it off."""
         self._relay.cut(reason)
+
+    def event(self) -> dict[str, Any]:
+        """Nothing: who asked for it knows."""
+        return {}
 
     def judge_again(self) -> None:
         """It stays, whatever the policy says now."""

@@ -197,6 +197,11 @@ class Line:
         """
         self._ask("flush", {})
 
+    def live(self, sandbox_id: str) -> list[NetworkEvent]:
+        """What goes on in a sandbox, as far as it has come. As `flush` besides."""
+        found = self._ask("flush", {"id": sandbox_id})
+        return [NetworkEvent(**form) for form in found.get("live", ())]
+
     def make_authority(self, hosts: list[str]) -> dict[str, str]:
         """A new certificate authority for `hosts`: `cert` and `key` in PEM."""
         found = self._ask("authority", {"hosts": hosts})
@@ -369,11 +374,14 @@ class Line:
         self._hear_answer(message)
 
     def _hear_answer(self, message: dict[str, Any]) -> None:
-        given = message.get("authority") or {"token": message.get("flushed")}
+        part = message.get("live")
+        given = part or message.get("authority") or {"token": message.get("flushed")}
         with self._lock:
             answer = self._answers.get(given["token"])
-        if answer is not None:
-            answer.set(given)
+        if answer is not None and part:
+            answer.live += part["events"]
+        elif answer is not None:
+            answer.set({**given, "live": answer.live})
 
 
 class _Answer:
@@ -383,6 +391,7 @@ class _Answer:
         self._lock = allocate_lock()
         self._lock.acquire()
         self._value: dict[str, Any] = {}
+        self.live: list[dict[str, Any]] = []
 
     def set(self, value: dict[str, Any]) -> None:
         """Once."""

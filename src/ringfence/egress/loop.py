@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _BATCH = 256  # events taken from the kernel at once
+_MOST_CANCELLED = 512
 
 
 class Cancelled(BaseException):
@@ -41,9 +42,10 @@ def _ignore() -> None:
 class Timer:
     """Something to be called at a time, unless it is cancelled."""
 
-    __slots__ = ("call", "when")
+    __slots__ = ("_loop", "call", "when")
 
-    def __init__(self, when: float, call: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, when: float, call: Callable[[], None]) -> None:
+        self._loop = loop
         self.when = when
         self.call: Callable[[], None] | None = call
 
@@ -52,7 +54,9 @@ class Timer:
 
     def cancel(self) -> None:
         """Not call it; what it refers to is free at once."""
-        self.call = None
+        if self.call is not None:
+            self.call = None
+            self._loop._cancelled += 1
 
 
 class Loop:
@@ -70,6 +74,7 @@ class Loop:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[Timer] = []
+        self._cancelled = 0  # of them, about
         self._stopped = False
 
     # -- descriptors ------------------------------------------------------------------------
@@ -94,9 +99,17 @@ class Loop:
 
     def later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Call it `delay_s` seconds from now."""
-        timer = Timer(monotonic() + delay_s, call)
+        timer = Timer(self, monotonic() + delay_s, call)
         heapq.heappush(self._timers, timer)
+        if self._cancelled > max(_MOST_CANCELLED, len(self._timers) // 2):
+            self._sweep()
         return timer
+
+    def _sweep(self) -> None:
+        """Drop what was cancelled: the limit of ten minutes of a connection that took one."""
+        self._timers = [timer for timer in self._timers if timer.call is not None]
+        heapq.heapify(self._timers)
+        self._cancelled = 0
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
         """Run a coroutine; its first step is taken at once."""
@@ -144,8 +157,9 @@ class Loop:
                 self._run(handler, events)
         self.now = monotonic()
         while self._timers and self._timers[0].when <= self.now:
-            call = heapq.heappop(self._timers).call
-            if call is not None:
+            timer = heapq.heappop(self._timers)
+            if timer.call is not None:
+                call, timer.call = timer.call, None
                 self._run(call)
         for _ in range(len(self._soon)):
             self._run(self._soon.popleft())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PLAIN, TLS = "plain", "tls"
 # Of the loop: what the kernel has for us already is taken in the next, and leads to its end in some.
 _TURNS_TO_SETTLE = 4
+_MOST_LIVE = 64  # events in a message: it must fit a datagram
 
 
 def main() -> None:
@@ -60,8 +61,8 @@ def _terminator() -> Terminator:
 
 def _import_the_rest() -> None:
     """What others import when they first need it: from here on they could not read it."""
+    import _sha1  # noqa: F401
     import binascii  # noqa: F401  the proof of a WebSocket's server
-    import hashlib  # noqa: F401
     import ipaddress  # noqa: F401
 
     from ..model import hosts, netlimits, network, paths, rules  # noqa: F401
@@ -103,7 +104,7 @@ class Egress:
             elif verb == "relay":
                 self._relay(body, fds)
             elif verb == "flush":
-                self._flush(body["token"])
+                self._flush(body["token"], body.get("id", ""))
             elif verb == "authority":
                 self._make_authority(body)
         except Exception as exc:  # noqa: BLE001  one sandbox's trouble is not the others'
@@ -156,16 +157,27 @@ class Egress:
         made = terminator.make(body["hosts"]) if terminator is not None else {}
         self.control.tell({"authority": {"token": body["token"], **made}}, must=True)
 
-    def _flush(self, token: int, turns: int = _TURNS_TO_SETTLE) -> None:
-        """Answer once everything is on record that had happened before this was asked."""
+    def _flush(self, token: int, sandbox_id: str, turns: int = _TURNS_TO_SETTLE) -> None:
+        """Answer once everything is on record that had happened before this was asked.
+
+        With the id of a sandbox, also what goes on there: many pieces, as that may be much.
+        """
         if turns:
-            self.loop.soon(lambda: self._flush(token, turns - 1))
+            self.loop.soon(lambda: self._flush(token, sandbox_id, turns - 1))
             return
         self.commons.record.flush()
+        sandbox = self.commons.sandboxes.get(sandbox_id)
+        for live in pieces(sandbox.live() if sandbox is not None else [], _MOST_LIVE):
+            self.control.tell({"live": {"token": token, "events": live}}, must=True)
         self.control.tell({"flushed": token}, must=True)
 
     def _tell_fault(self, error: BaseException) -> None:
         self.control.tell({"fault": told(error)})
+
+
+def pieces(items: list[Any], size: int) -> list[list[Any]]:
+    """`items` in lists of at most `size`."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def told(error: BaseException) -> str:

@@ -117,7 +117,7 @@ async def _places(connection: Connection) -> list[tuple[int, str]]:
 
 def _expected(connection: Connection) -> tuple[str, ...]:
     """What must be spoken there; anything may when it is empty."""
-    if connection.sandbox.judge.terminates(connection.host, connection.port):
+    if connection.sandbox.terminates(connection.host, connection.port):
         return (TLS, HTTP)
     if connection.port in _ALWAYS_TLS:
         return (TLS,)
@@ -198,7 +198,7 @@ class Gate:
             relay.cut(opening.objection)
         elif opening.verdict == RAW:
             self._connection.is_opaque = True
-            relay.out.prefix = opening.data
+            relay.out.put(opening.data)
             relay.start()
         else:
             relay.start(on_held=self._look)
@@ -299,7 +299,7 @@ async def _serve_tls(
 ) -> None:
     hello, data = await _hello(connection, client, b"")
     _check_name(connection, hello)
-    if connection.sandbox.judge.terminates(connection.host, connection.port):
+    if connection.sandbox.terminates(connection.host, connection.port):
         client.unread(data)
         await _terminate(connection, hello, client, server)
         return

@@ -88,6 +88,7 @@ class Sandbox:
         self.judge = Judge(self.policy, self.commons.own.texts)
         self._names_judged: dict[tuple[str, int | None], Decision] = {}
         self._addresses_judged: dict[tuple[str | None, str, int], Decision] = {}
+        self._terminated: dict[tuple[str, int], bool] = {}
         self.commons.resolver.forget(self.id)
         for connection in list(self.connections):
             connection.judge_again()
@@ -99,6 +100,14 @@ class Sandbox:
             _bound(self._names_judged)
             decision = self._names_judged[name, port] = self.judge.name_allowed(name, port)
         return decision
+
+    def terminates(self, name: str, port: int) -> bool:
+        """As `Judge.terminates`, remembered."""
+        known = self._terminated.get((name, port))
+        if known is None:
+            _bound(self._terminated)
+            known = self._terminated[name, port] = self.judge.terminates(name, port)
+        return known
 
     def judge_address(self, name: str | None, address: str, port: int) -> Decision:
         """Whether `address` may be dialled; for an address that a program named, without a name."""
@@ -169,6 +178,11 @@ class Sandbox:
                     pass  # its queue is full: it asks again
         self.commons.loop.soon(self._on_datagram)
 
+    def live(self) -> list[dict[str, Any]]:
+        """What goes on, as events: whatever was let through and has not ended."""
+        events = [each.event() for each in self.connections if each.is_recorded and each.address]
+        return [{"sandbox_id": self.id, **event} for event in events]
+
     def is_proxy(self, address: bytes, port: int) -> bool:
         """Whether a client came to be asked where it wants to go."""
         if address in _PROXY_PLACES:
@@ -220,6 +234,6 @@ def _is_of_addresses(rule: str) -> bool:
     return bool(rule) and NetworkRule.parse(rule).is_address
 
 
-def _bound(remembered: dict[Any, Decision]) -> None:
+def _bound(remembered: dict[Any, Any]) -> None:
     if len(remembered) >= _MOST_KEPT:
         remembered.clear()

@@ -6,6 +6,7 @@ import pytest
 
 from ringfence.egress.client import Egress
 from tests.egress.inside.conftest import attempt
+from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import World, places
 
@@ -260,3 +261,18 @@ def test_everything_is_on_record(box: MakeBox, egress: Egress) -> None:
     totals = egress.totals(sandbox.id)
     assert totals["allowed"] == sum(event.allowed for event in events)
     assert totals["refused"] == sum(not event.allowed for event in events)
+
+
+def test_what_goes_on_is_on_record_too(box: MakeBox, egress: Egress) -> None:
+    sandbox = box("echo.test:7")
+    with Client(sandbox) as client:
+        for number in range(100):
+            client.do("connect", key=str(number), host="echo.test", port=7)
+            client.do("send", key=str(number), text="x" * number)
+            assert not number or client.do("receive", key=str(number))
+        live = [event for event in egress.events(sandbox.id) if "tcp" == event.kind]
+        assert 100 == len(live)
+        assert set(range(100)) == {event.bytes_out for event in live}
+        assert 100 == len([event for event in egress.events(sandbox.id) if "tcp" == event.kind])
+    ended = [event for event in egress.events(sandbox.id) if "tcp" == event.kind]
+    assert {event.bytes_in for event in live} == {event.bytes_in for event in ended}
