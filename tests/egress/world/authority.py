@@ -78,6 +78,8 @@ def _trust(authority: Path, directory: Path) -> None:
     for entry in os.scandir(BUNDLE) if os.path.isdir(BUNDLE) else ():
         if entry.is_file():  # links followed: what they lead to may be hidden inside
             shutil.copyfile(entry.path, directory / entry.name)
+    if os.path.isdir(f"{BUNDLE}/java"):  # without it a JVM trusts nobody, and says so oddly
+        shutil.copytree(f"{BUNDLE}/java", directory / "java")
     certificate = _openssl("x509", "-in", str(authority))
     bundle = directory / "ca-certificates.crt"
     with bundle.open("a", encoding="ascii") as file:
