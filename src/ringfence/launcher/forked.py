@@ -13,8 +13,11 @@ import _struct as struct
 import errno
 import posix as os
 
+from . import programs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _FAILURE = struct.Struct("=i")
@@ -22,9 +25,16 @@ _SHELL = "/bin/sh"
 
 
 def start(
-    paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any], signals: list[int]
+    paths: list[str],
+    argv: list[str],
+    env: dict[str, str],
+    actions: list[Any],
+    become: Callable[[], None] | None = None,
 ) -> tuple[int, int]:
     """Fork, and in the child begin the first of `paths` that can be; actions as for posix_spawn.
+
+    Args:
+        become: Called in the child, in a session of its own, before anything of the program's is touched.
 
     Returns:
         The pid, and a descriptor for `failure`.
@@ -39,7 +49,7 @@ def start(
     if pid == 0:
         number = errno.EIO
         try:
-            _prepare(actions, signals)
+            _prepare(actions, become)
             number = _begin(paths, argv, env)
         except OSError as exc:
             number = exc.errno or errno.EIO
@@ -61,8 +71,10 @@ def failure(fd: int) -> int:
     return int(_FAILURE.unpack(data)[0]) if len(data) == _FAILURE.size else 0
 
 
-def _prepare(actions: list[Any], signals: list[int]) -> None:
+def _prepare(actions: list[Any], become: Callable[[], None] | None) -> None:
     os.setsid()
+    if become is not None:
+        become()
     for verb, fd, *rest in actions:
         if verb == os.POSIX_SPAWN_DUP2:
             os.dup2(fd, rest[0])
@@ -72,7 +84,7 @@ def _prepare(actions: list[Any], signals: list[int]) -> None:
             os.dup2(opened, fd)
             if opened != fd:
                 os.close(opened)
-    for number in signals:
+    for number in programs.ALL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

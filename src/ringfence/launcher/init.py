@@ -18,7 +18,7 @@ import select
 import time
 
 from ..linux import files, libc
-from . import forked, wire
+from . import forked, programs, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +36,9 @@ _ABOVE_ALL = 64  # higher than any descriptor that is open by then; a low `ulimi
 _WATCHDOG_S = 0.05
 _SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
-_SIGRTMAX = 64
-_DEFAULT_PATH = "/bin:/usr/bin"
 # include/uapi/asm-generic/ioctls.h
 _TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
 _LOOPBACK = {4: (socket.AF_INET, "127.0.0.1"), 6: (socket.AF_INET6, "::1")}
-_ALL_SIGNALS = [n for n in range(1, _SIGRTMAX + 1) if n not in (9, 19, 32, 33)]
 
 
 class Exec:
@@ -187,7 +184,7 @@ class Init:
             self._spawn(run, argv, env, actions)
         except OSError as exc:
             report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
-            _answer(reply, report.pack())
+            answer(reply, report.pack())
             reply.close()
             return
         finally:
@@ -197,13 +194,13 @@ class Init:
         self.execs[number] = self.by_pid[run.pid] = run
 
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
-        paths = _candidates(argv[0], env.get("PATH", _DEFAULT_PATH))
+        paths = programs.candidates(argv[0], env)
         self._oom_score(_PREFER_FOR_OOM)
         try:
-            if _has_children():
-                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, _ALL_SIGNALS)
+            if has_children():
+                run.pid, run.failure_fd = forked.start(paths, argv, env, actions)
             else:
-                run.pid = _spawn_first(paths, argv, env, actions)
+                run.pid = programs.spawn_first(paths, argv, env, actions)
         finally:
             self._oom_score(_OWN_OOM_SCORE)
 
@@ -297,7 +294,7 @@ class Init:
             if never_began:
                 report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
         del self.execs[run.number]
-        _answer(run.reply, report.pack())
+        answer(run.reply, report.pack())
         run.reply.close()
 
     def _enforce_deadlines(self) -> None:
@@ -413,19 +410,11 @@ class Init:
         return os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _do_dial(self, version: int, port: int) -> int:
-        """A connection to a server inside, on its way: a full queue there must not stop us here."""
-        family, address = _LOOPBACK[version]
-        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        sock = wire.Socket(family, kind)
-        failed = sock.connect_ex((address, port))
-        if failed not in (0, errno.EINPROGRESS):
-            sock.close()
-            raise OSError(failed, os.strerror(failed))
-        return sock.detach()
+        return dial(version, port)
 
     def _do_mkdir(self, path: str, parents: bool) -> None:
         if parents:
-            _make_dirs(path)
+            programs.make_dirs(path)
         else:
             os.mkdir(path)
 
@@ -446,7 +435,20 @@ class Init:
         return head.encode() + libc.path_bytes(link)
 
 
-def _answer(reply: wire.Socket, data: bytes) -> None:
+def dial(version: int, port: int) -> int:
+    """A connection to a server inside, on its way: a full queue there must not stop us here."""
+    family, address = _LOOPBACK[version]
+    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    sock = wire.Socket(family, kind)
+    failed = sock.connect_ex((address, port))
+    if failed not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise OSError(failed, os.strerror(failed))
+    return sock.detach()
+
+
+def answer(reply: wire.Socket, data: bytes) -> None:
+    """Send one datagram to whoever asked, if they still want to know."""
     try:
         wire.send_raw(reply, data)
     except OSError:
@@ -457,17 +459,10 @@ def refuse(reply: wire.Socket, exc: OSError, step: str = "") -> None:
     """Answer with an errno and a text that names the step."""
     text = f"{step}: {exc}" if step else str(exc)
     body = text.encode("utf-8", "replace")[:2000]
-    _answer(reply, b"E%d " % (exc.errno or errno.EIO) + body)
+    answer(reply, b"E%d " % (exc.errno or errno.EIO) + body)
 
 
-def _candidates(name: str, path: str) -> list[str]:
-    """Where `name` may be, as execvp(3) looks for it."""
-    if "/" in name:
-        return [name]
-    return [f"{directory or '.'}/{name}" for directory in path.split(":")]
-
-
-def _has_children() -> bool:
+def has_children() -> bool:
     """Whether anything may run in the sandbox under our uid: all that does descends from PID 1."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -476,45 +471,14 @@ def _has_children() -> bool:
     return True
 
 
-def _spawn_first(paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]) -> int:
-    """Start the first of `paths` that can be."""
-    failure: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
-    for path in paths:
-        try:
-            return _posix_spawn(path, argv, env, actions)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as exc:
-            failure = exc
-    raise failure
-
-
-def _posix_spawn(path: str, argv: list[str], env: dict[str, str], actions: list[Any]) -> int:
-    """vfork(2)-fast start of one program in a session of its own: its signals reach no other exec."""
-    # Not there at all: found out here, a clone costs a hundred times as much.
-    if (os.stat(path).st_mode & 0o170000) == 0o040000:
-        raise PermissionError(13, "is a directory", path)
-    settings: dict[str, Any] = {"setsid": True, "setsigmask": [], "setsigdef": _ALL_SIGNALS}
-    try:
-        return os.posix_spawn(path, argv, env, file_actions=actions, **settings)
-    except OSError as exc:
-        if exc.errno != errno.ENOEXEC:  # a script without #!, which a shell would run itself
-            raise
-    return os.posix_spawn("/bin/sh", ["sh", path, *argv[1:]], env, file_actions=actions, **settings)
-
-
 def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int]:
     """A new pseudo-terminal of the sandbox's own devpts: its master goes to the host.
 
     Returns the name of the slave, and a descriptor of it to close once the process has its own:
     a master without any slave reads as hung up.
     """
-    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    master, name = new_terminal("/dev/pts/ptmx", rows, columns)
     try:
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))[0]
-        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        name = f"/dev/pts/{number}"
         slave = os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         wire.send_raw(reply, b"T", [master])
     finally:
@@ -522,26 +486,20 @@ def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, in
     return name, slave
 
 
-def _make_dirs(path: str) -> None:
-    """A directory and those above it, where they are not there yet."""
-    done = "/" if path.startswith("/") else ""
-    for name in path.split("/"):
-        if not name:
-            continue
-        done += name
-        try:
-            os.mkdir(done)
-        except OSError:
-            if not _is_directory(done):
-                raise
-        done += "/"
+def new_terminal(multiplexer: str, rows: int, columns: int) -> tuple[int, str]:
+    """A pseudo-terminal's master, and the name of its slave.
 
-
-def _is_directory(path: str) -> bool:
+    Source: pts(4), ioctl_tty(2).
+    """
+    master = os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        return (os.stat(path).st_mode & 0o170000) == 0o040000
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))[0]
+        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     except OSError:
-        return False
+        os.close(master)
+        raise
+    return master, f"/dev/pts/{number}"
 
 
 def _signed(word: int) -> int:

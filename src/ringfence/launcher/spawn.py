@@ -1,4 +1,4 @@
-"""Starting a zygote process, from the host process: the first of all things that `run` does.
+"""Starting a zygote or a keeper, from the host process: the first of all things that `run` does.
 
 So it imports next to nothing, and lies here, behind the fewest packages.
 """
@@ -9,21 +9,22 @@ import _socket as socket
 import os
 import sys
 
-_CODE = (
+ZYGOTE = (
     "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
     "from ringfence.launcher.zygote import main; main()"
 )
-_CONTROL_FD = 3  # zygote.CONTROL_FD; importing that would import all of it
+KEEPER = ZYGOTE.replace("zygote", "keeper")
+_CONTROL_FD = 3  # zygote.CONTROL_FD, keeper.CONTROL_FD; importing that would import all of it
 
 
 class Started:
-    """A zygote that boots: its pid, and our end of its socket."""
+    """A process that boots: its pid, and our end of its socket."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid, self.control = pid, control
 
 
-def spawn(code: str = _CODE, *arguments: str) -> Started:
+def spawn(code: str = ZYGOTE, *arguments: str) -> Started:
     """Start one. The caller is never forked, whatever threads it has.
 
     Args:

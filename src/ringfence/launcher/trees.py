@@ -25,13 +25,24 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
     """
     device = os.lstat(path).st_dev
-    with (
-        open(stream, "wb", buffering=0, closefd=False) as raw,
-        tarfile.open(
-            fileobj=raw, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
-        ) as tar,
-    ):
+    sink: Any = _Sink(stream)
+    with tarfile.open(
+        fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
+    ) as tar:
         _Packer(tar, device if one_file_system else -1, progress).add(path, ".")
+
+
+class _Sink:
+    """A descriptor to write to: all of each piece, though a kernel may take only some at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        return len(data)
 
 
 def _entries(path: str) -> list[str]:

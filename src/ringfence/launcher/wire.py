@@ -29,6 +29,9 @@ MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
 _REPORT = struct.Struct("=iiiiQQQQQQQ")
 
 
+UNKNOWN = (1 << 64) - 1  # for a count that this kernel does not keep
+
+
 class ExecReport:
     """How one exec ended, as the kernel told PID 1. Times in ns, sizes in bytes."""
 

@@ -162,12 +162,12 @@ class LocalExec:
             self._settle_unstarted(report)
             return
         usage = ResourceUsage(
-            cpu_ns=report.user_ns + report.system_ns,
-            user_ns=report.user_ns,
-            system_ns=report.system_ns,
+            cpu_ns=_known(report.user_ns, report.system_ns),
+            user_ns=_known(report.user_ns),
+            system_ns=_known(report.system_ns),
             peak_memory_bytes=report.peak_memory_bytes,
-            io_read_bytes=report.io_read_bytes,
-            io_write_bytes=report.io_write_bytes,
+            io_read_bytes=_known(report.io_read_bytes),
+            io_write_bytes=_known(report.io_write_bytes),
         )
         killed_by = _REASONS.get(report.killed_by)
         signum = os.WTERMSIG(report.wait_status) if os.WIFSIGNALED(report.wait_status) else None
@@ -316,3 +316,7 @@ class LocalExec:
         fd, self.stdin = self.stdin, None
         if fd is not None and fd != self.stdout:
             os.close(fd)
+
+
+def _known(*counts: int) -> int | None:
+    return None if wire.UNKNOWN in counts else sum(counts)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import marshal
 import os
 
+from ...errors import SandboxLost
 from ...launcher import placeholders
 from . import owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.placeholders import Placeholder
+    from .launched import Launched
+    from .protect import Protected
 
 _HEADER = b"ringfence placeholders 1\n"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,6 +68,21 @@ def erase(path: str | None) -> None:
     """The placeholders of this note are gone."""
     if path is not None:
         placeholders.erase_note(path)
+
+
+def give_up(
+    protected: list[Protected], note: str | None, sandbox_id: str, launched: Launched
+) -> None:
+    """Remove what stands in for absent protected paths, and every record of it."""
+    are_any = any(each.placeholders for each in protected)
+    for each in protected:
+        each.remove_placeholders()
+    erase(note)
+    if are_any:
+        try:
+            launched.tell("released", sandbox_id, [])
+        except SandboxLost:
+            pass  # it is gone, and has nothing to remember
 
 
 def sweep() -> None:

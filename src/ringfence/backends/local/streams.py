@@ -1,14 +1,18 @@
-"""The pipes of one exec."""
+"""The pipes of one exec, and ends of connections."""
 
 from __future__ import annotations
 
+import _socket
 import os
+import struct
 
 from ...launcher import wire
 from .host import out_of_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+
     from ...model.exec import ExecRequest
 
 _Outer = tuple[int | None, int | None, int | None]
@@ -51,3 +55,11 @@ def _pipe(opened: list[int]) -> tuple[int, int]:
     ends = os.pipe2(os.O_CLOEXEC)
     opened.extend(ends)
     return ends
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """The peer is to read that it was refused, not that all went well."""
+    try:
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        pass  # it has gone already

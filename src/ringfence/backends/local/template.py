@@ -24,7 +24,7 @@ HOSTNAME = "ringfence"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 READ_ONLY = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 # Read-only also on device nodes: it does not stop writing to the device, only changing the node.
-_DEVICE = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
+DEVICE = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -110,6 +110,17 @@ def _root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree]
     return trees, [*steps, *after_binds()]
 
 
+def guest_root(uid: int) -> tuple[Steps, list[Tree]]:
+    """Steps and trees of the root of a guest whose own kernel provides its /dev and /proc."""
+    steps = [*_LAYOUT, *_etc_files(uid), *links(), ("dir", "/proc", 0o555, False)]
+    trees: list[Tree] = []
+    for source, target, attributes in shown():
+        if not target.startswith("/dev/"):
+            steps.append(("show", target, len(trees), os.path.isdir(source)))
+            trees.append(tree(source, attributes))
+    return steps, trees
+
+
 def _etc_files(uid: int) -> Steps:
     users = {"root": 0, "sandbox": identity.SANDBOX_UID, "nobody": identity.NOBODY}
     if uid not in users.values():
@@ -141,7 +152,7 @@ def shown() -> list[tuple[str, str, int]]:
         source = f"/etc/{name}"
         if os.path.exists(source) and _world_readable(source):
             found.append((os.path.realpath(source), source, READ_ONLY))
-    return [*found, *((f"/dev/{name}", f"/dev/{name}", _DEVICE) for name in _DEVICES)]
+    return [*found, *((f"/dev/{name}", f"/dev/{name}", DEVICE) for name in _DEVICES)]
 
 
 def shown_etc() -> list[str]:

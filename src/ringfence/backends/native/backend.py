@@ -149,9 +149,7 @@ class NativeBackend:
             verb = "claim" if warm else "create"
             sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
         except BaseException as exc:
-            from .sandbox import remove_placeholders
-
-            remove_placeholders(draft.protected, draft.note, sandbox_id, zygote)
+            journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
             if isinstance(exc, SandboxLost):  # the zygote, too: it cannot clear up any more
                 launcher_cgroups.remove(directories)
             if first and not warm:

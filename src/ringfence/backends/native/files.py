@@ -13,7 +13,8 @@ import stat
 
 from ...errors import FileError, IsADirectory, file_error
 from ...model import checks
-from ...model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
+from ...model.files import DIRECTORY, FileInfo
+from ..local.fileinfo import describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from .sandbox import NativeSandbox
 
     Progress = Callable[[int, str], None]
-
-_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 
 
 class NativeFiles:
@@ -56,7 +55,7 @@ class NativeFiles:
         body = self._ask(where, "stat", where)
         mode, size, mtime_ns, link = body.split(b" ", 3)
         name = os.path.basename(where)
-        return _describe(where, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))
+        return describe(where, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))
 
     def make_dir(self, path: str, *, parents: bool = True) -> None:
         where = self._absolute(path)
@@ -123,17 +122,4 @@ def _info(base: str, name: str, directory: int) -> FileInfo:
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     link = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(info.st_mode) else ""
     path = f"{base.rstrip('/')}/{name}"
-    return _describe(path, name, info.st_mode, info.st_size, info.st_mtime_ns, link)
-
-
-def _describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: str) -> FileInfo:
-    kind = _KINDS.get(stat.S_IFMT(mode), OTHER)
-    return FileInfo(
-        path=path,
-        name=name,
-        kind=kind,
-        size_bytes=size,
-        mode=stat.S_IMODE(mode),
-        mtime_s=mtime_ns / 1e9,
-        link_target=link if kind == SYMLINK else None,
-    )
+    return describe(path, name, info.st_mode, info.st_size, info.st_mtime_ns, link)

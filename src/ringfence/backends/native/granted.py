@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import resource
 
-from ...errors import SandboxLost
-from ...launcher import wire
 from ...model.granted import SandboxCapabilities
 from ...model.limits import Limits
 from ...model.mount import MEMORY_DIR
-from ...policy import categories
 from ..local import template
-from .inspection import Inspection, cpu_limit, memory_limit_bytes, pids_limit
+from ..local.attempts import blocked_categories
+from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from .inspection import Inspection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from .sandbox import NativeSandbox
 
 _SYSTEM = ("/", "/usr", "/etc", "/proc", "/dev")
-_ANSWER_S = 5.0
 
 
 def granted(sandbox: NativeSandbox) -> SandboxCapabilities:
@@ -48,7 +46,9 @@ def granted(sandbox: NativeSandbox) -> SandboxCapabilities:
         allowed_destinations=("*",) if policy.is_unrestricted else policy.allowed_hosts,
         limits=_limits(sandbox, seen),
         syscall_filter_active=seen.status["Seccomp"] == "2" and sandbox.profile.seccomp,
-        blocked_syscall_categories=blocked_categories(sandbox),
+        blocked_syscall_categories=blocked_categories(
+            lambda calls, fd: sandbox.tell("try", calls, fds=[fd])
+        ),
         is_persistent=_is_persistent(sandbox, writable),
     )
 
@@ -101,37 +101,3 @@ def _is_persistent(sandbox: NativeSandbox, writable: tuple[str, ...]) -> bool:
     kept = [each.target for each in sandbox.session.mounts if each.host_path is not None]
     memory = [MEMORY_DIR] if sandbox.spec.memory_dir else []
     return any(target in writable for target in [*kept, *memory])
-
-
-def blocked_categories(sandbox: NativeSandbox) -> tuple[str, ...]:
-    """The kinds of system calls that are refused inside, each tried by a child of PID 1."""
-    wanted = list(categories.numbered().items())
-    blocked: list[str] = []
-    while wanted:
-        answers = _try(sandbox, [call for _category, call in wanted])
-        for (category, _call), number in zip(wanted, answers, strict=False):
-            if number in categories.REFUSED:
-                blocked.append(category)
-        if len(answers) < len(wanted):  # a filter of the user's own killed whoever tried that one
-            blocked.append(wanted[len(answers)][0])
-        wanted = wanted[len(answers) + 1 :]
-    return tuple(sorted(blocked))
-
-
-def _try(sandbox: NativeSandbox, calls: list[tuple[int, tuple[int, ...]]]) -> list[int]:
-    """What the kernel said to each, in order: an errno or 0; it may end early."""
-    ours, theirs = wire.socketpair()
-    try:
-        try:
-            sandbox.tell("try", calls, fds=[theirs.fileno()])
-        finally:
-            theirs.close()
-        ours.settimeout(_ANSWER_S)
-        answers: list[int] = []
-        while data := wire.receive_raw(ours)[0]:
-            answers.append(int(data))
-        return answers
-    except TimeoutError as exc:
-        raise SandboxLost("system calls could not be tried: no answer") from exc
-    finally:
-        ours.close()

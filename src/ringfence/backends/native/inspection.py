@@ -5,30 +5,16 @@ from __future__ import annotations
 import _socket
 import os
 
+from ..local.mountinfo import MountLine, read_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..local.cgroups import Group
     from .sandbox import NativeSandbox
 
 
 _RTF_LOCAL = 0x80000000  # include/uapi/linux/ipv6_route.h
-
-
-class MountLine:
-    """One line of mountinfo: proc_pid_mountinfo(5)."""
-
-    def __init__(self, line: str) -> None:
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        self.device, self.target = fields[2], unescaped(fields[4])
-        self.options = frozenset(fields[5].split(","))
-        self.kind = right.partition(" ")[0]
-
-    def is_of_the_host(self, root_device: str) -> bool:
-        """Whether it shows something that is not the sandbox's own."""
-        return self.device != root_device and self.kind not in ("proc", "devpts")
 
 
 class Inspection:
@@ -164,49 +150,3 @@ class Inspection:
         finally:
             os.close(fds[0])
         return info.f_blocks * info.f_frsize, info.f_files
-
-
-def read_text(path: str) -> str:
-    """A whole file of /proc or /sys."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
-def unescaped(word: str) -> str:
-    """A path of mountinfo, in which space, tab, newline and backslash are octal escapes."""
-    head, *rest = word.split("\\")
-    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
-
-
-def memory_limit_bytes(group: Group) -> int | None:
-    """What the memory cgroup says."""
-    return _number(_control(group, "memory", "memory.max", "memory.limit_in_bytes"))
-
-
-def pids_limit(group: Group) -> int | None:
-    """What the pids cgroup says, PID 1 included."""
-    return _number(_control(group, "pids", "pids.max", "pids.max"))
-
-
-def cpu_limit(group: Group) -> float | None:
-    """Cores, as the cpu cgroup says."""
-    if group.version == 2:
-        quota, _, period = _control(group, "cpu", "cpu.max", "").partition(" ")
-    else:
-        quota = _control(group, "cpu", "", "cpu.cfs_quota_us")
-        period = _control(group, "cpu", "", "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _control(group: Group, controller: str, v2: str, v1: str) -> str:
-    directory = group.paths.get("" if group.version == 2 else controller)
-    if not group.version or directory is None:
-        return ""
-    try:
-        return read_text(f"{directory}/{v2 if group.version == 2 else v1}").strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None

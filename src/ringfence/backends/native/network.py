@@ -6,8 +6,6 @@ the egress process, which accepts on them, decides. Without it nothing is reacha
 
 from __future__ import annotations
 
-import _socket
-import _struct as struct
 import errno
 import os
 import select
@@ -17,6 +15,7 @@ from _thread import allocate_lock
 from ...errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError, SandboxLost
 from ...model import checks
 from ..local.answers import Refused
+from ..local.streams import reset_on_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ class NativeNetwork:
                 self._known = True
                 self._egress.relay(self._sandbox.id, port, client.fileno(), inside.fileno())
         except BaseException:
-            _reset_on_close(client)
+            reset_on_close(client)
             raise
         finally:
             client.close()
@@ -286,14 +285,6 @@ def _proxies(policy: NetworkPolicy) -> dict[str, str]:
     proxy, direct = f"http://{PROXY[0]}:{PROXY[1]}", "localhost,127.0.0.1,::1"
     both = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": direct}
     return both | {name.upper(): value for name, value in both.items()}
-
-
-def _reset_on_close(sock: socket.socket) -> None:
-    """The peer is to read that it was refused, not that all went well."""
-    try:
-        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))
-    except OSError:
-        pass  # it has gone already
 
 
 def check_change(sandbox: NativeSandbox, policy: NetworkPolicy) -> None:

@@ -6,13 +6,12 @@ import os
 import resource
 
 from ...errors import InvalidRequest, Unsupported
-from ...linux import mounts as mount_calls
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_ONLY, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
-from ..local import identity, template
+from ..local import identity, sources, template
 from ..local.host import Host
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
@@ -35,7 +34,6 @@ _LEAST = {
     "inodes": (128, "the sandbox's own directories are some of them"),
 }
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
-_RW = mount_calls.MOUNT_ATTR_NOSUID | mount_calls.MOUNT_ATTR_NODEV
 
 
 class Draft:
@@ -180,27 +178,11 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
     Raises:
         InvalidRequest: It does not exist or may not be seen by the caller.
     """
-    try:
-        fd = os.open(mount.source, os.O_PATH | os.O_CLOEXEC)
-    except OSError as exc:
-        raise no_source(mount, exc) from exc
+    # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
+    inside = identity.host_id(draft.first_host_id, draft.uid) if host.trusted_root else None
+    tree, fd = sources.pin(mount, inside)
     draft.fds.append(fd)
-    info = os.fstat(fd)
-    writable = mount.is_writable
-    tree: Tree = {
-        "source": os.readlink(f"/proc/self/fd/{fd}"),
-        "device": info.st_dev,
-        "inode": info.st_ino,
-        "attributes": _RW if writable else template.READ_ONLY,
-        "idmap": "",
-        "idmap_gid": "",
-        "fd": len(draft.fds) - 1 if host.trusted_root else -1,
-    }
-    if host.trusted_root:
-        # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
-        inside = identity.host_id(draft.first_host_id, draft.uid)
-        tree["idmap"] = f"{info.st_uid} {inside} 1"
-        tree["idmap_gid"] = f"{info.st_gid} {inside} 1"
+    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
     return tree
 
 

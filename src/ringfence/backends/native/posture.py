@@ -11,7 +11,8 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
 from ..local import cgroups
 from ..local.host import host
-from .inspection import Inspection, cpu_limit, memory_limit_bytes, pids_limit
+from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from .inspection import Inspection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

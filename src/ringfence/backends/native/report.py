@@ -9,7 +9,7 @@ from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import LIGHT, SandboxSpec
 from ...model.state import State
-from . import blockers
+from ..local import blockers
 from .inspection import Inspection
 from .posture import read_posture
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ..local.cgroups import Group
-    from ..local.protect import Protected
     from ..local.sizes import Sizes
     from .backend import NativeBackend
     from .planner import Draft
@@ -410,7 +409,7 @@ class NativeSandbox:
         for fd in closing:
             os.close(fd)
         self.network.close()
-        remove_placeholders(self.protected, self.note, self.id, self.zygote)
+        journal.give_up(self.protected, self.note, self.id, self.zygote)
         self.backend.released(self)
 
     # -- the rest of the contract -------------------------------------------------------------
@@ -480,18 +479,3 @@ class Awake:
                 self._sandbox.group.freeze()
         finally:
             self._lock.release()
-
-
-def remove_placeholders(
-    protected: list[Protected], note: str | None, sandbox_id: str, zygote: Zygote
-) -> None:
-    """Remove what stands in for absent protected paths, and every record of it."""
-    are_any = any(each.placeholders for each in protected)
-    for each in protected:
-        each.remove_placeholders()
-    journal.erase(note)
-    if are_any:
-        try:
-            zygote.tell("released", sandbox_id, [])
-        except SandboxLost:
-            pass  # it is gone, and has nothing to remember

@@ -1,0 +1,23 @@
+"""What a stat(2) inside a sandbox says, as a `FileInfo`."""
+
+from __future__ import annotations
+
+import stat
+
+from ...model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
+
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
+
+
+def describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: str) -> FileInfo:
+    """One file; `link` is where a symlink leads, as it is written there."""
+    kind = _KINDS.get(stat.S_IFMT(mode), OTHER)
+    return FileInfo(
+        path=path,
+        name=name,
+        kind=kind,
+        size_bytes=size,
+        mode=stat.S_IMODE(mode),
+        mtime_s=mtime_ns / 1e9,
+        link_target=link if kind == SYMLINK else None,
+    )

@@ -1,0 +1,128 @@
+"""The host's side of a process of the launcher's: start it, ask it, end with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from _thread import allocate_lock
+
+from ...errors import IsolationError, SandboxLost
+from ...launcher import wire
+from ...launcher.spawn import Started, spawn
+from .answers import answer
+from .host import out_of_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ANSWER_S = 60.0
+
+
+def _spawn(code: str) -> Started:
+    try:
+        return spawn(code)
+    except OSError as exc:
+        if out_of_files(exc):
+            raise
+        raise IsolationError(
+            f"the sandbox was not started: no process may be started here: {exc}",
+            hint="look at `ulimit -u`, and at any system-call filter around this process",
+        ) from exc
+
+
+class Launched:
+    """A process of the launcher that serves this one. Thread-safe; never forks the caller.
+
+    Args:
+        what: What errors call it.
+        code: See `spawn`.
+    """
+
+    def __init__(self, what: str, code: str, started: Started | None = None) -> None:
+        started = started or _spawn(code)
+        self.what = what
+        self.pid, self._socket = started.pid, started.control
+        self._pidfd = os.pidfd_open(self.pid)
+        self._send_lock = allocate_lock()
+        self.owner = os.getpid()
+
+    def tell(self, verb: str, argument: Any, fds: list[int]) -> None:
+        """One request whose answer comes another way."""
+        ours, theirs = wire.socketpair()
+        ours.close()
+        try:
+            self.tell_from(theirs, verb, argument, fds)
+        finally:
+            theirs.close()
+
+    def tell_from(self, reply: wire.Socket, verb: str, argument: Any, fds: list[int]) -> None:
+        """One request that is answered on the other end of `reply`.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
+        try:
+            with self._send_lock:
+                wire.send(self._socket, (verb, argument), [reply.fileno(), *fds])
+        except OSError as exc:
+            if exc.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
+                raise
+            text = f"the {self.what} process is gone"
+            raise SandboxLost(text, hint="create a new sandbox") from exc
+
+    def ask(
+        self,
+        verb: str,
+        argument: Any,
+        fds: list[int] | None = None,
+        *,
+        timeout_s: float | None = _ANSWER_S,
+    ) -> tuple[bytes, list[int]]:
+        """One request, one answer.
+
+        Raises:
+            Refused: It could not do it.
+            SandboxLost: It is gone.
+        """
+        ours, theirs = wire.socketpair()
+        try:
+            try:
+                self.tell_from(theirs, verb, argument, fds or [])
+            finally:
+                theirs.close()
+            return answer(ours, timeout_s)
+        finally:
+            ours.close()
+
+    def wait(self) -> None:
+        """Return when it has ended, whoever reaps it."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        while not poll.poll():
+            continue
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        if self._pidfd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def bury(self) -> None:
+        """Close what we hold of one that has ended."""
+        self.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        os.close(pidfd)
+
+    def close(self) -> None:
+        """End it; it kills every sandbox and removes every cgroup first."""
+        self._socket.close()
+        if self.owner == os.getpid():
+            try:
+                os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                pass

@@ -1,0 +1,43 @@
+"""Limits of a sandbox's cgroups, as the kernel has them."""
+
+from __future__ import annotations
+
+from .mountinfo import read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .cgroups import Group
+
+
+def memory_limit_bytes(group: Group) -> int | None:
+    """What the memory cgroup says."""
+    return _number(_control(group, "memory", "memory.max", "memory.limit_in_bytes"))
+
+
+def pids_limit(group: Group) -> int | None:
+    """What the pids cgroup says, PID 1 included."""
+    return _number(_control(group, "pids", "pids.max", "pids.max"))
+
+
+def cpu_limit(group: Group) -> float | None:
+    """Cores, as the cpu cgroup says."""
+    if group.version == 2:
+        quota, _, period = _control(group, "cpu", "cpu.max", "").partition(" ")
+    else:
+        quota = _control(group, "cpu", "", "cpu.cfs_quota_us")
+        period = _control(group, "cpu", "", "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _control(group: Group, controller: str, v2: str, v1: str) -> str:
+    directory = group.paths.get("" if group.version == 2 else controller)
+    if not group.version or directory is None:
+        return ""
+    try:
+        return read_text(f"{directory}/{v2 if group.version == 2 else v1}").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
