@@ -1,0 +1,82 @@
+"""The agent as one file that a guest's Python loads, and which Python that is."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import marshal
+import os
+import sys
+
+from ..local import template
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+
+NAME = "agent"
+_MODULES = (
+    "ringfence",
+    "ringfence.guest",
+    "ringfence.guest.agent",
+    "ringfence.guest.flows",
+    "ringfence.guest.groups",
+    "ringfence.guest.trees",
+    "ringfence.launcher",
+    "ringfence.launcher.forked",
+    "ringfence.launcher.init",
+    "ringfence.launcher.programs",
+    "ringfence.launcher.trees",
+    "ringfence.launcher.wire",
+    "ringfence.linux",
+    "ringfence.linux.cdata",
+    "ringfence.linux.files",
+    "ringfence.linux.libc",
+    "ringfence.linux.mounts",
+    "ringfence.linux.namespaces",
+    "ringfence.linux.privileges",
+    "ringfence.linux.signals",
+)
+
+
+@functools.cache
+def packed() -> bytes:
+    """The agent and all it imports, compiled for a Python like the one that runs us: marshalled."""
+    modules: dict[str, tuple[bool, CodeType]] = {}
+    for name in _MODULES:
+        is_package, code = _compiled(name)
+        modules[name] = is_package, code
+    return marshal.dumps((_compiled("ringfence.guest.loader")[1], modules))
+
+
+def _compiled(name: str) -> tuple[bool, CodeType]:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    # From the bytecode on disk where it is there.
+    code: CodeType = spec.loader.get_code(name)  # type: ignore[union-attr]
+    return spec.submodule_search_locations is not None, code
+
+
+@functools.cache
+def interpreter() -> tuple[str, list[tuple[str, str, int]]]:
+    """A Python like ours as guests see it, and what must be shown to them besides the template.
+
+    The template shows /usr. A Python kept elsewhere is shown at its own path, as with `python_env`.
+    """
+    own = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for path in (own, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
+        if path.startswith("/usr/") and os.access(path, os.X_OK):
+            return path, []
+    prefix = os.path.realpath(sys.base_prefix)
+    return own, [(prefix, prefix, template.READ_ONLY)]
+
+
+def argv(place: str) -> list[str]:
+    """The command that starts the agent from its file in directory `place`."""
+    code = (
+        f"import marshal; loader, modules = marshal.load(open('{place}/{NAME}', 'rb')); "
+        "there = {'__name__': 'loader'}; exec(loader, there); there['install'](modules); "
+        "from ringfence.guest.agent import main; main()"
+    )
+    return [interpreter()[0], "-I", "-S", "-c", code]

@@ -1,0 +1,215 @@
+"""Files of a gVisor sandbox: pipes of ours that the agent copies to and from, as the sandbox's user."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+
+from ...errors import FileError, SandboxLost, file_error
+from ...model import checks
+from ...model.files import DIRECTORY, FileInfo
+from ..local.answers import Refused, answer
+from ..local.fileinfo import describe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from ...launcher import wire
+    from .sandbox import GvisorSandbox
+
+    Progress = Callable[[int, str], None]
+
+_OPEN_S = 30.0
+_BUFFER = 1 << 18
+
+
+class GvisorFiles:
+    """See `BackendFiles`."""
+
+    def __init__(self, sandbox: GvisorSandbox) -> None:
+        self._sandbox = sandbox
+
+    def open_read(self, path: str) -> BinaryIO:
+        where = self._absolute(path)
+        pipe, reply = self._stream("read", where, (), out=True)
+        return io.BufferedReader(_Reading(pipe, reply, where), _BUFFER)
+
+    def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        where = self._absolute(path)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+        pipe, reply = self._stream("write", where, (flags, mode), out=False)
+        return io.BufferedWriter(_Writing(pipe, reply, where), _BUFFER)
+
+    def list(self, path: str) -> list[FileInfo]:
+        base = self._absolute(path)
+        self._sandbox.require_awake()
+        body = os.memfd_create("listing", os.MFD_CLOEXEC)
+        try:
+            self._answered(self._sandbox.request("list", (base,), (body,)), base)
+            with open(body, "rb", closefd=False) as file:
+                file.seek(0)
+                words = file.read().split(b"\0")[:-1]
+        finally:
+            os.close(body)
+        found = [
+            _info(f"{base.rstrip('/')}/{name}", name, described)
+            for name, described in zip(map(os.fsdecode, words[::2]), words[1::2], strict=True)
+        ]
+        return sorted(found, key=lambda info: info.name)
+
+    def stat(self, path: str) -> FileInfo:
+        where = self._absolute(path)
+        return _info(where, os.path.basename(where), self._ask(where, "stat", where))
+
+    def make_dir(self, path: str, *, parents: bool = True) -> None:
+        where = self._absolute(path)
+        self._ask(where, "mkdir", where, parents)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        where = self._absolute(path)
+        if where == "/":
+            raise FileError("the root cannot be removed", path=path)
+        if recursive and self.stat(where).kind == DIRECTORY:
+            self._ask(where, "tree", "remove", [where], timeout_s=None)
+            return
+        self._ask(where, "remove", where)
+
+    def move(self, src: str, dst: str) -> None:
+        source, target = self._absolute(src), self._absolute(dst)
+        try:
+            self._ask(source, "move", source, target)
+        except FileError as exc:
+            if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EXDEV:
+                raise
+            self._ask(source, "tree", "move", [source, target], timeout_s=None)
+
+    def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        from .trees import upload
+
+        upload(self._sandbox, local, self._absolute(remote), progress)
+
+    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        from .trees import download
+
+        download(self._sandbox, self._absolute(remote), local, progress)
+
+    # -- inner ------------------------------------------------------------------------------
+
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self._sandbox.root, checks.path(path, "path"))
+
+    def _ask(self, path: str, verb: str, *args: object, timeout_s: float | None = _OPEN_S) -> bytes:
+        self._sandbox.require_awake()
+        return self._answered(self._sandbox.request(verb, args), path, timeout_s)
+
+    def _answered(self, reply: wire.Socket, path: str, timeout_s: float | None = _OPEN_S) -> bytes:
+        try:
+            return answer(reply, timeout_s)[0]
+        except Refused as exc:
+            raise file_error(exc.errno or errno.EIO, path) from exc
+        except SandboxLost:
+            raise self._sandbox.lost_error() from None
+        finally:
+            reply.close()
+
+    def _stream(
+        self, verb: str, path: str, args: tuple[object, ...], *, out: bool
+    ) -> tuple[int, wire.Socket]:
+        """A pipe that the agent copies `path` to or from, once it has opened it."""
+        self._sandbox.require_awake()
+        read, write = os.pipe2(os.O_CLOEXEC)
+        ours, theirs = (read, write) if out else (write, read)
+        try:
+            try:
+                reply = self._sandbox.request(verb, (path, *args), (theirs,))
+            finally:
+                os.close(theirs)
+            try:
+                answer(reply, _OPEN_S)
+            except BaseException:
+                reply.close()
+                raise
+        except Refused as exc:
+            os.close(ours)
+            raise file_error(exc.errno or errno.EIO, path, exc.strerror or "") from exc
+        except BaseException:
+            os.close(ours)
+            raise
+        reply.settimeout(None)
+        return ours, reply
+
+
+class _Stream(io.RawIOBase):
+    """Our end of a copy that the agent makes. Its word at the end tells whether it was whole."""
+
+    def __init__(self, pipe: int, reply: wire.Socket, path: str) -> None:
+        self._pipe, self._reply, self._path = pipe, reply, path
+        self._told = False
+
+    def _outcome(self) -> None:
+        """Wait for the agent's last word.
+
+        Raises:
+            OSError: As the guest's kernel told it; EIO where it is gone.
+        """
+        if self._told:
+            return
+        self._told = True
+        try:
+            answer(self._reply, None)
+        except Refused as exc:
+            raise OSError(
+                exc.errno or errno.EIO, os.strerror(exc.errno or errno.EIO), self._path
+            ) from exc
+        except SandboxLost as exc:
+            raise OSError(errno.EIO, "the sandbox ended", self._path) from exc
+
+    def fileno(self) -> int:
+        return self._pipe
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            os.close(self._pipe)
+            self._end()
+        finally:
+            self._reply.close()
+            super().close()
+
+    def _end(self) -> None:
+        """Called when the pipe has been closed."""
+
+
+class _Reading(_Stream):
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        count = os.readv(self._pipe, [buffer])  # type: ignore[list-item]
+        if count == 0:
+            self._outcome()  # an end that was not the file's must not look like one
+        return count
+
+
+class _Writing(_Stream):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        try:
+            return os.write(self._pipe, data)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            self._outcome()
+            raise
+
+    def _end(self) -> None:
+        self._outcome()
+
+
+def _info(path: str, name: str, described: bytes) -> FileInfo:
+    mode, size, mtime_ns, link = described.split(b" ", 3)
+    return describe(path, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))

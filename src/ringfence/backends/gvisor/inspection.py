@@ -1,0 +1,109 @@
+"""What the host's kernel says of gVisor's processes, and the guest's of the guest. Decides nothing."""
+
+from __future__ import annotations
+
+import os
+
+from ..local.mountinfo import MountLine, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .sandbox import GvisorSandbox
+
+
+class HostProcess:
+    """One of gVisor's processes: proc_pid_status(5)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        lines = read_text(f"/proc/{pid}/status").splitlines()
+        self.status = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
+        self.command = read_text(f"/proc/{pid}/cmdline").split("\0")
+
+    @property
+    def uid(self) -> int:
+        """Its effective id on the host."""
+        return int(self.status["Uid"].split()[1])
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether every thread of it is under a system-call filter."""
+        threads = os.listdir(f"/proc/{self.pid}/task")
+        texts = [read_text(f"/proc/{self.pid}/task/{thread}/status") for thread in threads]
+        return all("\nSeccomp:\t2\n" in text for text in texts)
+
+    def shares(self, namespace: str) -> bool:
+        """Whether it has the same namespace as we."""
+        theirs = os.readlink(f"/proc/{self.pid}/ns/{namespace}")
+        return theirs == os.readlink(f"/proc/self/ns/{namespace}")
+
+    @property
+    def interfaces(self) -> list[str]:
+        """Network interfaces that it has."""
+        lines = read_text(f"/proc/{self.pid}/net/dev").splitlines()[2:]
+        return [line.partition(":")[0].strip() for line in lines]
+
+
+class Inspection:
+    """Readings of one live sandbox, each taken once.
+
+    Attributes:
+        launcher: The hull's PID 1, `runsc run`, which no guest can speak to.
+        server: Who serves the guest's files: the gofer.
+        kernel: The guest's kernel, the sentry, and what it runs the guest's processes in.
+    """
+
+    def __init__(self, sandbox: GvisorSandbox) -> None:
+        self.sandbox = sandbox
+        self.launcher = HostProcess(sandbox.pid)
+        self.server: list[HostProcess] = []
+        self.kernel: list[HostProcess] = []
+        for pid in _descendants(sandbox.pid):
+            try:
+                process = HostProcess(pid)
+            except OSError:
+                continue  # a process of the guest's that has just ended
+            is_server = process.command[0].endswith("-gofer")
+            (self.server if is_server else self.kernel).append(process)
+        words = sandbox.ask("bounds")[0].split()
+        self.pids, self.open_files, self.disk_bytes, self.inodes = map(int, words)
+
+    @property
+    def mounts(self) -> list[MountLine]:
+        """Every mount of the hull."""
+        lines = read_text(f"/proc/{self.sandbox.pid}/mountinfo").splitlines()
+        return [MountLine(line) for line in lines]
+
+    @property
+    def host_ids(self) -> list[tuple[int, int]]:
+        """(first, count) of the host ids that the hull has."""
+        rows = [line.split() for line in self._id_map.splitlines()]
+        return [(int(first), int(count)) for _inside, first, count in rows]
+
+    @property
+    def _id_map(self) -> str:
+        return read_text(f"/proc/{self.sandbox.pid}/uid_map")
+
+    def inside(self, path: str) -> str:
+        """The text of a file as the guest's user sees it."""
+        with self.sandbox.files.open_read(path) as file:
+            return file.read().decode("utf-8", "replace")
+
+
+def _descendants(root: int) -> list[int]:
+    """By the parent that each process names."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = read_text(f"/proc/{name}/stat").rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    waiting = list(children.get(root, ()))
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children.get(pid, ())
+    return found

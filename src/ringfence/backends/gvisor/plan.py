@@ -1,0 +1,385 @@
+"""From a spec to a hull around gVisor. Decides everything that the launcher will do; starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+
+from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...linux import namespaces
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
+from ...model.session import ResolvedMount
+from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
+from ..local import identity, sources, template
+from ..local.protect import Protected, check_names, protect_mount
+from ..local.session import all_mounts, is_below, is_own, no_source, session_root
+from . import agent_code, statx
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...guest.agent import Settings
+    from ...launcher.hull import HullPlan
+    from ..local.host import Host
+    from ..local.sizes import Sizes
+    from .runsc import Runsc
+
+    Steps = list[tuple[Any, ...]]
+
+NAME = "gvisor"
+PROFILES = (OS_HARDENED, DEBUG, UNRESTRICTED)
+_MIB = 1 << 20
+ROOTFS = "/bundle/rootfs"
+STATE = "/state"
+RUNSC = "/bin/runsc"
+_MOUNTS = "/mounts"
+_AGENT = "/.ringfence"
+_ALL_IDS = 65536
+_LEAST = {
+    "open_files": (64, "PID 1 of the sandbox lives under it too"),
+    "memory_bytes": (32 * _MIB, "PID 1 of the sandbox lives in it too"),
+    "inodes": (256, "the sandbox's own directories are some of them"),
+}
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# What the agent needs of its own kernel before it enters a user namespace.
+_CAPABILITIES = [
+    f"CAP_{name}"
+    for name in (
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "KILL",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_ADMIN",
+        "SYS_RESOURCE",
+    )
+]
+
+
+class Draft:
+    """A plan under way, with what only the host process keeps.
+
+    Args:
+        first_host_id: 0 when rootless.
+    """
+
+    def __init__(self, spec: SandboxSpec, sandbox_id: str, uid: int, first_host_id: int) -> None:
+        self.spec, self.id, self.uid, self.first_host_id = spec, sandbox_id, uid, first_host_id
+        self.guest, self.trees = template.guest_root(uid)
+        self.hull: Steps = []
+        self.after: Steps = []
+        self.shown: list[dict[str, Any]] = []  # mounts of the guest's, as OCI has them
+        self.fds: list[int] = []
+        self.mounts: list[ResolvedMount] = []
+        self.protected: list[Protected] = []
+        self.note: str | None = None  # of the journal
+
+    def close(self) -> None:
+        """Close what pinned the mount sources."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what this backend does not do, before anything is made."""
+    if spec.tier != STRONG:
+        raise Unsupported(
+            f"gVisor is tier {STRONG}",
+            backend=NAME,
+            operation=f"tier {spec.tier}",
+            field="tier",
+            hint=f"ask for tier {STRONG}, or leave the backend to Ringfence",
+        )
+    if spec.template != "default":
+        raise InvalidRequest(
+            f"unknown template {spec.template!r}", field="template", hint="one of default"
+        )
+    if spec.profile not in PROFILES:
+        raise InvalidRequest(
+            f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {PROFILES}"
+        )
+    identity.uid_of(spec.user)
+    check_network(spec)
+    for name in ("io_bytes_per_s", "idle_timeout_s", "network_bytes"):
+        if getattr(spec.limits, name) is not None:
+            raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
+    for name, (least, why) in _LEAST.items():
+        wanted = getattr(spec.limits, name)
+        if wanted is not None and wanted < least:
+            raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
+    for mount in all_mounts(spec):
+        try:
+            if mount.is_host_path:
+                os.stat(mount.source)  # it is opened, for good, when everything else is in order
+        except OSError as exc:
+            raise no_source(mount, exc) from exc
+    check_names(spec.unprotect)
+
+
+def check_network(spec: SandboxSpec) -> None:
+    """None is what there is: everything else has to go through the egress engine."""
+    if spec.network.is_unrestricted:
+        raise Unsupported(
+            "gVisor on the host's network would open its control socket to every user of the host",
+            backend=NAME,
+            operation="network unrestricted",
+            field="network",
+            hint="use none, or tier light",
+        )
+    if not spec.network.is_none:
+        raise NetworkPolicyError(
+            "a list of allowed hosts does not go through the egress engine yet with gVisor",
+            field="network",
+            hint="use none, or tier light",
+        )
+    if spec.secrets:
+        raise Unsupported(
+            "secrets are injected by the egress engine, which gVisor does not go through yet",
+            backend=NAME,
+            operation="secrets",
+            field="secrets",
+            hint="env shows a value to the sandbox itself",
+        )
+
+
+def make_plan(
+    draft: Draft, host: Host, runsc: Runsc, size: Sizes, *, has_content: bool
+) -> HullPlan:
+    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
+    _show_python(draft)
+    _add_mounts(draft, host)
+    _make_workdir(draft)
+    # The host's ids inside the guest's root: see `id_map`. What is not the guest's is its root's.
+    others = draft.uid if host.trusted_root else 0
+    if statx.is_needed(runsc.released):
+        draft.guest.append(("file", statx.LIBRARY, statx.library(), 0o644))
+        draft.guest.append(("file", statx.PRELOAD, statx.LIBRARY.encode() + b"\n", 0o644))
+    draft.guest.append(("dir", _AGENT, 0o700, False))
+    draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
+    if not host.trusted_root:
+        # Without root all there belongs to the one id that there is: so it is read-only besides.
+        draft.after.append(("protect", f"{ROOTFS}/etc"))
+    _furnish_hull(draft, runsc)
+    ids = f"0 {host.uid} 1", f"0 {host.gid} 1"
+    if host.trusted_root:
+        ids = (identity.slot_map(draft.first_host_id, draft.uid),) * 2
+    return {
+        "id": draft.id,
+        "namespaces": _NAMESPACES,
+        "uid_map": ids[0],
+        "gid_map": ids[1],
+        "deny_setgroups": not host.trusted_root,
+        "uid": 0,
+        "gid": 0,
+        "scratch": host.scratch,
+        "trees": draft.trees,
+        "steps": draft.hull,
+        "guest": {
+            "path": ROOTFS,
+            "size_bytes": size.disk_bytes,
+            "inodes": size.inodes,
+            "owner": others,
+            "steps": draft.guest,
+            "has_content": has_content,
+        },
+        "after": draft.after,
+        "argv": [
+            RUNSC,
+            f"--root={STATE}",
+            *runsc.flags(rootless=not host.trusted_root),
+            "run",
+            "--bundle=/bundle",
+            draft.id,
+        ],
+        "env": {"PATH": "/bin"},
+        "cgroup_dirs": [],
+        "cgroup_values": [],
+        "cgroup_version": 0,
+        "placeholders": [made for part in draft.protected for made in part.placeholders],
+        "note": "",
+        "trusted_root": host.trusted_root,
+    }
+
+
+_NAMESPACES = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+    | namespaces.CLONE_NEWNET
+    | namespaces.CLONE_NEWCGROUP
+)
+
+
+def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
+    """What the agent is told first."""
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: size.open_files,
+        resource.RLIMIT_DATA: size.memory_bytes,
+    }
+    if draft.spec.limits.disk_bytes:
+        limits[resource.RLIMIT_FSIZE] = size.disk_bytes
+    return {
+        "uid": draft.uid,
+        "id_map": id_map(draft.uid, several=host.trusted_root),
+        "pids": size.pids,
+        "memory_bytes": size.memory_bytes,
+        "counts_cpu": draft.spec.limits.cpus is None,
+        "rlimits": [(which, value, value) for which, value in limits.items()],
+        "place": _AGENT,
+    }
+
+
+def id_map(uid: int, *, several: bool) -> str:
+    """The ids that a guest sees, for those by which gVisor serves it files: there its user is 0.
+
+    That is who gVisor's file server is in the hull, so that what the guest makes is made by its
+    owner, also where no other id exists. The guest's root is, in exchange, the user's number.
+    """
+    if uid == 0:
+        return f"0 0 {_ALL_IDS if several else 1}"
+    if not several:
+        return f"{uid} 0 1\n0 1 1"
+    extents = [f"0 {uid} 1", f"{uid} 0 1"]
+    if uid > 1:
+        extents.append(f"1 1 {uid - 1}")
+    if uid + 1 < _ALL_IDS:
+        extents.append(f"{uid + 1} {uid + 1} {_ALL_IDS - uid - 1}")
+    return "\n".join(extents)
+
+
+# -- the guest's root -------------------------------------------------------------------------
+
+
+def _show_python(draft: Draft) -> None:
+    wanted = list(agent_code.interpreter()[1])
+    if draft.spec.python_env:
+        wanted += [each for each in template.python_environment() if each not in wanted]
+    for source, target, attributes in wanted:
+        draft.guest.append(("bind", target, len(draft.trees)))
+        draft.trees.append(template.tree(source, attributes))
+
+
+def _add_mounts(draft: Draft, host: Host) -> None:
+    spec = draft.spec
+    for target in ALWAYS_THERE.values():
+        if target != MEMORY_DIR or not spec.memory_dir:
+            draft.mounts.append(ResolvedMount(target, READ_WRITE))
+    wanted = all_mounts(spec)
+    for i, mount in enumerate(wanted):
+        hidden = any(is_below(mount.target, later.target) for later in wanted[i + 1 :])
+        if mount.is_host_path:
+            _add_host_mount(draft, mount, host, hidden)
+        else:
+            _add_session_mount(draft, mount, hidden)
+
+
+def _add_host_mount(draft: Draft, mount: Mount, host: Host, hidden: bool) -> None:
+    """Bound in the hull and served by a connection of its own, which looks again at every use."""
+    owner = draft.first_host_id if host.trusted_root else None
+    tree, fd = sources.pin(mount, owner)
+    draft.fds.append(fd)
+    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
+    place = f"{_MOUNTS}/{len(draft.trees)}"
+    draft.after.append(("bind", place, len(draft.trees)))
+    draft.trees.append(tree)
+    draft.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
+    if mount.is_writable:
+        protected = protect_mount(mount, draft.spec, tree)
+        draft.protected.append(protected)
+        # Decided for where the guest sees it; done where the hull has it.
+        draft.after += [
+            (verb, place + path.removeprefix(mount.target)) for verb, path in protected.steps
+        ]
+    if not hidden:
+        _show(draft, mount, place)
+
+
+def _show(draft: Draft, mount: Mount, source: str) -> None:
+    access = "rw" if mount.is_writable else "ro"
+    draft.shown.append(
+        {
+            "destination": mount.target,
+            "type": "bind",
+            "source": source,
+            "options": ["rbind", access, "nosuid", "nodev"],
+        }
+    )
+
+
+def _add_session_mount(draft: Draft, mount: Mount, hidden: bool) -> None:
+    draft.mounts.append(ResolvedMount(mount.target, mount.access))
+    if hidden:
+        return
+    if not mount.source:
+        draft.guest.append(("session_dir", mount.target))
+        if not mount.is_writable:
+            draft.guest.append(("protect", mount.target))
+        return
+    source = f"{session_root(draft.spec)}/{mount.source}"
+    draft.guest.append(("session_dir", source))
+    if not mount.is_writable:
+        _show(draft, mount, ROOTFS + source)
+        return
+    # A second way to the same files would be cached apart by gVisor: one would lag behind.
+    parent = os.path.dirname(mount.target)
+    if parent != "/" and not any(step[:2] == ("dir", parent) for step in draft.guest):
+        draft.guest.append(("session_dir", parent))
+    draft.guest.append(("symlink", mount.target, source))
+
+
+def _make_workdir(draft: Draft) -> None:
+    workdir = session_root(draft.spec)
+    made = [template.HOME, *(mount.target for mount in draft.mounts)]
+    is_made = any(is_below(workdir, directory) for directory in made)
+    if is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
+        draft.guest.append(("session_dir", workdir))
+
+
+# -- the hull ---------------------------------------------------------------------------------
+
+
+def _furnish_hull(draft: Draft, runsc: Runsc) -> None:
+    """What gVisor's own processes see of the host: its program, and five devices."""
+    names = ("/bin", "/dev", "/proc", "/tmp", STATE, _MOUNTS, "/bundle", ROOTFS)
+    draft.hull += [("dir", name, 0o755, False) for name in names]
+    shown: list[tuple[str, str, int]] = [(runsc.path, RUNSC, template.READ_ONLY)]
+    shown += [(f"/dev/{name}", f"/dev/{name}", template.DEVICE) for name in _DEVICES]
+    for source, target, attributes in shown:
+        draft.hull.append(("show", target, len(draft.trees), False))
+        draft.trees.append(template.tree(source, attributes))
+    bundle = json.dumps(_bundle(draft)).encode()
+    draft.hull.append(("file", "/bundle/config.json", bundle, 0o600))
+
+
+def _bundle(draft: Draft) -> dict[str, Any]:
+    """The OCI runtime specification of the one container in a sandbox."""
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": template.HOSTNAME,
+        "root": {"path": "rootfs", "readonly": False},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": agent_code.argv(_AGENT),
+            "env": [f"PATH={template.PATH}", "LANG=C.UTF-8"],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),
+        },
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            *draft.shown,
+        ],
+        "linux": {
+            "namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]
+        },
+    }

@@ -1,0 +1,103 @@
+"""What protects the host here: of one sandbox, or found by making a sandbox."""
+
+from __future__ import annotations
+
+from ...errors import RingfenceError
+from ...model import capabilities as can
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.limits import Limits
+from ...model.spec import STRONG, SandboxSpec
+from ...model.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import GvisorBackend
+    from .sandbox import GvisorSandbox
+
+
+def sandbox_protections(sandbox: GvisorSandbox) -> tuple[Protection, ...]:
+    """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
+    from .posture import read_posture
+
+    state = sandbox.state
+    if state not in (State.SUSPENDED, State.TERMINATED):
+        sandbox.last_protections = read_posture(sandbox)
+    elif not sandbox.last_protections:
+        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
+    return sandbox.last_protections
+
+
+def backend_report(backend: GvisorBackend) -> BackendReport:
+    """Found by making a real sandbox; where that fails, the report says exactly what refused."""
+    wanted = SandboxSpec(tier=STRONG, limits=Limits(cpus=1.0), allow_degraded=("*",))
+    try:
+        sandbox = backend.provision(wanted)
+    except (RingfenceError, OSError) as exc:
+        return _refusal(backend, exc)
+    try:
+        protections = sandbox_protections(sandbox)
+    finally:
+        sandbox.terminate()
+    return BackendReport(
+        backend=backend.name,
+        available=True,
+        tiers=(STRONG,),
+        capabilities=_abilities(protections),
+        protections=protections,
+    )
+
+
+def _refusal(backend: GvisorBackend, exc: Exception) -> BackendReport:
+    reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
+    fix = exc.hint if isinstance(exc, RingfenceError) else ""
+    return BackendReport(
+        backend=backend.name,
+        available=False,
+        reason=reason,
+        capabilities=tuple(Capability(name, False, reason) for name in (*_ALWAYS, *_LIMITS)),
+        protections=(Protection("sandbox", MISSING, reason, fix),),
+    )
+
+
+_ALWAYS = (
+    can.LOCAL_PROCESS_SANDBOX,
+    can.NETWORK_NONE,
+    can.MOUNT,
+    can.SNAPSHOT,
+    can.RESTORE,
+    can.SUSPEND,
+    can.RESUME,
+    can.PTY,
+    can.CONNECT,
+    can.PROTECTED_PATHS,
+    can.PIDS_LIMIT,
+    can.DISK_QUOTA,
+    can.INODE_QUOTA,
+    can.OPEN_FILES_LIMIT,
+)
+_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT)
+_NOT = {
+    can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
+    can.NETWORK_HOSTS: "gVisor does not go through the egress engine yet",
+    can.NETWORK_CHANGE: "gVisor does not go through the egress engine yet",
+    can.NETWORK_LIMIT: "gVisor does not go through the egress engine yet",
+    can.SECRETS: "gVisor does not go through the egress engine yet",
+    can.ATTACH: "gVisor takes no mounts once it runs",
+    can.PREWARM: "gVisor decides mounts and limits when it starts",
+    can.SUSPEND_ON_IDLE: "the gVisor backend does not have it yet",
+    can.MEMORY_SNAPSHOT: "the gVisor backend does not have it yet",
+    can.FORK: "the gVisor backend does not have it yet",
+    can.IMAGE: "the gVisor backend does not have it yet",
+    can.GPU: "the gVisor backend does not have it yet",
+    can.IO_LIMIT: "the gVisor backend does not have it yet",
+}
+
+
+def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
+    status = {each.name: each for each in protections}
+    found = [Capability(name, True) for name in _ALWAYS]
+    for name in _LIMITS:
+        each = status[name]
+        reason = "" if each.status == ENFORCED else each.why
+        found.append(Capability(name, each.status != MISSING, reason))
+    return (*found, *(Capability(name, False, why) for name, why in _NOT.items()))

@@ -1,0 +1,88 @@
+"""gVisor's `runsc`: where it is, which it is, and what it can be told."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+from ...errors import BackendUnavailable
+
+_PLACES = ("/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin")
+_PATIENCE_S = 20.0
+# Said wherever the version knows it: the defaults of some are otherwise.
+_WANTED = {
+    "network": "none",
+    "overlay2": "none",  # the guest's root is a tmpfs with a size; an overlay would have none
+    "directfs": "false",  # the sentry opens no file of the host's by itself
+    "host-uds": "none",
+    "host-fifo": "none",
+    "net-raw": "false",
+    "file-access": "exclusive",
+    "file-access-mounts": "shared",
+}
+_RELEASE = re.compile(r"(?:release-)?(?:0\.0~)?(\d{8})")
+
+
+class Runsc:
+    """One program, as it was found.
+
+    Attributes:
+        version: As it says itself.
+        released: The day of its release, as YYYYMMDD; 0 where it does not say.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.version = _said(path, "--version").splitlines()[0].removeprefix("runsc version ")
+        found = _RELEASE.search(self.version)
+        self.released = int(found[1]) if found else 0
+        self._known = frozenset(re.findall(r"^  -([a-z0-9-]+)", _said(path, "flags"), re.MULTILINE))
+
+    def knows(self, flag: str) -> bool:
+        """Whether this version has a flag."""
+        return flag in self._known
+
+    def flags(self, *, rootless: bool) -> list[str]:
+        """What every command is told."""
+        said = [f"--{name}={value}" for name, value in _WANTED.items() if self.knows(name)]
+        # Limits are set around it, by cgroups of ours.
+        return [*said, "--ignore-cgroups", f"--rootless={str(rootless).lower()}"]
+
+
+def find(path: str | None = None) -> Runsc:
+    """The `runsc` at `path`, or the first on PATH and in the usual places.
+
+    Raises:
+        BackendUnavailable: There is none, or it does not run.
+    """
+    found = path or shutil.which("runsc") or _first_of(_PLACES)
+    if found is None:
+        raise BackendUnavailable(
+            "runsc is not installed", hint="install gVisor: `apt install runsc`, or gvisor.dev"
+        )
+    key = os.path.realpath(found)
+    try:
+        info = os.stat(key)
+        stamp = (key, info.st_ino, info.st_mtime_ns)
+        if stamp not in _found:
+            _found[stamp] = Runsc(key)
+    except (OSError, subprocess.SubprocessError, IndexError) as exc:
+        raise BackendUnavailable(f"{found} does not run: {exc}") from exc
+    return _found[stamp]
+
+
+_found: dict[tuple[str, int, int], Runsc] = {}
+
+
+def _first_of(places: tuple[str, ...]) -> str | None:
+    paths = (f"{place}/runsc" for place in places)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+def _said(path: str, argument: str) -> str:
+    done = subprocess.run(
+        [path, argument], capture_output=True, text=True, timeout=_PATIENCE_S, check=False, env={}
+    )
+    return done.stdout + done.stderr

@@ -1,0 +1,6 @@
+"""What runs inside a guest that has a kernel of its own: standard library only, sent there by the host.
+
+The agent speaks the launcher's protocol over whatever channel the guest gets. It is privileged inside
+and nothing outside: a guest that takes it over has gained the sandbox it is in, and its host
+believes nothing that it says but how execs ended.
+"""

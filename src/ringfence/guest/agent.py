@@ -1,0 +1,633 @@
+"""The agent of a guest with a kernel of its own: its PID 1, which starts processes and ends whole trees.
+
+It gets the launcher's requests on its standard input, a socket that descriptors travel in by, and
+answers each on the socket that came with it. When the host's end closes, it exits, and its kernel
+kills all that is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import signal
+import struct
+import time
+
+from ..launcher import forked, init, programs, wire
+from ..linux import libc, mounts, namespaces, privileges, signals
+from . import flows
+from .groups import Groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypedDict
+
+    class Settings(TypedDict):
+        """What the agent is told first."""
+
+        uid: int  # of the guest's user, as the guest sees it
+        id_map: str  # of the user namespace that the guest lives in; it has ids 0 and `uid`
+        pids: int
+        memory_bytes: int  # 0: not watched
+        counts_cpu: bool  # gVisor counts also the time in which its host keeps it waiting
+        rlimits: list[tuple[int, int, int]]
+        place: str  # the directory that the agent came in: to be removed
+
+
+_CONTROL_FD = 0
+_CROWD = 64  # so many processes are stopped together before they are killed
+_PASSES = 100
+_LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
+_WATCHDOG_S = 0.05
+_TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
+
+
+class Exec:
+    """One running process tree."""
+
+    def __init__(self, number: int, uid: int, reply: wire.Socket, deadline: float) -> None:
+        self.number, self.uid, self.reply, self.deadline = number, uid, reply, deadline
+        self.pid = 0
+        self.failure_fd = -1  # of `forked.start`
+        self.started_ns = time.monotonic_ns()
+        self.report: wire.ExecReport | None = None  # set once the first process has ended
+        self.killed_by = wire.KILLED_BY_NOBODY
+        self.terminal: flows.Pair | None = None
+
+
+class Agent:
+    """The event loop of PID 1."""
+
+    def __init__(self, control: wire.Socket, settings: Settings, groups: Groups) -> None:
+        self.control, self.settings, self.groups = control, settings, groups
+        self.signal_fd = signals.signalfd([signal.SIGCHLD])
+        self.execs: dict[int, Exec] = {}  # by number
+        self.by_pid: dict[int, Exec] = {}
+        self.left: set[int] = set()  # numbers of ended execs that may have left processes behind
+        self.flows: list[flows.Flow] = []
+        self.next_look = 0.0  # of the memory watchdog
+
+    def run(self) -> None:
+        """Serve until the host goes away."""
+        while True:
+            poll = select.poll()
+            for fd in (self.control.fileno(), self.signal_fd):
+                poll.register(fd, select.POLLIN)
+            flowing: dict[int, flows.Flow] = {}
+            for flow in self.flows:
+                for fd, events in flow.wants().items():
+                    flowing[fd] = flow
+                    poll.register(fd, events)
+            ready = [fd for fd, _events in poll.poll(self._timeout_ms())]
+            self._enforce_deadlines()
+            for fd in ready:
+                if fd == self.signal_fd:
+                    os.read(self.signal_fd, 4096)
+                elif fd in flowing:
+                    flowing[fd].ready(fd)
+                elif not self._serve_one():
+                    return
+            self._reap()
+            self.flows = [flow for flow in self.flows if flow.wants()]
+            if self.settings["memory_bytes"] and (self.execs or self.left):
+                self._watch_memory()
+
+    def _timeout_ms(self) -> float | None:
+        now = time.monotonic()
+        waits = [run.deadline - now for run in self.execs.values() if run.deadline]
+        if any(run.killed_by for run in self.execs.values()):
+            waits.append(_LOOK_S)
+        if self.settings["memory_bytes"] and (self.execs or self.left):
+            waits.append(max(_LOOK_S, self.next_look - now))
+        return max(0.0, min(waits)) * 1000 + 1 if waits else None
+
+    def _serve_one(self) -> bool:
+        message, fds = wire.receive(self.control)
+        if message is None:
+            return False
+        verb, *args = message
+        reply = wire.adopt(fds[0])
+        if verb == "exec":
+            self._exec(reply, fds[1:], *args)
+            return True
+        keep = False
+        try:
+            answer = getattr(self, f"_do_{verb}")(reply, fds[1:], *args)
+            keep = answer is None
+            if not keep:
+                init.answer(reply, b"O" + answer)
+        except OSError as exc:
+            init.refuse(reply, exc)
+        finally:
+            if not keep:
+                reply.close()
+                for fd in fds[1:]:
+                    os.close(fd)
+        return True
+
+    # -- starting ---------------------------------------------------------------------------
+
+    def _exec(
+        self,
+        reply: wire.Socket,
+        streams: list[int],
+        number: int,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        timeout_s: float,
+        terminal: tuple[int, int] | None,
+        uid: int,
+    ) -> None:
+        run = Exec(number, uid, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
+        stage, opened = wire.STAGE_TERMINAL, list(streams)
+        try:
+            # Two streams: standard input is the guest's own /dev/null.
+            first = 3 - len(streams)
+            actions: list[Any] = [
+                (os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(streams, first)
+            ]
+            if first:
+                actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+            if terminal is not None:
+                name = self._open_terminal(run, opened, *terminal)
+                # Opened by the leader of a new session, it becomes its controlling terminal.
+                actions = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
+                actions += [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
+            stage = wire.STAGE_CWD
+            with As(uid):
+                os.chdir(cwd)
+            stage = wire.STAGE_COMMAND
+            self.groups.enter(number)
+            try:
+                self._spawn(run, argv, env, actions)
+            finally:
+                self.groups.leave()
+        except OSError as exc:
+            report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
+            init.answer(reply, report.pack())
+            reply.close()
+            self.groups.remove(number)
+            if run.terminal:
+                run.terminal.close()
+            return
+        finally:
+            os.chdir("/")
+            for fd in opened:
+                os.close(fd)
+        if run.terminal:
+            self.flows.append(run.terminal)
+        self.execs[number] = self.by_pid[run.pid] = run
+
+    def _open_terminal(self, run: Exec, opened: list[int], rows: int, columns: int) -> str:
+        """A new pseudo-terminal, its master tied to the socket that came along; the slave's name.
+
+        A slave of ours is noted in `opened`, to be closed once the process has its own: a master
+        without any slave reads as hung up.
+        """
+        with As(run.uid):
+            master, name = init.new_terminal("/dev/ptmx", rows, columns)
+            run.terminal = flows.Pair(master, opened.pop(), ends_at_once=True)
+            opened.append(os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+        return name
+
+    def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
+        paths = programs.candidates(argv[0], env)
+        if init.has_children():
+            # Who runs already as that user could stop a child of ours before it has begun.
+            become = _become_for_good(run.uid)
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
+            return
+        os.setresgid(run.uid, 0, -1)
+        os.setresuid(run.uid, 0, -1)
+        try:
+            run.pid = programs.spawn_first(paths, argv, env, actions, as_real_user=True)
+        finally:
+            _become_root()
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            run = self.by_pid.pop(pid, None)
+            if run is not None:
+                run.report = wire.ExecReport(
+                    wait_status=status,
+                    peak_memory_bytes=usage.ru_maxrss * 1024,
+                    io_read_bytes=wire.UNKNOWN,
+                    io_write_bytes=wire.UNKNOWN,
+                    duration_ns=time.monotonic_ns() - run.started_ns,
+                )
+        for run in list(self.execs.values()):
+            if run.report is not None:
+                self._finish(run)
+        self.left = {number for number in self.left if not self.groups.remove(number)}
+
+    def _finish(self, run: Exec) -> None:
+        """Report an exec whose first process has ended; after a kill, only when its tree is gone."""
+        report = run.report
+        assert report is not None
+        if run.killed_by and self._kill_tree(run.number):
+            return  # the loop comes back soon
+        report.killed_by = run.killed_by
+        report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
+        report.user_ns = report.system_ns = wire.UNKNOWN
+        if self.settings["counts_cpu"]:
+            report.user_ns, report.system_ns = self.groups.cpu_ns(run.number)
+        if run.failure_fd >= 0:
+            never_began = forked.failure(run.failure_fd)
+            if never_began:
+                report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
+        del self.execs[run.number]
+        if not self.groups.remove(run.number):
+            self.left.add(run.number)
+        init.answer(run.reply, report.pack())
+        run.reply.close()
+
+    def _enforce_deadlines(self) -> None:
+        now = time.monotonic()
+        late = [run for run in self.execs.values() if run.deadline and now >= run.deadline]
+        if late:
+            self._reap()  # who has ended meanwhile was in time
+        for run in late:
+            run.deadline = 0.0
+            if run.number in self.execs:
+                self._kill(run, wire.KILLED_BY_TIMEOUT)
+
+    def _kill(self, run: Exec, reason: int) -> None:
+        run.killed_by = run.killed_by or reason
+        self._kill_tree(run.number)
+
+    def _kill_tree(self, number: int) -> bool:
+        """Kill every process of one exec; whether any may be left that has not died yet."""
+        seen: set[int] = set()
+        stopped = False
+        for _ in range(_PASSES):
+            fresh = [pid for pid in self.groups.members(number) if pid not in seen]
+            if not fresh:
+                break
+            if len(fresh) > _CROWD and not stopped:
+                # A stopped process cannot fork, and it leaves the processor to us.
+                stopped = _signal(-1, signal.SIGSTOP)
+                continue
+            for pid in fresh:
+                _signal(pid, signal.SIGKILL)
+            seen.update(fresh)
+        if stopped:
+            _signal(-1, signal.SIGCONT)
+        return bool(seen)
+
+    def _watch_memory(self) -> None:
+        """Limits are not enforced by gVisor itself: so this is sampled, in front of the host's cgroup."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + _WATCHDOG_S
+        usage = os.statvfs("/")
+        used = self.groups.memory_bytes() + (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        if used <= self.settings["memory_bytes"]:
+            return
+        numbers = [*self.execs, *self.left]
+        worst = max(numbers, key=lambda number: sum(map(_resident, self.groups.members(number))))
+        run = self.execs.get(worst)
+        if run is not None:
+            self._kill(run, wire.KILLED_BY_MEMORY_WATCHDOG)
+        else:
+            self._kill_tree(worst)
+
+    # -- requests: each answers with bytes, or with None where somebody else will answer later ------
+
+    def _do_signal(
+        self, _reply: wire.Socket, _fds: list[int], number: int, signum: int, group: bool
+    ) -> bytes:
+        run = self.execs.get(number)
+        if run is None or run.report is not None:
+            raise ProcessLookupError(errno.ESRCH, "the process has ended")
+        os.kill(-run.pid if group else run.pid, signum)  # it leads a session, so also a group
+        return b""
+
+    def _do_kill(self, _reply: wire.Socket, _fds: list[int], number: int) -> bytes:
+        run = self.execs.get(number)
+        if run is not None:
+            self._kill(run, wire.KILLED_BY_REQUEST)
+        else:
+            while self._kill_tree(number):  # what it left running in the background
+                time.sleep(0.001)
+        return b""
+
+    def _do_resize(
+        self, _reply: wire.Socket, _fds: list[int], number: int, rows: int, columns: int
+    ) -> bytes:
+        import fcntl
+
+        run = self.execs.get(number)
+        if run is not None and run.terminal is not None and run.terminal.is_open:
+            size = struct.pack("HHHH", rows, columns, 0, 0)
+            fcntl.ioctl(run.terminal.guest, _TIOCSWINSZ, size)
+        return b""
+
+    def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+        """Processes, bytes in memory; bytes and inodes in the root, as text."""
+        root = os.statvfs("/")
+        return b"%d %d %d %d" % (
+            self.groups.count(),
+            self.groups.memory_bytes(),
+            (root.f_blocks - root.f_bfree) * root.f_frsize,
+            root.f_files - root.f_ffree,
+        )
+
+    def _do_bounds(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+        """What holds the guest, as its kernel has it: processes, open files, bytes and inodes."""
+        root = os.statvfs("/")
+        return b"%d %d %d %d" % (
+            self.groups.most(),
+            resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+            root.f_blocks * root.f_frsize,
+            root.f_files,
+        )
+
+    def _do_rights(self, _reply: wire.Socket, _fds: list[int], paths: list[str]) -> bytes:
+        """Of each path, whether the guest's user can read and write there, tried: pairs of 0 and 1."""
+        with As(self.settings["uid"]):
+            return b"".join(b"%d%d" % (_can_read(path), _can_write(path)) for path in paths)
+
+    def _do_try(
+        self, reply: wire.Socket, _fds: list[int], calls: list[tuple[int, tuple[int, ...]]]
+    ) -> None:
+        """See in a child what the kernel says to system calls, one answer each: errno, or 0."""
+        if os.fork() == 0:
+            try:
+                _keep_only([reply.fileno()])
+                _become_for_good(self.settings["uid"])()
+                for number, arguments in calls:
+                    init.answer(reply, b"%d" % libc.attempt(number, *arguments))
+            finally:
+                os._exit(0)
+        reply.close()
+
+    def _do_dial(self, reply: wire.Socket, fds: list[int], version: int, port: int) -> None:
+        """Join a socket of the host's with a connection to a server on the guest's loopback."""
+        host = fds[0]
+        sock = wire.adopt(init.dial(version, port))
+
+        def begin(guest: int) -> None:
+            self.flows.append(flows.Pair(guest, host, ends_at_once=False))
+
+        self.flows.append(flows.Dial(sock, reply, begin))
+
+    def _do_read(self, reply: wire.Socket, fds: list[int], path: str) -> None:
+        with As(self.settings["uid"]):
+            file = _open_file(path, os.O_RDONLY, 0)
+        os.set_blocking(fds[0], False)
+        self.flows.append(flows.Copy(file, fds[0], reply, out=True))
+        init.answer(reply, b"O")
+
+    def _do_write(
+        self, reply: wire.Socket, fds: list[int], path: str, flags: int, mode: int
+    ) -> None:
+        with As(self.settings["uid"]):
+            file = _open_file(path, flags, mode)
+        os.set_blocking(fds[0], False)
+        self.flows.append(flows.Copy(fds[0], file, reply, out=False))
+        init.answer(reply, b"O")
+
+    def _do_stat(self, _reply: wire.Socket, _fds: list[int], path: str) -> bytes:
+        with As(self.settings["uid"]):
+            return _described(path)
+
+    def _do_list(self, _reply: wire.Socket, fds: list[int], path: str) -> bytes:
+        """Into the file that came along, for there may be very many: lines of name NUL description NUL."""
+        with As(self.settings["uid"]), open(fds[0], "wb", closefd=False) as body:
+            for name in os.listdir(path):
+                try:
+                    described = _described(os.path.join(path, name))
+                except FileNotFoundError:
+                    continue  # it went away while we looked
+                body.write(os.fsencode(name) + b"\0" + described + b"\0")
+        return b""
+
+    def _do_mkdir(self, _reply: wire.Socket, _fds: list[int], path: str, parents: bool) -> bytes:
+        with As(self.settings["uid"]):
+            if parents:
+                programs.make_dirs(path)
+            else:
+                os.mkdir(path)
+        return b""
+
+    def _do_remove(self, _reply: wire.Socket, _fds: list[int], path: str) -> bytes:
+        with As(self.settings["uid"]):
+            if (os.lstat(path).st_mode & 0o170000) == 0o040000:
+                os.rmdir(path)
+            else:
+                os.unlink(path)
+        return b""
+
+    def _do_move(self, _reply: wire.Socket, _fds: list[int], source: str, target: str) -> bytes:
+        with As(self.settings["uid"]):
+            os.rename(source, target)
+        return b""
+
+    def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
+        """One operation on a tree, by a child of the guest's user: it may take long, and may be killed."""
+        child = os.fork()
+        if child == 0:
+            try:
+                keep = [reply.fileno(), *fds]
+                _keep_only(keep)
+                _become_for_good(self.settings["uid"])()
+                from . import trees
+
+                trees.OPERATIONS[operation](*fds, *args)
+                init.answer(reply, b"O")
+            except OSError as exc:
+                init.refuse(reply, exc)
+            except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+                init.refuse(reply, OSError(errno.EPROTO, repr(exc)))
+            finally:
+                os._exit(0)
+        reply.close()
+        for fd in fds:
+            os.close(fd)
+
+
+class As:
+    """Another user's effective ids for a moment: what the kernel refuses them, it refuses us."""
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+
+    def __enter__(self) -> None:
+        os.setresgid(-1, self._uid, -1)
+        os.setresuid(-1, self._uid, -1)
+
+    def __exit__(self, *_exc: object) -> None:
+        os.setresuid(-1, 0, -1)
+        os.setresgid(-1, 0, -1)
+
+
+def _become_root() -> None:
+    """Root inside: a guest of another user, and without capabilities, cannot signal or trace us."""
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _become_for_good(uid: int) -> Callable[[], None]:
+    def become() -> None:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+    return become
+
+
+def _keep_only(fds: list[int]) -> None:
+    last = 3
+    for fd in sorted(fds):
+        os.closerange(last, fd)
+        last = fd + 1
+    os.closerange(last, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        if standard not in fds:
+            os.dup2(null, standard)
+
+
+def _open_file(path: str, flags: int, mode: int) -> int:
+    """A regular file, as the guest's user sees it. Never blocks on a FIFO."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, mode)
+    found = os.fstat(fd)
+    kind = found.st_mode & 0o170000
+    problem: OSError | None = None
+    if kind == 0o040000:
+        problem = IsADirectoryError(errno.EISDIR, "is a directory", path)
+    elif kind != 0o100000:
+        problem = OSError(errno.EINVAL, "is not a regular file", path)
+    elif not path.startswith("/proc/") and found.st_dev == os.stat("/proc").st_dev:
+        # A guest's symlink to /proc/self would show our own side of things: it is not theirs to read.
+        problem = PermissionError(errno.EACCES, "a link into /proc", path)
+    if problem is not None:
+        os.close(fd)
+        raise problem
+    return fd
+
+
+def _can_read(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _can_write(path: str) -> bool:
+    """By opening it; in a directory, by making a file there and removing it again."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        if not os.path.isdir(path):
+            os.close(os.open(path, flags))
+            return True
+        trial = os.path.join(path, f".ringfence-{os.urandom(8).hex()}")
+        os.close(os.open(trial, flags | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(trial)
+    except OSError:
+        return False
+    return True
+
+
+def _described(path: str) -> bytes:
+    info = os.lstat(path)
+    link = os.readlink(path) if (info.st_mode & 0o170000) == 0o120000 else ""
+    head = f"{info.st_mode} {info.st_size} {info.st_mtime_ns} "
+    return head.encode() + os.fsencode(link)
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+def _signal(pid: int, signum: int) -> bool:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- the start --------------------------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    """Serve on standard input until it closes."""
+    control = wire.adopt(os.dup(_CONTROL_FD))
+    settings, _fds = wire.receive(control)
+    if settings is None:
+        os._exit(0)
+    try:
+        groups = _boot(settings)
+    except OSError as exc:
+        init.refuse(control, exc, "agent")
+        os._exit(1)
+    init.answer(control, b"READY")
+    Agent(control, settings, groups).run()
+    os._exit(0)
+
+
+def _boot(settings: Settings) -> Groups:
+    """From root of everything inside to what the agent stays."""
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, _CONTROL_FD)
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for name in os.listdir(settings["place"]):
+        os.unlink(os.path.join(settings["place"], name))  # what we were loaded from
+    groups = Groups(settings["place"], settings["pids"])
+    os.rmdir(settings["place"])
+    try:
+        # gVisor puts a tmpfs over an empty /tmp: without a size, and apart from what snapshots save.
+        mounts.umount2("/tmp", mounts.MNT_DETACH)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    _enter_user_namespace(settings["id_map"])
+    _become_root()
+    os.setgroups([])
+    privileges.set_dumpable(False)
+    for which, soft, hard in settings["rlimits"]:
+        resource.setrlimit(which, (soft, hard))
+    return groups
+
+
+def _enter_user_namespace(id_map: str) -> None:
+    """A user namespace in which the guest's user and those of its files have the ids that they should.
+
+    gVisor serves files with the ids that its host side has, where the owner of everything is 0. A
+    child stays behind to map the ids: who has entered may not.
+    """
+    go_read, go_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.read(go_read, 1)
+            namespaces.write_id_maps(os.getppid(), id_map, id_map, deny_setgroups=False)
+            status = 0
+        finally:
+            os._exit(status)
+    namespaces.unshare(namespaces.CLONE_NEWUSER)
+    os.write(go_write, b"g")
+    os.close(go_write)
+    os.close(go_read)
+    if os.waitpid(child, 0)[1]:
+        raise OSError(errno.EPERM, "ids could not be mapped")

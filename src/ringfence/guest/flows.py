@@ -1,0 +1,211 @@
+"""Bytes that the agent moves between a guest's files or terminals and pipes of the host's.
+
+A descriptor can be sent into a guest with a kernel of its own, but none comes out. So whoever wants
+a file sends a pipe, and it is copied, a piece at a time, whenever the other side is ready.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+
+from ..launcher import init, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    class Flow(Protocol):
+        """Something that the agent's loop drives."""
+
+        def wants(self) -> dict[int, int]:
+            """Descriptors to wait for, with poll(2) events; none: it is over."""
+            ...
+
+        def ready(self, fd: int) -> None:
+            """One of them is."""
+            ...
+
+        def close(self) -> None:
+            """Close all that it holds."""
+            ...
+
+
+_PIECE = 1 << 18
+_PAIR_PIECE = 1 << 16
+
+
+class Copy:
+    """One file to or from a pipe, whole. The last word on `reply` says how it went.
+
+    Args:
+        source, sink: One is the file, which is always ready; the other the pipe, non-blocking.
+    """
+
+    def __init__(self, source: int, sink: int, reply: wire.Socket, *, out: bool) -> None:
+        self._source, self._sink, self._reply = source, sink, reply
+        self._pipe = sink if out else source
+        self._event = select.POLLOUT if out else select.POLLIN
+        self._rest = memoryview(b"")
+        self._over = False
+
+    def wants(self) -> dict[int, int]:
+        return {} if self._over else {self._pipe: self._event}
+
+    def ready(self, fd: int) -> None:
+        del fd
+        try:
+            if not self._rest:
+                self._rest = memoryview(os.read(self._source, _PIECE))
+                if not self._rest:
+                    self._end(None)
+                    return
+            self._rest = self._rest[os.write(self._sink, self._rest) :]
+            while self._rest and self._event == select.POLLIN:
+                self._rest = self._rest[os.write(self._sink, self._rest) :]
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self._end(exc)
+
+    def _end(self, problem: OSError | None) -> None:
+        self._over = True
+        os.close(self._source)
+        os.close(self._sink)
+        if problem is None:
+            init.answer(self._reply, b"O")
+        else:
+            init.refuse(self._reply, problem)
+        self._reply.close()
+
+    def close(self) -> None:
+        if not self._over:
+            self._end(OSError(errno.EIO, "the agent ends"))
+
+
+class Pair:
+    """Two non-blocking descriptors, each of whose bytes go to the other.
+
+    Args:
+        host: A stream socket of the host's.
+        guest: A terminal's master, or a connected stream socket of the guest's.
+        ends_at_once: The end of one direction ends both, as that of a terminal does; else the other
+            side is told of it, and may still answer.
+    """
+
+    def __init__(self, guest: int, host: int, *, ends_at_once: bool) -> None:
+        self.guest, self.host = guest, host
+        self._ends_at_once = ends_at_once
+        self._rest = {guest: b"", host: b""}  # read there, not yet written to the other
+        self._ended: set[int] = set()  # where nothing more comes from
+        for fd in (guest, host):
+            os.set_blocking(fd, False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether bytes may still flow."""
+        return self.guest >= 0
+
+    def _other(self, fd: int) -> int:
+        return self.host if fd == self.guest else self.guest
+
+    def wants(self) -> dict[int, int]:
+        if not self.is_open:
+            return {}
+        events = {self.guest: 0, self.host: 0}
+        for fd, rest in self._rest.items():
+            if rest:
+                events[self._other(fd)] |= select.POLLOUT
+            elif fd not in self._ended:
+                events[fd] |= select.POLLIN
+        return {fd: event for fd, event in events.items() if event}
+
+    def ready(self, fd: int) -> None:
+        del fd
+        for source in (self.guest, self.host):
+            if self.is_open:
+                self._move(source)
+
+    def _move(self, source: int) -> None:
+        sink = self._other(source)
+        try:
+            if not self._rest[source] and source not in self._ended:
+                self._rest[source] = self._read(source)
+            if self._rest[source]:
+                self._rest[source] = self._rest[source][os.write(sink, self._rest[source]) :]
+        except BlockingIOError:
+            return
+        except OSError:  # EPIPE: nobody reads there any more
+            self._rest[source] = b""
+            self._ended.add(source)
+        if source in self._ended and not self._rest[source]:
+            self._end_of(source)
+
+    def _read(self, source: int) -> bytes:
+        try:
+            data = os.read(source, _PAIR_PIECE)
+        except BlockingIOError:
+            raise
+        except OSError:  # EIO: no process has the terminal open
+            data = b""
+        if not data:
+            self._ended.add(source)
+        return data
+
+    def _end_of(self, source: int) -> None:
+        if self._ends_at_once or (len(self._ended) == 2 and not any(self._rest.values())):
+            self.close()
+            return
+        try:
+            _shut_down(self._other(source))
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        if self.is_open:
+            os.close(self.guest)
+            os.close(self.host)
+            self.guest = -1
+
+
+class Dial:
+    """A connection to a server of the guest's, on its way.
+
+    Args:
+        begin: Called with it once it is there.
+    """
+
+    def __init__(self, sock: wire.Socket, reply: wire.Socket, begin: Callable[[int], None]) -> None:
+        self._sock, self._reply, self._begin = sock, reply, begin
+        self._over = False
+
+    def wants(self) -> dict[int, int]:
+        return {} if self._over else {self._sock.fileno(): select.POLLOUT}
+
+    def ready(self, fd: int) -> None:
+        del fd
+        self._over = True
+        failed = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            init.refuse(self._reply, OSError(failed, os.strerror(failed)))
+            self.close()
+        else:
+            self._begin(self._sock.detach())
+            init.answer(self._reply, b"O")
+            self._reply.close()
+
+    def close(self) -> None:
+        self._over = True
+        self._sock.close()
+        self._reply.close()
+
+
+def _shut_down(fd: int) -> None:
+    sock = socket.socket(fileno=fd)
+    try:
+        sock.shutdown(socket.SHUT_WR)
+    finally:
+        sock.detach()

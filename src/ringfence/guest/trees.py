@@ -1,0 +1,34 @@
+"""Operations on whole trees inside a guest, by a process of the guest's own user."""
+
+from __future__ import annotations
+
+import shutil
+
+from ..launcher import trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def pack(stream: int, path: str) -> None:
+    """Write the tree at `path` to `stream`, as tar."""
+    trees.pack(stream, path, one_file_system=False)
+
+
+def unpack(stream: int, path: str) -> None:
+    """Unpack a tar stream below `path`, created if need be."""
+    trees.unpack(stream, path, one_file_system=False)
+
+
+def remove(path: str) -> None:
+    """Remove a directory and all below it."""
+    trees.remove(path, one_file_system=False)
+
+
+def move(source: str, target: str) -> None:
+    """Move across file systems: copied, then removed."""
+    shutil.move(source, target)
+
+
+OPERATIONS: dict[str, Any] = {"out": pack, "in": unpack, "remove": remove, "move": move}

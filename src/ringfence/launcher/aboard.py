@@ -1,0 +1,87 @@
+"""Helpers that go into a hull for the host: its guest's files as a stream, and commands of its program.
+
+Each is forked from the keeper, does one thing inside and is gone.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import posix as os
+
+from ..linux import namespaces, privileges
+from . import init, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FILES = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS
+_ALL = (
+    _FILES
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWNET
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+    | namespaces.CLONE_NEWCGROUP
+)
+_MOST_SAID = 4096
+
+
+def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """Do one request; answers on `reply` with "O" or "E"."""
+    try:
+        # Before anything inside can see us: without root we have its uid.
+        privileges.set_dumpable(False)
+        answer = _OPERATIONS[request["op"]](request, fds)
+        wire.send_raw(reply, b"O" + answer)
+    except OSError as exc:
+        init.refuse(reply, exc, request["op"])
+    except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
+
+
+def _pack(request: dict[str, Any], fds: list[int]) -> bytes:
+    """Stream the guest's root, without what is shown in it: fds are a pidfd and a pipe.
+
+    Precondition: the guest stands still. It is walked by name, in a root that no name leads out of.
+    """
+    from . import trees  # tarfile takes 10 ms to import, and must be imported on this side
+
+    namespaces.setns(fds[0], _FILES)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.chroot(request["path"])
+    os.chdir("/")
+    trees.pack(fds[1], "/", one_file_system=True)
+    return b""
+
+
+def _run(request: dict[str, Any], fds: list[int]) -> bytes:
+    """Run a command of the hull's program beside it; fds are a pidfd. Answers with what it said."""
+    namespaces.setns(fds[0], _ALL)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()  # into the PID namespace: it dies with the hull
+    if child == 0:
+        try:
+            null = os.open("/dev/null", os.O_RDONLY)
+            for to, fd in enumerate((null, write, write)):
+                os.dup2(fd, to)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(request["argv"][0], request["argv"], request["env"])
+        finally:
+            os._exit(127)
+    os.close(write)
+    said = b""
+    while piece := os.read(read, _MOST_SAID):
+        said = (said + piece)[-_MOST_SAID:]
+    status = os.waitpid(child, 0)[1]
+    if status:
+        text = said.decode("utf-8", "replace").strip() or f"wait status {status}"
+        raise OSError(errno.EIO, text)
+    return said
+
+
+_OPERATIONS = {"pack": _pack, "run": _run}

@@ -1,0 +1,201 @@
+"""Walls of ours around a program that makes its own: gVisor, say, or an emulator.
+
+The program runs as PID 1 of new namespaces, on a root that holds what it was given and nothing
+else, with ids that mean nothing on the host. Below that root lies the guest's own, a tmpfs with a
+size, which only the program serves to the guest. Run by the process that becomes the program.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import posix as os
+
+from ..linux import mounts, privileges
+from . import build, cgroups, init, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypedDict
+
+    from .placeholders import Placeholder
+    from .plan import Tree
+
+    class GuestRoot(TypedDict):
+        """The root file system that the program serves to its guest."""
+
+        path: str  # in the hull's root
+        size_bytes: int
+        inodes: int
+        owner: int  # id, in the hull's user namespace, of what is not the guest user's
+        steps: list[tuple[Any, ...]]
+        has_content: bool  # a snapshot to unpack there comes along
+
+    class HullPlan(TypedDict):
+        """One program and its walls; plain values, decided by the host."""
+
+        id: str
+        namespaces: int  # CLONE_NEW* flags
+        uid_map: str  # with an inside id 0: the program starts as that
+        gid_map: str
+        deny_setgroups: bool
+        uid: int  # who owns what steps make "owned"
+        gid: int
+        scratch: str
+        trees: list[Tree]
+        steps: list[tuple[Any, ...]]
+        guest: GuestRoot
+        after: list[tuple[Any, ...]]  # steps in the hull's root once the guest's is there
+        argv: list[str]
+        env: dict[str, str]
+        cgroup_dirs: list[str]
+        cgroup_values: list[tuple[str, str]]
+        cgroup_version: int
+        placeholders: list[Placeholder]
+        note: str
+        trusted_root: bool
+
+
+_OWN_BYTES = 16 << 20  # of the hull's root: directories, settings, what the program notes down
+
+
+def become(plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int) -> NoReturn:
+    """Build the walls, then be the program.
+
+    Args:
+        go: From the keeper: a word once our ids are mapped, with the trees that it opened, the
+            cgroups to join, and what to unpack into the guest's root.
+        control: Becomes the program's standard input. The host hears there what goes wrong before.
+        errors: A file that becomes its standard output and error.
+    """
+    try:
+        _enter(plan, go)
+        _start(plan, control, errors)
+    except build.BuildError as exc:
+        init.refuse(control, exc.cause, exc.step)
+    except OSError as exc:
+        init.refuse(control, exc, "hull")
+    except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "hull")
+    os._exit(1)
+
+
+def _enter(plan: HullPlan, go: wire.Socket) -> None:
+    os.setsid()
+    build.make_mounts_private()
+    # Before our ids change: what only the host's administrator may read is still readable now.
+    trees = [
+        -1 if is_keepers(plan, tree) else _step(f"open {tree['source']}", build.open_tree, tree, -1)
+        for tree in plan["trees"]
+    ]
+    word, fds = wire.receive(go)
+    if word is None:
+        os._exit(1)  # the keeper gave up
+    tasks, has_content = word
+    cgroups.join(fds[:tasks])
+    content = fds.pop() if has_content else -1
+    given = iter(fds[tasks:])
+    trees = [next(given) if fd < 0 else fd for fd in trees]
+    if not plan["deny_setgroups"]:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _build(plan, trees, content)
+
+
+def is_keepers(plan: HullPlan, tree: Tree) -> bool:
+    """Whether the keeper opens it, as host root: what the user mounts, ids mapped."""
+    return plan["trusted_root"] and bool(tree["inode"])
+
+
+def _build(plan: HullPlan, trees: list[int], content: int) -> None:
+    root = _tmpfs(plan, plan["scratch"], trees, f"size={_OWN_BYTES}")
+    build.run_steps(root, plan["steps"])
+    _guest_root(plan, trees, content)
+    os.fchdir(root.fd)
+    build.run_steps(root, plan["after"])
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    _step("proc", mounts.mount, "proc", "proc", "proc", flags)
+    _step("pivot_root", mounts.pivot_root, ".", ".")
+    _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
+    os.chdir("/")
+
+
+def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewRoot:
+    """A new tmpfs at `path`, which is the current directory from here on."""
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    _step(f"tmpfs {path}", mounts.mount, "ringfence", path, "tmpfs", flags, f"mode=0755,{size}")
+    os.chdir(path)
+    os.umask(0)
+    fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    whose: Any = plan
+    return build.NewRoot(fd, whose, trees)
+
+
+def _guest_root(plan: HullPlan, trees: list[int], content: int) -> None:
+    guest = plan["guest"]
+    size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
+    root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size)
+    build.run_steps(root, guest["steps"])
+    if guest["owner"]:
+        _give_away(guest["steps"], guest["owner"])
+    if content >= 0:
+        _unpack(content)
+
+
+def _give_away(steps: list[tuple[Any, ...]], owner: int) -> None:
+    """What steps made, and the program's own id has now, but for what is the guest user's."""
+    os.chown(".", owner, owner)
+    for verb, path, *rest in steps:
+        if verb in ("file", "symlink") or (verb == "dir" and not rest[1]):
+            os.chown(path[1:], owner, owner, follow_symlinks=False)
+
+
+def _unpack(content: int) -> None:
+    """A snapshot's files, by a child that cannot leave the guest's root: the names are a guest's."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            from . import (
+                trees,  # the keeper has imported it: here our own files may be out of sight
+            )
+
+            os.chroot(".")
+            os.chdir("/")
+            trees.unpack(content, "/", one_file_system=True)
+            os.write(write, b"O")
+        except BaseException as exc:  # noqa: BLE001  whatever it is, the host must hear of it
+            os.write(write, repr(exc).encode("utf-8", "replace")[:1000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    said = os.read(read, 4096)
+    os.close(read)
+    os.waitpid(child, 0)
+    if said != b"O":
+        problem = OSError(errno.EIO, said.decode("utf-8", "replace") or "it was killed")
+        raise build.BuildError("unpack", problem)
+
+
+def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except OSError as exc:
+        raise build.BuildError(name, exc) from exc
+
+
+def _start(plan: HullPlan, control: wire.Socket, errors: int) -> NoReturn:
+    os.umask(0o022)
+    for to, fd in enumerate((control.fileno(), errors, errors)):
+        os.dup2(fd, to)
+    for signum in range(1, signal.NSIG):
+        try:
+            signal.signal(signum, signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    privileges.set_no_new_privs()
+    privileges.die_with_parent(signal.SIGKILL)
+    os.execve(plan["argv"][0], plan["argv"], plan["env"])

@@ -1,0 +1,242 @@
+"""The keeper: one single-threaded, stdlib-only process that starts programs in hulls, and ends them.
+
+As the zygote does for sandboxes of its own making, it answers requests of the host process, one
+datagram each, and ends with it: when the host's end of the socket closes, every hull is killed and
+every cgroup removed before it exits. A hull dies with the keeper, and all that is in it.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import gc
+import posix as os
+import select
+
+from ..linux import files, mounts, namespaces, privileges, signals
+from . import build, cgroups, hull, idmap, init, placeholders, wire
+from .zygote import rename_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .hull import HullPlan
+    from .placeholders import Placeholder
+    from .plan import Tree
+
+CONTROL_FD = 3
+
+
+def main() -> None:
+    """Serve on descriptor 3 until it closes."""
+    files.close_from(CONTROL_FD + 1)
+    os.set_inheritable(CONTROL_FD, False)
+    os.umask(0o022)
+    rename_process(b"ringfence-keep")
+    privileges.adopt_orphans()
+    gc.disable()
+    gc.freeze()
+    Keeper(wire.adopt(CONTROL_FD)).run()
+    os._exit(0)
+
+
+class Kept:
+    """What must be undone once a hull is empty."""
+
+    def __init__(self, plan: HullPlan) -> None:
+        self.id, self.directories = plan["id"], plan["cgroup_dirs"]
+
+
+class Keeper:
+    """Owns the processes and cgroups of every hull it made."""
+
+    def __init__(self, host: wire.Socket) -> None:
+        self.host = host
+        self.hulls: dict[int, Kept] = {}  # by pid of PID 1
+        # What the host removes, and we only when it is gone, by sandbox id; see zygote.Zygote.
+        self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
+        self.signal_fd = signals.signalfd([signal.SIGCHLD])
+
+    def run(self) -> None:
+        """Serve, then clean up."""
+        poll = select.poll()
+        poll.register(self.host.fileno(), select.POLLIN)
+        poll.register(self.signal_fd, select.POLLIN)
+        while True:
+            for fd, _event in poll.poll():
+                if fd == self.signal_fd:
+                    os.read(self.signal_fd, 4096)
+                    self.reap()
+                elif not self.serve_one():
+                    return self.clean_up()
+
+    def serve_one(self) -> bool:
+        message, fds = wire.receive(self.host)
+        if message is None:
+            return False
+        verb, argument = message
+        reply = wire.adopt(fds[0])
+        try:
+            if verb == "create":
+                self.create(argument, reply, fds[1:])
+            elif verb == "enter":
+                self.enter(argument, reply, fds[1:])
+            elif verb == "hold":
+                os.dup(fds[1])  # a lock of the host's, ours too until we end
+            elif verb == "released":
+                self.placeholders.pop(argument, None)
+        except build.BuildError as exc:
+            init.refuse(reply, exc.cause, exc.step)
+        except OSError as exc:
+            init.refuse(reply, exc, verb)
+        finally:
+            reply.close()
+            for fd in fds[1:]:
+                os.close(fd)
+        return True
+
+    # -- creating ---------------------------------------------------------------------------
+
+    def create(self, plan: HullPlan, reply: wire.Socket, fds: list[int]) -> None:
+        """Start one hull. Answers with its pid and pidfd; the rest the program's own socket tells.
+
+        Args:
+            fds: The program's standard input; its standard output and error; the snapshot to
+                unpack, where the plan has one; what pins the mount sources.
+        """
+        self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
+        control, errors, *pinned = fds
+        content = []
+        if plan["guest"]["has_content"]:
+            from . import trees as _for_the_hull  # noqa: F401
+
+            content.append(pinned.pop(0))
+        trees = self.open_trees(plan, pinned)
+        passed = list(trees)
+        try:
+            pid, pidfd, go = self.clone(plan, control, errors)
+            try:
+                tasks = []
+                if plan["cgroup_version"] == 1:
+                    cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+                    tasks = cgroups.open_tasks(plan["cgroup_dirs"])
+                passed += tasks
+                namespaces.write_id_maps(
+                    pid, plan["uid_map"], plan["gid_map"], deny_setgroups=plan["deny_setgroups"]
+                )
+                wire.send(go, (len(tasks), bool(content)), [*tasks, *trees, *content])
+            except OSError:
+                os.kill(pid, signal.SIGKILL)  # cannot be a stranger: only we reap it
+                cgroups.remove(plan["cgroup_dirs"])
+                raise
+            finally:
+                go.close()
+            self.hulls[pid] = Kept(plan)
+            if plan["placeholders"]:
+                self.placeholders[plan["id"]] = plan["placeholders"], plan["note"]
+            wire.send_raw(reply, b"O%d" % pid, [pidfd])
+            os.close(pidfd)
+        finally:
+            for fd in passed:
+                os.close(fd)
+
+    def clone(self, plan: HullPlan, control: int, errors: int) -> tuple[int, int, wire.Socket]:
+        """A new process in new namespaces, on its way to being the program."""
+        theirs, ours = wire.socketpair()
+        cgroup_fd = -1
+        try:
+            if plan["cgroup_version"] == 2:
+                cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                cgroup_fd = os.open(plan["cgroup_dirs"][0], flags)
+            pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
+            if pid == 0:
+                ours.close()
+                hull.become(plan, theirs, wire.adopt(control), errors)
+        except OSError:
+            ours.close()
+            cgroups.remove(plan["cgroup_dirs"])
+            raise
+        finally:
+            theirs.close()
+            if cgroup_fd >= 0:
+                os.close(cgroup_fd)
+        return pid, pidfd, ours
+
+    def open_trees(self, plan: HullPlan, pinned: list[int]) -> list[int]:
+        """As host root: what the user mounts, copied from the host's own mounts, ids mapped."""
+        made: list[int] = []
+        try:
+            for tree in plan["trees"]:
+                if hull.is_keepers(plan, tree):
+                    made.append(_open_tree(tree, pinned[tree["fd"]]))
+        except OSError:
+            for fd in made:
+                os.close(fd)
+            raise
+        return made
+
+    # -- going into one ---------------------------------------------------------------------
+
+    def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+        """Fork a helper that goes into a hull; it answers on `reply` itself."""
+        from . import aboard
+
+        if os.fork() == 0:
+            status = 1
+            try:
+                aboard.serve(request, reply, fds)
+                status = 0
+            finally:
+                os._exit(status)
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, _status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.forget(pid)
+
+    def forget(self, pid: int) -> None:
+        """The PID namespace is empty now: nothing is left that the cgroups could hold."""
+        kept = self.hulls.pop(pid, None)
+        if kept is not None:
+            cgroups.remove(kept.directories)
+
+    def clean_up(self) -> None:
+        """The host is gone: end everything, wait for it, leave nothing."""
+        for pid, kept in self.hulls.items():
+            os.kill(pid, signal.SIGKILL)
+            cgroups.thaw(kept.directories)
+        while self.hulls:
+            pid, _status = os.waitpid(-1, 0)
+            self.forget(pid)
+        for made, note in self.placeholders.values():
+            placeholders.remove(made)
+            if note:
+                placeholders.erase_note(note)
+
+
+def _open_tree(tree: Tree, pinned: int) -> int:
+    """A detached copy of what `pinned` is, restricted as planned, ids mapped."""
+    idmap_fd = -1
+    try:
+        if tree["idmap"]:
+            idmap_fd = idmap.user_namespace(tree["idmap"], tree["idmap_gid"])
+        fd = mounts.open_tree("", dir_fd=pinned, recursive=idmap_fd < 0)
+        try:
+            build.restrict_tree(fd, tree, idmap_fd)
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as exc:
+        raise build.BuildError(f"mount {tree['source']}", exc) from exc
+    finally:
+        if idmap_fd >= 0:
+            os.close(idmap_fd)
+    return fd
