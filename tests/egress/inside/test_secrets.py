@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shlex
+import signal
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from ringfence import Credential, NetworkPolicy, NetworkRule, Sandbox
+from ringfence.egress import client
 from ringfence.errors import RingfenceError
 from tests.egress.inside.conftest import MakeSandbox
 from tests.egress.world import World
@@ -362,6 +365,28 @@ class TestAuthorities:
             sandbox.files.write("authority.pem", authority)
             words = ["--cacert", "authority.pem", "https://a.test/"]
             assert trusted == sandbox.exec([*CURL, *words], timeout_s=30).ok
+
+    def test_it_outlives_the_process_that_uses_it(self, world: World, sandbox: Sandbox) -> None:
+        """What is inside stays as it was: a new process must go on with the same authority."""
+        before = client.shared().processes
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        mark = world.internet.mark()
+
+        result = sandbox.exec(
+            [*CURL, "--retry", "5", "--retry-all-errors", "https://a.test/"], timeout_s=60
+        )
+
+        assert result.ok, result.stderr_text
+        assert not set(before) & set(client.shared().processes)
+        assert [f"Bearer {SECRET}"] == headers(requests(world, mark)[-1], "authorization")
+
+    def test_a_host_it_cannot_speak_for_is_refused_at_once(self, sandbox: Sandbox) -> None:
+        other = NetworkPolicy(rules=(NetworkRule("b.test", inspect=True),))
+
+        with pytest.raises(RingfenceError, match=r"b\.test.*create a sandbox"):
+            sandbox.apply_network_policy(other)
+        assert sandbox.exec([*CURL, "https://a.test/"], timeout_s=30).ok  # the old policy holds
 
     def test_it_cannot_be_changed_inside(self, sandbox: Sandbox) -> None:
         for path in ("/etc/ringfence/ca.pem", "/etc/ringfence/ca-bundle.pem"):
