@@ -145,7 +145,7 @@ def test_the_states_of_a_session_are_the_table() -> None:
 
 def test_every_public_method_of_the_manager_is_listed() -> None:
     page = (REFERENCE / "sessions.md").read_text(encoding="utf-8")
-    internal = {"activate", "end", "verbs", "uptime_s"}
+    internal = {"activate", "check_open", "end", "verbs", "uptime_s"}
     methods = {name for name in vars(SessionManager) if not name.startswith("_")} - internal
 
     assert set() == {name for name in methods if f"{name}(" not in page}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ringfence import Limits, Mount, SandboxSpec
+from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.egress import client
 from ringfence.errors import InvalidRequest, ResourceExhausted
+from ringfence.model import capabilities as can
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
@@ -59,6 +62,38 @@ def test_everything_a_client_asks_for_is_bound_at_the_claim(
     assert 123 == found.limits.open_files
     assert 4 * MIB == found.limits.disk_bytes
     assert 64 * MIB == found.limits.memory_bytes
+
+
+@pytest.fixture
+def with_egress(tmp_path: Path) -> Iterator[NativeBackend]:
+    backend = NativeBackend(state_dir=str(tmp_path / "snapshots"), egress=client.shared)
+    if not backend.report().can(can.NETWORK_HOSTS):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no nf_tables here")
+    yield backend
+    backend.close()
+    client.close_shared()
+
+
+def test_a_network_policy_is_bound_at_the_claim(
+    make_manager: MakeManager, with_egress: NativeBackend
+) -> None:
+    """Each client's own, from the same shelf: a name is known to whom it was allowed."""
+    manager = warmed(make_manager(backends=(with_egress,), pool=WARM))
+    names = (
+        "getent hosts one.test >/dev/null && echo one; getent hosts two.test >/dev/null && echo two"
+    )
+
+    said = []
+    for hosts in (("one.test:80",), ("two.test:80",), ()):
+        spec = SandboxSpec(network=NetworkPolicy(allowed_hosts=hosts))
+        lease = manager.acquire(spec, client_id="ann")
+        said.append(lease.sandbox.shell(names).text)
+        assert hosts == lease.capabilities().allowed_destinations
+        assert bool(hosts) == lease.capabilities().has_network
+        assert until(lambda: 2 == manager.pool.size)
+
+    assert ["one\n", "two\n", ""] == said
+    assert 3 == manager.stats().pool_hits
 
 
 def test_the_default_pool_is_filled_at_once(make_manager: MakeManager) -> None:

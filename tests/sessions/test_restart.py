@@ -24,7 +24,6 @@ from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from ringfence.store.store import FILE
 from tests.native.callers import Caller
-from tests.native.conftest import has_cgroups
 from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, survivors, until
 
 RESTART_S = 5.0
@@ -293,9 +292,8 @@ def test_the_zygote_was_stopped_and_cannot_end_by_itself(state: str) -> None:
             caller.kill(signal.SIGKILL)
             poll = select.poll()
             poll.register(pinned, select.POLLIN)
+            # Its sandbox may be: whoever starts first on this machine clears up after dead ones.
             assert not poll.poll(1500), "the control: nothing else ends it"
-            if has_cgroups():
-                assert 2 == len(pids_with(marker))
 
             with SessionManager(BY_HAND, state_dir=state, background=False) as manager:
                 assert_nothing_is_left(state, marker, family)
@@ -307,8 +305,8 @@ def test_the_zygote_was_stopped_and_cannot_end_by_itself(state: str) -> None:
 
 
 def is_zygote(pid: int, parent: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return parent == int(stat[1])
+    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    return name.endswith("(ringfence") and parent == int(rest.split()[1])
 
 
 def test_a_pid_that_is_somebody_else_s_is_left_alone(state: str) -> None:

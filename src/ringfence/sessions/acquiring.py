@@ -192,6 +192,12 @@ class Acquiring:
         except BaseException:
             manager.maker.end(live.sandbox_id, inner.terminate, "not written down")
             raise
+        try:
+            # Closing forbids more before it ends what is in the book: one of us sees the other.
+            manager.check_open()
+        except BaseException:
+            manager.end(live, "closed")
+            raise
         manager.reaper.expect(live)
         return live
 

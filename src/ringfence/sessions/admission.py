@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 
-from ..errors import ResourceExhausted
+from ..errors import LifecycleError, ResourceExhausted
 
 
 class Slots:
@@ -22,6 +22,7 @@ class Slots:
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
         self.taken = self.refused = 0
+        self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -66,6 +67,8 @@ class Slots:
     def _await_turn(self, ticket: object) -> None:
         deadline = time.monotonic() + self._wait_s
         while self.taken >= self.most or self._queue[0] is not ticket:
+            if self._closed:
+                raise LifecycleError("the session manager is closed")
             left = deadline - time.monotonic()
             if left <= 0:
                 self.refused += 1
@@ -77,6 +80,12 @@ class Slots:
         return ResourceExhausted(
             text, hint="release one, raise max_sandboxes, or try again later", field="max_sandboxes"
         )
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def give_back(self) -> None:
         """A sandbox is gone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..model.client_session import SessionState
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..model.client_session import ClientSession
@@ -41,6 +43,8 @@ class Lease:
 
     def release(self, *, keep_alive: bool = False) -> None:
         """See `SessionManager.release`."""
+        if self._live.state == SessionState.TERMINATED:
+            return
         self._manager.release(self._live.id, keep_alive=keep_alive)
 
     def __enter__(self) -> Lease:

@@ -67,12 +67,23 @@ class Live:
         self.saved_activity = self.activity.last
         self.granted: SandboxCapabilities | None = None  # as last read back
         self.use = Use(self.touch)
-        own = {name: _on(verb, session_id) for name, verb in verbs.items()}
+        own = {name: self._of_mine(verb) for name, verb in verbs.items()}
         self.sandbox = LeasedSandbox(WatchedSandbox(inner, self.use, own), spec)
 
     def touch(self) -> None:
         """It is being used."""
         self.activity.touch(self.clock.now())
+
+    def _of_mine(self, verb: Callable[[str], object]) -> Callable[[], None]:
+        """A verb of the manager as the sandbox has it: for one that has ended, the sandbox answers."""
+
+        def call() -> None:
+            if self.state != SessionState.TERMINATED:
+                verb(self.id)
+            else:
+                getattr(self.inner, verb.__name__)()
+
+        return call
 
     def left_s(self, now: float) -> float | None:
         """Of its time to live."""
@@ -95,10 +106,3 @@ class Live:
             expires_in_s=None if left is None else max(0.0, left),
             reason=self.reason,
         )
-
-
-def _on(verb: Callable[[str], object], session_id: str) -> Callable[[], None]:
-    def call() -> None:
-        verb(session_id)
-
-    return call

@@ -42,10 +42,11 @@ class Maker:
     # -- what there is ------------------------------------------------------------------------
 
     def report(self, name: str, *, afresh: bool = False) -> BackendReport:
-        """What a backend can do here; probed once, and again when asked for."""
-        if afresh or name not in self._reports:
-            self._reports[name] = self.backends[name].report()
-        return self._reports[name]
+        """What a backend can do here; probed until it can do something, and again when asked for."""
+        known = self._reports.get(name)
+        if afresh or known is None or not known.available:
+            known = self._reports[name] = self.backends[name].report()
+        return known
 
     def choose(self, spec: SandboxSpec, preferred: str = "") -> str:
         """The backend for a spec.

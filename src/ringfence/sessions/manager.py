@@ -132,7 +132,7 @@ class SessionManager:
             ResourceExhausted: As many sandboxes as may be are in use. Try again later.
             Unsupported: What was made did not have what `options.required` asks for; it is gone.
         """
-        self._check_open()
+        self.check_open()
         return acquiring.acquire(
             self, spec or SandboxSpec(), options or AcquireOptions(), client_id
         )
@@ -143,7 +143,7 @@ class SessionManager:
         Raises:
             SandboxNotFound: This client has none of that id, and it may not or cannot be made.
         """
-        self._check_open()
+        self.check_open()
         return acquiring.attach(self, request)
 
     def release(
@@ -284,7 +284,7 @@ class SessionManager:
         labels: Mapping[str, str] | None = None,
     ) -> Sessions:
         """Sessions that have not ended, oldest first."""
-        self._check_open()
+        self.check_open()
         wanted = (labels or {}).items()
         found = []
         for live in self.book.all():
@@ -312,7 +312,7 @@ class SessionManager:
 
     def default_sandbox(self, client_id: str) -> ClientSession | None:
         """The session of a client's default sandbox; None when there is none, or it has ended."""
-        self._check_open()
+        self.check_open()
         sandbox_id = self.store.default(client_id)
         live = self._find(sandbox_id, client_id) if sandbox_id else None
         return live.view() if live is not None else None
@@ -339,19 +339,19 @@ class SessionManager:
         """Whether everything that a manager needs works, each looked at now."""
         from .report import health
 
-        self._check_open()
+        self.check_open()
         return health(self)
 
     # -- in time ------------------------------------------------------------------------------
 
     def cleanup_expired(self) -> Sessions:
         """Look at every session now; those that have ended by it."""
-        self._check_open()
+        self.check_open()
         return [live.view() for live in self.book.all() if looking.look_at(self, live)]
 
     def fill_pool(self) -> None:
         """Make now what the pool lacks, and discard what is too old."""
-        self._check_open()
+        self.check_open()
         self.pool.fill()
 
     # -- ending -------------------------------------------------------------------------------
@@ -366,6 +366,7 @@ class SessionManager:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        self.slots.close()
         self.reaper.close()
         self.pool.close()
         if keep:
@@ -395,7 +396,8 @@ class SessionManager:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises LifecycleError unless this manager, in this process, still manages."""
         if self._pid != os.getpid():
             raise LifecycleError("a session manager belongs to the process that made it")
         if self._closed:
@@ -409,7 +411,7 @@ class SessionManager:
         return {"terminate": self.terminate, "suspend": self.suspend, "resume": self.resume}
 
     def _find(self, any_id: str, client_id: str | None) -> Live | None:
-        self._check_open()
+        self.check_open()
         live = self.book.find(any_id, client_id)
         if live is not None and looking.notice_loss(self, live):
             return None
@@ -422,7 +424,7 @@ class SessionManager:
         return live
 
     def _ended(self, any_id: str, client_id: str | None) -> ClientSession:
-        self._check_open()
+        self.check_open()
         found = self.store.session(any_id) or self.store.last_session_of(any_id)
         if found is None or client_id not in (None, found.owner):
             raise SandboxNotFound(f"no session or sandbox {any_id!r}")
