@@ -85,6 +85,8 @@ def quantity(value: float | None, unit: str) -> str:
         return "?"
     if unit == "sandboxes":
         return f"{value:.0f}"
+    if unit == "x":
+        return f"{value:.2f}x"
     digits = 2 if value < 100 and unit in ("ms", "MiB") else 0
     space = "" if unit == "/s" else " "
     return f"{value:.{digits}f}{space}{unit}"

@@ -168,7 +168,7 @@ OWN_CLIENTS = [
         lambda _, host: _git(
             f"https://{host}/{sites.REPOSITORY}",
             " && git -c user.name=x -c user.email=x@a.test commit -q --allow-empty -m two"
-            " && git push -q origin HEAD:refs/heads/pushed",
+            " && git push -q origin HEAD:refs/heads/pushed-$$",
         ),
         ("git",),
         "from the repository",
@@ -342,8 +342,6 @@ def _become_somebody(where: Path) -> list[str]:
     if os.geteuid():
         return []
     os.chown(where, places.SERVER_UID, places.SERVER_UID)
-    for parent in [where, *where.parents][:3]:
-        parent.chmod(parent.stat().st_mode | 0o111)
     return [
         "setpriv",
         f"--reuid={places.SERVER_UID}",

@@ -44,9 +44,14 @@ def unrestricted(world: World) -> Iterator[Sandbox]:
         yield sandbox
 
 
-def new_sandbox(world: World, **options: Any) -> Sandbox:
-    """A sandbox in which `attempt` works and every program trusts the world's authority."""
-    options["env"] = {**world.program_environment(), **options.get("env", {})}
+def new_sandbox(world: World, *, trust: bool = True, **options: Any) -> Sandbox:
+    """A sandbox in which `attempt` works.
+
+    Args:
+        trust: Make programs that bring certificates of their own use the system's, by environment.
+    """
+    if trust:
+        options["env"] = {**world.program_environment(), **options.get("env", {})}
     if options.get("network") == "unrestricted":
         names = Mount("/etc/resolv.conf", str(world.directory / "resolv.conf"))
         options["mounts"] = [*options.get("mounts", ()), names]

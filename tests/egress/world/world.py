@@ -64,9 +64,12 @@ class World:
                 own.sendall(f"GET {_OWN} HTTP/1.0\r\n\r\n".encode())
                 own.recv(1)
             assert control.wait(here, target=_OWN), "a server of the world is stuck"
-        events = [*self.internet.seen(mark[0], **facts), *self.host.seen(mark[1], **facts)]
-        own_peers = {e["connection"] for e in events if e.get("target") == _OWN}
-        return [e for e in events if e.get("connection", -1) not in own_peers]
+        found: list[Event] = []
+        for control, number in ((self.internet, mark[0]), (self.host, mark[1])):
+            events = control.seen(number)
+            ours = {event["connection"] for event in events if event.get("target") == _OWN}
+            found += [event for event in events if event.get("connection", -1) not in ours]
+        return [event for event in found if facts.items() <= event.items()]
 
     def await_server(self, host: str, port: int) -> None:
         """Return once a program that was just started takes connections."""
