@@ -134,17 +134,6 @@ class NetworkPolicy(Noun):
         return (*(NetworkRule.parse(text) for text in self.allowed_hosts), *self.rules)
 
     @property
-    def allowed(self) -> list[tuple[str, str]]:
-        """Host and ports of every rule that allows."""
-        from .hosts import split_rule
-
-        texts = map(split_rule, self.allowed_hosts)
-        return [
-            *((host, ports) for denies, host, ports in texts if not denies),
-            *((rule.host, rule.ports) for rule in self.rules if not rule.denies),
-        ]
-
-    @property
     def secrets(self) -> tuple[str, ...]:
         """The names of the secrets its rules write into requests, sorted."""
         return tuple(sorted({rule.credential.secret for rule in self.rules if rule.credential}))

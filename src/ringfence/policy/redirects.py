@@ -62,7 +62,7 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
     names: set[tuple[int, int]] = set()
     loopback: _Ports = {}
     places: _Ports = {}
-    for host, ports in policy.allowed:
+    for host, ports in allowed(policy):
         if not hosts.looks_like_address(host):
             names.update(hosts.port_ranges(ports))
         elif not _is_loopback(host):
@@ -85,6 +85,15 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
         loopback=(_single(*RESOLVER), *_pairs(loopback)),
         others=(_single(*PROXY), *others),
     )
+
+
+def allowed(policy: NetworkPolicy) -> list[tuple[str, str]]:
+    """Host and ports of every rule that allows."""
+    texts = map(hosts.split_rule, policy.allowed_hosts)
+    return [
+        *((host, ports) for denies, host, ports in texts if not denies),
+        *((rule.host, rule.ports) for rule in policy.rules if not rule.denies),
+    ]
 
 
 def _add(places: _Ports, host: str, ports: str) -> None:

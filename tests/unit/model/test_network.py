@@ -141,12 +141,6 @@ class TestPolicies:
         assert policy.rules == policy.all_rules[len(policy.allowed_hosts) :]
         assert policy.is_none == (policy.is_limited and not texts and not policy.learn)
 
-    @given(some.policies)
-    def test_what_is_allowed_without_taking_rules_apart(self, policy: NetworkPolicy) -> None:
-        allows = [rule for rule in policy.all_rules if not rule.denies]
-
-        assert [(rule.host, rule.ports) for rule in allows] == policy.allowed
-
     def test_denies_alone_are_a_mistake(self) -> None:
         """Nothing is allowed by default, so they would be a policy of nothing."""
         assert "allowed_hosts" == field_of(lambda: NetworkPolicy(allowed_hosts=("!a.com",)))

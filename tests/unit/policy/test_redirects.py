@@ -120,6 +120,15 @@ def is_synthetic(address: Address) -> bool:
     return any(address in ip_network(network) for network in redirects.SYNTHETIC)
 
 
+@given(worlds.rule_lists)
+def test_what_is_allowed_is_read_alike_from_text_and_objects(rules: list[NetworkRule]) -> None:
+    texts = NetworkPolicy(allowed_hosts=tuple(rule.text for rule in rules), learn=True)
+    wanted = {(rule.host, rule.ports) for rule in rules if not rule.denies}
+
+    assert wanted == set(redirects.allowed(texts))
+    assert wanted == set(redirects.allowed(NetworkPolicy(rules=tuple(rules), learn=True)))
+
+
 def test_examples() -> None:
     plan = redirects_of(
         NetworkPolicy.parse(
