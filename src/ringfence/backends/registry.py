@@ -75,9 +75,6 @@ def close_all() -> None:
     egress = sys.modules.get("ringfence.egress.client")
     if egress is not None:
         egress.close_shared()
-    egress = sys.modules.get("ringfence.egress.client")
-    if egress is not None:
-        egress.close_shared()
 
 
 def _close_all(owner: int) -> None:

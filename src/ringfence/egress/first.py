@@ -81,7 +81,7 @@ class Opening:
             return
         end = more.find(b"\n")
         line += more if end < 0 else more[:end]
-        if line[0] not in _TOKEN:
+        if not 0x21 <= line[0] <= 0x7E:  # more than RFC 9110 allows: some servers read any word
             # It may still become what nothing but its beginning gives away.
             self.verdict = PASS if _PROXY_2.startswith(self._seen) else RAW
         elif b"HTTP/" in line[-len(more) - len(b"HTTP") :].upper():

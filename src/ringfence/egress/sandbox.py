@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket as socket
 import errno
 
+from ..model import hosts
 from ..model.netlimits import NetworkLimits
 from ..model.network import NetworkPolicy
 from ..model.rules import Credential, NetworkRule
@@ -76,11 +77,7 @@ class Sandbox:
         self.meter.limit(settings["network_bytes"], self.limits.bytes_per_s)
         per_s = self.limits.connections_per_s
         self._arrivals = Rate(per_s, per_s or 0)
-        self.names.pin(
-            rule.host
-            for rule in self.policy.all_rules
-            if not (rule.denies or rule.is_address or rule.host.startswith("*."))
-        )
+        self.names.pin(exact_names(self.policy))
         self.rejudge()
 
     def rejudge(self) -> None:
@@ -217,6 +214,19 @@ def read_policy(form: dict[str, Any]) -> NetworkPolicy:
         learn=form.get("learn", False),
         limits=NetworkLimits(**form.get("limits", {})),
     )
+
+
+def exact_names(policy: NetworkPolicy) -> list[str]:
+    """The names that rules allow one by one.
+
+    Out of the canonical text: ten thousand rules take 150 ms to be read, and others wait meanwhile.
+    """
+    allowed = [
+        text for text in policy.allowed_hosts if text[0] not in "!*[" and text.count(":") < 2
+    ]
+    found = [text.partition(":")[0] for text in allowed]
+    found += [rule.host for rule in policy.rules if not rule.denies and rule.host[0] != "*"]
+    return [host for host in found if not hosts.looks_like_address(host)]
 
 
 def _read_rule(form: dict[str, Any]) -> NetworkRule:
