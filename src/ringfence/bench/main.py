@@ -8,7 +8,7 @@ import os
 import sys
 
 from . import report
-from .measures import create, files, parked, run, throughput
+from .measures import create, egress, files, parked, run, throughput
 from .measures import exec as exec_
 from .rows import Missing, Row
 from .settings import Settings
@@ -28,6 +28,7 @@ MEASURES: dict[str, Measure] = {
     "parked": parked.measure_memory,
     "files": files.measure,
     "live": parked.measure_count,
+    "egress": egress.measure,
 }
 _EXAMPLES = """measures:
   create      made, first exec, gone; beside bubblewrap
@@ -37,6 +38,7 @@ _EXAMPLES = """measures:
   parked      memory of a waiting sandbox (needs root to see it)
   files       one file of 1 GiB in and out; beside cp
   live        how many at once: 1,000, with --full 5,000
+  egress      a network policy's price, and what goes through it; beside the host's own network
 
 examples:
   ringfence bench --quick              everything, in seconds

@@ -183,8 +183,8 @@ BENCH = Command(
         Option("full", "", "5,000 live sandboxes at once instead of 1,000"),
         HELP,
     ),
-    words="create exec run throughput parked files live",
-    details="Without a MEASURE, all of them: create, exec, run, throughput, parked, files, live.",
+    words="create exec run throughput parked files live egress",
+    details="Without a MEASURE, all of them: create, exec, run, throughput, parked, files, live, egress.",
     examples=(
         ("everything, in seconds", "ringfence bench --quick"),
         ("ratios against this machine's other sandboxes", "ringfence bench --peers create exec"),
