@@ -141,7 +141,7 @@ options = [
     {"user": "nobody-knows"},
     {"limits": {"open_files": 8}},
     {"tier": "strong"},
-    {"network": ["example.com"]},
+    {"network": ["not a host"]},
 ]
 
 def cycle(number):
