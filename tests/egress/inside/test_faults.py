@@ -276,9 +276,11 @@ def test_a_thousand_sandboxes_with_policies(world: World) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Sandbox.terminate, sandboxes))
     (pid,) = egress_processes()
-    assert until(lambda: len(open_fds(pid)) < 50)
+    if os.geteuid() == 0:  # it is not dumpable: nobody else sees its descriptors
+        assert until(lambda: len(open_fds(pid)) < 50)
 
 
+@pytest.mark.root
 def test_create_and_terminate_leaves_nothing_in_the_egress_process(world: World) -> None:
     with new_sandbox(world, network="a.test") as sandbox:
         assert reaches(sandbox)
