@@ -11,7 +11,7 @@ from typing import Any
 from ringfence.attack.canaries import PROTECTED, RO, RO_FILE, RW, Canaries
 from ringfence.attack.inside import Found, archive, command, read_answers, request, run_inside
 from ringfence.attack.lab import Lab
-from ringfence.attack.probes import kit, network
+from ringfence.attack.probes import egress, kit, network
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.profiles import Profile
 from ringfence.model.mount import READ_WRITE
@@ -84,6 +84,10 @@ class Controls:
         if not any("00000000" == line.split()[1] for line in routes):
             raise ControlMissingError("this host has no default route")
         return self.with_network(probes)
+
+    def with_wider_policy(self, probes: Sequence[str]) -> Found:
+        with self.lab().limited(wider=True) as sandbox:
+            return run_inside(sandbox, probes, self.context_inside())
 
     def in_loose_mounts(self, probes: Sequence[str]) -> Found:
         """Each probe in directories as new: what one of them breaks, the next would miss."""
@@ -171,6 +175,7 @@ GROUPS: dict[str, Callable[[Controls, Sequence[str]], Found]] = {
     kit.NETWORK: Controls.with_network,
     network.ROUTED: Controls.with_route,
     network.WITHOUT_MOUNTS: Controls.in_plain_sandbox,
+    egress.WIDER: Controls.with_wider_policy,
     kit.HOST: Controls.on_host,
     kit.HOST_ROOT: Controls.as_root,
     kit.HOST_NOBODY: Controls.as_nobody,

@@ -17,6 +17,8 @@ import tempfile
 import threading
 from contextlib import ExitStack, closing, suppress
 
+from .service import Service
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +69,7 @@ class Canaries:
         self._process()
         self._sockets()
         self._listeners()
+        self._services()
         self._objects()
         self._terminal()
         self._facts()
@@ -191,6 +194,11 @@ class Canaries:
         # 127.3.2.1, 0.0.0.0 and v4-mapped addresses lead to a listener on every address only.
         ports["v4"] = ports["any"]
         self.context |= {"tcp": ports, "udp": self._echo(), "addresses": _own_addresses()}
+
+    def _services(self) -> None:
+        """Two servers of the host's loopback: one that a policy will allow, and one beside it."""
+        for name in ("service", "other_service"):
+            self.context[name] = self._stack.enter_context(Service()).port
 
     def _echo(self) -> int:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -47,6 +47,20 @@ class Lab:
         """A new sandbox that shows the planted directories."""
         return self.sandbox(mounts=self.mounts(), protect=PROTECTED, **options)
 
+    def limited(self, *, wider: bool = False) -> Sandbox:
+        """A new sandbox that may reach one service of the host, by its name and by its address.
+
+        Args:
+            wider: And the canaries beside it, and names that nobody has.
+        """
+        context = self.canaries.context
+        ports = [context["service"]]
+        rules = [f"localhost:{context['service']}"]
+        if wider:
+            ports += [context["other_service"], context["tcp"]["v4"]]
+            rules.append("*.example.com")
+        return self.sandbox(network=[*rules, *(f"127.0.0.1:{port}" for port in ports)])
+
     def mounts(self, *, access: str = READ_ONLY) -> tuple[Mount, ...]:
         """The planted directories: one read-only, one writable and protected, and a single file."""
         return (

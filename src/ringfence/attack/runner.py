@@ -8,7 +8,7 @@ from ..backends.registry import new_backend
 from . import outside
 from .canaries import RO, RO_FILE, RW, Canaries
 from .inside import Found, registered, run_inside
-from .probes.kit import BOTH, MOUNTED, PLAIN, Probe
+from .probes.kit import BOTH, LIMITED, MOUNTED, PLAIN, Probe
 from .result import ProbeResult, worst
 
 TYPE_CHECKING = False
@@ -65,20 +65,30 @@ def attack_from_outside(lab: Lab) -> Iterator[ProbeResult]:
 
 
 def attack_from_inside(lab: Lab) -> list[ProbeResult]:
-    """The probes that run inside, in the two kinds of sandbox: without and with mounts."""
+    """The probes that run inside, in three kinds of sandbox: plain, with mounts, with a policy."""
     probes = registered()
     found: dict[str, list[ProbeResult]] = {id: [] for id in probes}
-    for kind in (PLAIN, MOUNTED):
-        chosen = [id for id, probe in probes.items() if probe.where in (kind, BOTH)]
+    for kind in (PLAIN, MOUNTED, LIMITED):
+        chosen = [id for id, probe in probes.items() if _belongs(probe, kind)]
         for id, result in _run(lab, kind, chosen).items():
             found[id].append(_judge(probes[id], kind, *result))
     return [worst(results) for results in found.values()]
+
+
+def _belongs(probe: Probe, kind: str) -> bool:
+    """A policy opens a way out: whatever must not be reached without one is tried again."""
+    if kind == LIMITED and probe.area == "network" and probe.where in (PLAIN, BOTH):
+        return True
+    return probe.where == kind or (probe.where == BOTH and kind != LIMITED)
 
 
 def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
     context = dict(lab.canaries.context)
     if kind == PLAIN:
         with lab.sandbox() as sandbox:
+            return run_inside(sandbox, chosen, context)
+    if kind == LIMITED:
+        with lab.limited() as sandbox:
             return run_inside(sandbox, chosen, context)
     context["targets"] = [RO, RW, RO_FILE]
     with lab.mounted() as sandbox:

@@ -14,6 +14,7 @@ import sys
 
 from . import (
     devices_proc,
+    egress,
     files,
     identity,
     ipc,
@@ -29,7 +30,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-AREAS = (identity, files, devices_proc, syscalls, ipc, network, resources, leaks, lifecycle)
+AREAS = (
+    *(identity, files, devices_proc, syscalls, ipc, network, egress),
+    *(resources, leaks, lifecycle),
+)
 _PATIENCE_MS = 5000
 
 
