@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
+SERVER = {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "uvloop", "httptools"}
+"""What the extra `server` brings."""
 
 
 def _imported(path: Path) -> set[str]:
@@ -43,6 +45,8 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         allowed |= {"pytest"}  # the extra of that name: for backend authors
     if PACKAGE / "egress" / "ca.py" == path:
         allowed |= {"cryptography"}  # the extra `egress`
+    if {PACKAGE / "api", PACKAGE / "daemon"} & {*path.parents}:
+        allowed |= SERVER
 
     assert set() == {name.split(".")[0] for name in _imported(path)} - allowed
 

@@ -197,6 +197,37 @@ class IoError(RingfenceError):
     code = "io"
 
 
+class NotFound(RingfenceError):
+    """The server has nothing at this address."""
+
+    code = "not_found"
+
+
+class Unauthenticated(RingfenceError):
+    """The server does not know who asks: no key, or one that it does not have."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(RingfenceError):
+    """The server knows who asks, and does not let them."""
+
+    code = "forbidden"
+
+
+class TooLarge(RingfenceError):
+    """More was sent than the server takes."""
+
+    code = "too_large"
+
+
+class TooManyRequests(RingfenceError):
+    """This client asks for more at once than its share."""
+
+    code = "too_many_requests"
+    retryable = True
+
+
 class TaskFailed(RingfenceError):
     """A background task of Ringfence ended with an unexpected error."""
 

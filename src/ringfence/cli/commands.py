@@ -192,6 +192,36 @@ BENCH = Command(
     ),
 )
 
+SERVE = Command(
+    "serve",
+    "Serve sandboxes over HTTP, on a unix socket and if asked on TCP.",
+    arguments="[OPTIONS]",
+    options=(
+        Option("state-dir", "DIR", "where it keeps what survives a restart", words="<directories>"),
+        Option("listen", "HOST:PORT", "also on TCP, where callers need a key"),
+        Option("allow-public", "", "let --listen be an address that others can reach, without TLS"),
+        Option("tls-certificate", "FILE", "for --listen, in PEM", words="<files>"),
+        Option("tls-key", "FILE", "for --listen, in PEM", words="<files>"),
+        Option("allow-host", "NAME", "what else a Host header may say", repeat=True),
+        Option("allow-origin", "URL", "a web page that may call", repeat=True),
+        Option("max-sandboxes", "N", "how many there may be at once"),
+        Option("config", "FILE", "all of it, as JSON; options win", words="<files>"),
+        JSON,
+        HELP,
+    ),
+    details="""\
+The unix socket is ringfence.sock in the state directory; only this user and root may connect to it.
+One daemon serves a state directory. SIGTERM ends it; requests under way have 5 s.""",
+    examples=(
+        ("for yourself", "ringfence serve"),
+        ("for a team's machine, with keys", "ringfence serve --listen 127.0.0.1:7878"),
+        (
+            "for others on the network",
+            "ringfence serve --listen 0.0.0.0:7878 --tls-certificate cert.pem --tls-key key.pem",
+        ),
+    ),
+)
+
 COMPLETION = Command(
     "completion",
     "Print a completion script for a shell.",
@@ -205,4 +235,4 @@ COMPLETION = Command(
     ),
 )
 
-COMMANDS = (RUN, DOCTOR, BENCH, COMPLETION)
+COMMANDS = (RUN, SERVE, DOCTOR, BENCH, COMPLETION)

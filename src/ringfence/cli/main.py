@@ -102,6 +102,10 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .bench import main as bench
 
         return bench(argv)
+    if name == "serve":
+        from .serve import main as serve
+
+        return serve(argv)
     if name == "completion":
         from .completion import main as completion
 

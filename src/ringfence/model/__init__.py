@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .client_session import ClientSession as ClientSession
     from .client_session import SessionState as SessionState
     from .client_session import SessionTimeouts as SessionTimeouts
+    from .create import CreateRequest as CreateRequest
     from .exec import ExecRequest as ExecRequest
     from .exec import ExecResult as ExecResult
     from .exec import ExecStatus as ExecStatus
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .network import NetworkPolicy as NetworkPolicy
     from .rules import Credential as Credential
     from .rules import NetworkRule as NetworkRule
+    from .sandbox import SandboxView as SandboxView
     from .session import ResolvedMount as ResolvedMount
     from .session import Session as Session
     from .snapshot import Snapshot as Snapshot
@@ -51,6 +53,7 @@ _ROOMS = {
     "acquire": ("AcquireOptions", "AttachRequest", "RequiredCapabilities"),
     "capabilities": ("BackendReport", "Capability", "Protection"),
     "client_session": ("SESSION_NEXT", "ClientSession", "SessionState", "SessionTimeouts"),
+    "create": ("CreateRequest",),
     "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
     "files": ("FileInfo",),
     "granted": ("SandboxCapabilities",),
@@ -62,6 +65,7 @@ _ROOMS = {
     "netlimits": ("NetworkLimits",),
     "network": ("NetworkPolicy",),
     "rules": ("Credential", "NetworkRule"),
+    "sandbox": ("SandboxView",),
     "session": ("ResolvedMount", "Session"),
     "snapshot": ("Snapshot",),
     "spec": ("SandboxSpec",),

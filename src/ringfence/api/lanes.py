@@ -1,0 +1,89 @@
+"""Threads for calls that block, in lanes: whatever one sandbox does, the others' calls go on."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from ..errors import TooManyRequests
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+CONTROL, COPIES, ENDING = "control", "copies", "ending"
+_THREADS = {CONTROL: 64, COPIES: 32, ENDING: 16}
+_WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1}  # calls of one sandbox at once
+_MOST_WAITING = 256  # calls of one sandbox
+
+
+class _Gate:
+    """One sandbox's share of a lane."""
+
+    def __init__(self, width: int) -> None:
+        self.semaphore = asyncio.Semaphore(width)
+        self.users = 0
+
+
+class Lanes:
+    """One pool of threads for each kind of call; ending things has threads of its own.
+
+    Of one event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._pools = {
+            lane: ThreadPoolExecutor(count, thread_name_prefix=f"ringfence-{lane}")
+            for lane, count in _THREADS.items()
+        }
+        self._gates: dict[tuple[str, str], _Gate] = {}
+
+    async def call(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        key: str = "",
+        lane: str = CONTROL,
+        **more: Any,
+    ) -> T:
+        """`function(*args, **more)` in a thread of `lane`.
+
+        Args:
+            key: The sandbox it is about: its calls share a narrow gate. Empty for none.
+
+        Raises:
+            TooManyRequests: Too many calls on the same sandbox wait already.
+        """
+        loop = asyncio.get_running_loop()
+        work = partial(function, *args, **more) if more else function
+        arguments = () if more else args
+        if not key:
+            return await loop.run_in_executor(self._pools[lane], work, *arguments)
+        async with self._through(lane, key):
+            return await loop.run_in_executor(self._pools[lane], work, *arguments)
+
+    @asynccontextmanager
+    async def _through(self, lane: str, key: str) -> AsyncIterator[None]:
+        gate = self._gates.get((lane, key))
+        if gate is None:
+            gate = self._gates[lane, key] = _Gate(_WIDTH[lane])
+        if gate.users >= _MOST_WAITING:
+            raise TooManyRequests(f"{gate.users} calls wait for sandbox {key} already")
+        gate.users += 1
+        try:
+            async with gate.semaphore:
+                yield
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                self._gates.pop((lane, key), None)
+
+    def close(self) -> None:
+        """Take no more; what runs ends by itself."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

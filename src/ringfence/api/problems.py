@@ -1,0 +1,107 @@
+"""Errors on the wire: RFC 9457 problem details, the status of each code in one table."""
+
+from __future__ import annotations
+
+import http
+import json
+
+from starlette.responses import Response
+
+from ..errors import (
+    BadJson,
+    Forbidden,
+    InvalidRequest,
+    LifecycleError,
+    NotFound,
+    RingfenceError,
+    TaskFailed,
+    Unauthenticated,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS = {
+    "bad_json": 400,
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "permission_denied": 403,
+    "not_found": 404,
+    "sandbox_not_found": 404,
+    "snapshot_not_found": 404,
+    "exec_not_found": 404,
+    "execution_not_found": 404,
+    "file_not_found": 404,
+    "lifecycle": 409,
+    "state_in_use": 409,
+    "snapshot_corrupt": 409,
+    "not_a_directory": 409,
+    "is_a_directory": 409,
+    "directory_not_empty": 409,
+    "file_exists": 409,
+    "sandbox_lost": 410,
+    "too_large": 413,
+    "invalid_request": 422,
+    "unsupported": 422,
+    "network_policy": 422,
+    "backend_unavailable": 422,
+    "exec_failed": 422,
+    "file_error": 422,
+    "too_many_requests": 429,
+    "connect_failed": 502,
+    "resource_exhausted": 503,
+    "timeout": 504,
+    "storage_full": 507,
+}
+"""Codes that are not here are the server's own fault: 500."""
+
+RETRY_AFTER_S = 1
+
+
+def problem(error: RingfenceError, headers: Mapping[str, str] | None = None) -> Response:
+    """The response for an error."""
+    status = STATUS.get(error.code, 500)
+    form = {
+        "type": "about:blank",
+        "title": http.HTTPStatus(status).phrase,
+        "status": status,
+        "detail": error.message,
+        **error.to_json(),
+    }
+    more = {"cache-control": "no-store", **(headers or {})}
+    if status in (429, 503):
+        more["retry-after"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
+    if status == 401:
+        more["www-authenticate"] = 'Bearer realm="ringfence"'
+    return Response(json.dumps(form), status, headers=more, media_type=MEDIA_TYPE)
+
+
+def of_status(status: int, detail: str) -> RingfenceError:
+    """The error for what the framework itself refuses."""
+    kinds = {
+        400: BadJson,
+        401: Unauthenticated,
+        403: Forbidden,
+        404: NotFound,
+        405: NotFound,
+        409: LifecycleError,
+    }
+    return kinds.get(status, InvalidRequest)(detail)
+
+
+def of_validation(errors: Sequence[Any]) -> RingfenceError:
+    """The error for parameters that do not fit, the first of them."""
+    first = errors[0] if errors else {}
+    if first.get("type") == "json_invalid":
+        return BadJson(f"not JSON: {first.get('ctx', {}).get('error', '')}")
+    where = [str(part) for part in first.get("loc", ())]
+    return InvalidRequest(str(first.get("msg", "is malformed")), field=".".join(where[1:]))
+
+
+def task_failed() -> RingfenceError:
+    """What a client is told of an error that nobody foresaw; the log has the rest."""
+    return TaskFailed("an unexpected error, which is in the server's log")

@@ -1,0 +1,7 @@
+"""The routes, a file for each noun. What is added here is served."""
+
+from __future__ import annotations
+
+from . import execs, health, sandboxes
+
+ROUTERS = (health.router, sandboxes.router, execs.router)

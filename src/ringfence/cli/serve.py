@@ -1,0 +1,81 @@
+"""`ringfence serve`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ..errors import BackendUnavailable, InvalidRequest
+from .commands import SERVE
+from .options import no_arguments, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..daemon.config import DaemonConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    given, rest = parse(SERVE, argv)
+    if "help" in given:
+        from .help import help_of
+
+        sys.stdout.write(help_of(SERVE))
+        return 0
+    no_arguments(SERVE, rest)
+    try:
+        from ..api import app as _app  # noqa: F401  what the extra brings is read here
+    except ImportError as exc:
+        raise BackendUnavailable(
+            f"the server is not installed: {exc}", hint='pip install "ringfence[server]"'
+        ) from exc
+    from ..daemon.serve import serve
+
+    serve(_config(given), lambda addresses: _ready(addresses, as_json="json" in given))
+    return 0
+
+
+def _ready(addresses: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"listening": addresses}), flush=True)
+        return
+    for each in addresses:
+        print(f"listening on {each}", flush=True)
+
+
+def _config(given: dict[str, Any]) -> DaemonConfig:
+    from ..daemon.config import DaemonConfig
+
+    form: dict[str, Any] = {}
+    if "config" in given:
+        form = _read(given["config"])
+    for option, name in (
+        ("state-dir", "state_dir"),
+        ("listen", "listen"),
+        ("tls-certificate", "tls_certificate"),
+        ("tls-key", "tls_key"),
+        ("allow-host", "allowed_hosts"),
+        ("allow-origin", "allowed_origins"),
+        ("allow-public", "allow_public"),
+    ):
+        if option in given:
+            form[name] = given[option]
+    if "max-sandboxes" in given:
+        limit = given["max-sandboxes"]
+        if not limit.isdigit():
+            raise InvalidRequest(f"{limit!r} is not a number", field="--max-sandboxes")
+        form["manager"] = {**form.get("manager", {}), "max_sandboxes": int(limit)}
+    return DaemonConfig.from_json(form)
+
+
+def _read(path: str) -> dict[str, Any]:
+    from ..model import jsonform
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return jsonform.json_object(jsonform.loads(file.read()), "the configuration")
+    except OSError as exc:
+        raise InvalidRequest(f"{path}: {exc.strerror}", field="--config") from exc

@@ -1,0 +1,1 @@
+"""`ringfence serve`: one process that holds the state directory and serves the API."""

@@ -1,0 +1,65 @@
+"""How the daemon is set up."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ..model import checks, jsonform
+from ..model.noun import Noun
+from ..sessions.config import ManagerConfig
+from ..store.directory import default_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SOCKET = "ringfence.sock"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DaemonConfig(Noun):
+    """Where the daemon keeps its state, where it listens, and what it makes sandboxes with.
+
+    Attributes:
+        state_dir: Private to this user; one daemon each.
+        backends: Names; the first that can make a sandbox does.
+        listen: `HOST:PORT` of a TCP socket beside the unix socket; empty for none.
+        allow_public: Let `listen` be an address that others can reach, without TLS.
+        tls_certificate, tls_key: PEM files for `listen`.
+        allowed_hosts: Names, beside the address itself, that a `Host` header may say.
+        allowed_origins: Of web pages that may call.
+    """
+
+    state_dir: str = ""
+    backends: tuple[str, ...] = ("native",)
+    listen: str = ""
+    allow_public: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    manager: ManagerConfig = field(default_factory=ManagerConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "state_dir", os.path.abspath(self.state_dir or default_directory())
+        )
+        for name in ("backends", "allowed_hosts", "allowed_origins"):
+            object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        checks.flag(self.allow_public, "allow_public")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            checks.refuse("tls_key", "certificate and key belong together")
+
+    @property
+    def socket_path(self) -> str:
+        """Where the unix socket is."""
+        return os.path.join(self.state_dir, SOCKET)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        return jsonform.dump(self)
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"manager": ManagerConfig.from_json}

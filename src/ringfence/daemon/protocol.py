@@ -1,0 +1,92 @@
+"""uvicorn's HTTP protocol, with the peer of a unix socket known, and with patience that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ..api.guard import PEER
+
+_HEAD_BYTES = 64 << 10
+_HEAD_S = 10.0
+_MOST_CONNECTIONS = 4096
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: socket(7), SO_PEERCRED
+
+
+class RingfenceProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A unix socket's peer must be this user or root, whatever the file's mode says."""
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            self._refuse(b"503 Service Unavailable")
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family == socket.AF_UNIX:
+            uid = peer_uid(sock)
+            if uid not in (0, os.geteuid()):
+                self._refuse(b"403 Forbidden")
+                return
+            self.app_state = {**self.app_state, PEER: uid}
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is expected any more."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes before the end of the headers: httptools itself has no bound."""
+        if self._head_timer is not None or self.scope is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES + len(data):
+                self._refuse(b"431 Request Header Fields Too Large")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """The clock for the headers starts with their first byte, or with the connection."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """They came in time."""
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(_HEAD_S, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        self._refuse(b"408 Request Timeout")
+
+    def _refuse(self, status: bytes) -> None:
+        self._stop_timer()
+        self.logger.warning("refused a connection: %s", status.decode())
+        self.transport.write(
+            b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.close()
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The uid at the other end of a unix socket. Source: unix(7), SO_PEERCRED."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])

@@ -1,0 +1,129 @@
+"""From a configuration to a daemon that serves, and back to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import uvicorn
+    from fastapi import FastAPI
+
+    from .config import DaemonConfig
+
+logger = logging.getLogger("ringfence.daemon")
+
+_GRACE_S = 5  # for requests under way, once the daemon is told to stop
+
+
+def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        ready: Called with the addresses once they answer.
+
+    Raises:
+        StateInUse: Another daemon holds the state directory.
+        InvalidRequest: An address cannot be had, or must not be.
+    """
+    from ..api.app import make_app
+    from ..api.service import Service
+    from ..sessions.manager import SessionManager
+    from .sockets import listen_tcp, listen_unix
+
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(
+            SessionManager(config.manager, state_dir=config.state_dir, backends=config.backends)
+        )
+        service = Service(manager)
+        stack.callback(service.lanes.close)
+        unix = listen_unix(config.socket_path)
+        stack.callback(_forget, unix, config.socket_path)
+        listeners = [(unix, False)]
+        if config.listen:
+            tls = bool(config.tls_certificate)
+            tcp = listen_tcp(config.listen, public=tls or config.allow_public)
+            stack.callback(tcp.close)
+            listeners.append((tcp, tls))
+        _run(config, make_app(service), listeners, ready)
+
+
+def _run(
+    config: DaemonConfig,
+    app: FastAPI,
+    listeners: list[tuple[socket.socket, bool]],
+    ready: Callable[[list[str]], None],
+) -> None:
+    import uvicorn
+
+    from .protocol import RingfenceProtocol
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals are for all servers together
+
+    def server(tls: bool) -> uvicorn.Server:
+        return Server(
+            uvicorn.Config(
+                app,
+                http=RingfenceProtocol,
+                ws="websockets-sansio",
+                loop="uvloop",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_GRACE_S,
+                ws_max_size=1 << 20,
+                ssl_certfile=config.tls_certificate if tls else None,
+                ssl_keyfile=config.tls_key if tls else None,
+            )
+        )
+
+    async def main() -> None:
+        servers = [server(tls) for _, tls in listeners]
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, _stop, servers)
+        tasks = [
+            asyncio.ensure_future(each.serve(sockets=[sock]))
+            for each, (sock, _) in zip(servers, listeners, strict=True)
+        ]
+        while not all(each.started for each in servers) and not any(t.done() for t in tasks):
+            await asyncio.sleep(0.005)
+        ready([address(sock, tls) for sock, tls in listeners])
+        await asyncio.gather(*tasks)
+
+    import uvloop
+
+    uvloop.run(main())
+
+
+def _stop(servers: list[uvicorn.Server]) -> None:
+    for each in servers:
+        each.force_exit = each.should_exit  # told twice
+        each.should_exit = True
+
+
+def _forget(listener: socket.socket, path: str) -> None:
+    listener.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def address(listener: socket.socket, tls: bool) -> str:
+    """A listening socket as clients write it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

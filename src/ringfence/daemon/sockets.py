@@ -1,0 +1,93 @@
+"""The sockets that the daemon listens on."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+
+from ..errors import InvalidRequest, IoError
+
+_BACKLOG = 2048
+_PATH_MAX = 107  # struct sockaddr_un, less the closing NUL: unix(7)
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A unix socket that only this user can connect to; what an earlier daemon left is replaced.
+
+    Preconditions: the directory is ours, and no other daemon holds it.
+    """
+    if len(os.fsencode(path)) > _PATH_MAX:
+        raise InvalidRequest(
+            f"{path} is too long for a unix socket",
+            field="state_dir",
+            hint="choose a state directory with a shorter path",
+        )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_socket(path)
+        # What is bound gets the mode that its socket has: no moment in which others could connect.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise IoError(f"cannot listen at {path}: {exc.strerror}", field="state_dir") from exc
+    return listener
+
+
+def _remove_socket(path: str) -> None:
+    try:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def listen_tcp(where: str, *, public: bool) -> socket.socket:
+    """A TCP socket at `HOST:PORT`; HOST is an address or `localhost`.
+
+    Args:
+        public: Whether an address may be one that others can reach.
+
+    Raises:
+        InvalidRequest: It is malformed, taken, or public without leave.
+    """
+    host, port = read_address(where)
+    address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    if not address.is_loopback and not public:
+        raise InvalidRequest(
+            f"{host} can be reached by others",
+            field="listen",
+            hint="give --tls-certificate and --tls-key, or --allow-public to serve it in the clear",
+        )
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise InvalidRequest(f"{where}: {exc.strerror}", field="listen") from exc
+    return listener
+
+
+def read_address(where: str) -> tuple[str, int]:
+    """`HOST:PORT`, HOST an address (`[v6]`) or `localhost`.
+
+    Raises:
+        InvalidRequest: It is something else.
+    """
+    host, _, port = where.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        if host != "localhost":
+            ipaddress.ip_address(host)
+        number = int(port)
+        if not 0 <= number <= 65535 or not port.isascii() or not port.isdigit():
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest(f"{where!r} is not ADDRESS:PORT", field="listen") from None
+    return host, number

@@ -1,0 +1,76 @@
+"""A sandbox of the manager as its owner sees it, alive or over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ..errors import SandboxNotFound
+from ..model.client_session import SessionState
+from ..model.sandbox import SandboxView
+from ..model.spec import SandboxSpec
+from ..model.state import State
+from . import looking
+from .written import view_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.client_session import ClientSession
+    from ..model.session import Session
+    from .live import Live
+    from .manager import SessionManager
+
+NAME = "name"
+"""The key in a session's metadata under which its sandbox's name is kept."""
+
+
+def describe(manager: SessionManager, any_id: str, client_id: str | None = None) -> SandboxView:
+    """A sandbox by its own or its session's id.
+
+    Raises:
+        SandboxNotFound: There is none, or it is another client's.
+    """
+    live = manager.book.find(any_id, client_id)
+    if live is not None and not looking.notice_loss(manager, live):
+        return describe_live(live)
+    session = manager.store.session(any_id) or manager.store.last_session_of(any_id)
+    if session is None or client_id not in (None, session.owner):
+        raise SandboxNotFound(f"no session or sandbox {any_id!r}")
+    if session.state != SessionState.TERMINATED and live is not None:
+        return describe_live(live)  # the disk is full: it is not written down yet
+    record = manager.store.sandbox(session.sandbox)
+    spec = SandboxSpec.from_json(json.loads(record.spec)) if record else SandboxSpec()
+    return _view(view_of(session), spec, None)
+
+
+def describe_live(live: Live) -> SandboxView:
+    """One that the manager holds."""
+    spec = replace(live.spec, network=live.inner.spec.network)
+    return _view(live.view(), spec, live.inner.session)
+
+
+def _view(session: ClientSession, spec: SandboxSpec, inner: Session | None) -> SandboxView:
+    metadata = dict(session.metadata)
+    over = inner is None or session.state == SessionState.TERMINATED
+    return SandboxView(
+        id=session.sandbox_id,
+        session_id=session.session_id,
+        owner=session.client_id,
+        state=State.TERMINATED if over or inner is None else inner.state,
+        session_state=session.state,
+        backend=session.backend,
+        created_at=session.created_at,
+        last_active_at=session.last_active_at,
+        name=metadata.pop(NAME, ""),
+        labels=spec.labels,
+        metadata=metadata,
+        template=spec.template,
+        tier=spec.tier,
+        profile=spec.profile,
+        limits=spec.limits,
+        network=spec.network,
+        mounts=() if inner is None else inner.mounts,
+        timeouts=session.timeouts,
+        expires_in_s=session.expires_in_s,
+        reason=session.reason,
+    )

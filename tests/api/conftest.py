@@ -1,0 +1,123 @@
+"""A daemon of its own for each module, as a user starts it, and a client on its unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.features import require
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _user_namespaces() -> None:
+    require("user namespaces")
+
+
+@dataclass
+class Daemon:
+    """A running `ringfence serve`."""
+
+    process: subprocess.Popen[str]
+    state_dir: Path
+    addresses: list[str]
+
+    @property
+    def socket(self) -> str:
+        """Of the unix socket."""
+        return str(self.state_dir / "ringfence.sock")
+
+    @property
+    def tcp(self) -> str:
+        """The base URL of the TCP listener."""
+        return next(each for each in self.addresses if not each.startswith("unix:"))
+
+    def client(self, **options: Any) -> httpx.Client:
+        """On the unix socket."""
+        transport = httpx.HTTPTransport(uds=self.socket)
+        return httpx.Client(transport=transport, base_url="http://localhost", timeout=60, **options)
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        if self.process.stdout:
+            self.process.stdout.close()
+        return code
+
+
+StartDaemon = Callable[..., Daemon]
+
+
+def start(state_dir: Path, *options: str) -> Daemon:
+    """Start one and wait until it listens."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ringfence",
+            "serve",
+            "--json",
+            "--state-dir",
+            str(state_dir),
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.wait(10)
+        process.stdout.close()
+        raise AssertionError(f"it ended with {process.returncode}")
+    return Daemon(process, state_dir, json.loads(line)["listening"])
+
+
+@pytest.fixture(scope="module")
+def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaemon]:
+    """Start daemons, which end with the module; each in a state directory of its own unless told."""
+    started: list[Daemon] = []
+
+    def make(*options: str, state_dir: Path | None = None) -> Daemon:
+        daemon = start(state_dir or tmp_path_factory.mktemp("d"), *options)
+        started.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in started:
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def daemon(start_daemon: StartDaemon) -> Daemon:
+    """One daemon for the module."""
+    return start_daemon()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[httpx.Client]:
+    """On the unix socket of `daemon`, where the caller is an admin."""
+    with daemon.client() as found:
+        yield found
+
+
+@pytest.fixture
+def sandbox_id(client: httpx.Client) -> Iterator[str]:
+    """A sandbox that ends with the test."""
+    made = client.post("/v1/sandboxes", json={})
+    assert 201 == made.status_code, made.text
+    found: str = made.json()["id"]
+    yield found
+    assert 200 == client.delete(f"/v1/sandboxes/{found}").status_code
