@@ -1,4 +1,9 @@
-"""A census of what sandboxes could leave on a machine, and its growth."""
+"""A census of what sandboxes could leave on a machine, and its growth.
+
+Two runs may share a machine: one as root, one as the user that RINGFENCE_TEST_NEIGHBOUR tells root
+of. Each counts what only it can have made: what belongs to the neighbour is the neighbour's, and an
+ordinary user makes no mounts and no loop devices, and leaves nothing that belongs to others.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,27 @@ Census = frozenset[tuple[str, str]]
 
 
 def take_census() -> Census:
-    return frozenset(
-        [("process", line) for line in _our_processes()]
-        + [("mount", line) for line in _mounts()]
-        + [("cgroup", path) for path in _cgroups()]
-        + [("loop device", path) for path in _loop_devices()]
-        + [("path", path) for path in _paths()]
-    )
+    found = [("process", line) for line in _our_processes()]
+    found += [("cgroup", path) for path in _cgroups() if _may_be_ours(_owner(path))]
+    found += [("path", path) for path in _paths() if _may_be_ours(_owner(path))]
+    if 0 == os.geteuid():
+        found += [("mount", line) for line in _mounts()]
+        found += [("loop device", path) for path in _loop_devices()]
+    return frozenset(found)
+
+
+def _may_be_ours(uid: int | None) -> bool:
+    """Whether this run can have made what belongs to `uid`; None is what went while we looked."""
+    if 0 != os.geteuid():
+        return uid == os.geteuid()
+    return uid is not None and str(uid) != os.environ.get("RINGFENCE_TEST_NEIGHBOUR")
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None
 
 
 def wait_for_calm(before: Census, *, patience_s: float) -> list[tuple[str, str]]:
@@ -42,7 +61,8 @@ def _our_processes() -> list[str]:
         if stat is None or pid == os.getpid():
             continue  # it ended while we looked
         command = _command(pid) or f"[nameless] {stat[0]}"
-        if _is_ours(pid) or ("1" == stat[1] and "ringfence" in command):
+        stray = "1" == stat[1] and "ringfence" in command and _may_be_ours(_user(pid))
+        if _is_ours(pid) or stray:
             found.append(f"{pid} {command}")
     return found
 
@@ -55,6 +75,15 @@ def _stat(pid: int) -> list[str] | None:
         return None
     # The command may hold spaces and brackets: only what follows the last ")" is regular.
     return text.rpartition(")")[2].split()
+
+
+def _user(pid: int) -> int | None:
+    """The real user id: /proc/PID itself belongs to root where a process cannot be dumped."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(text.partition("\nUid:")[2].split()[0])
 
 
 def _command(pid: int) -> str:

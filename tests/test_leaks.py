@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "ringfence-scratch").mkdir()
 
     assert [("path", str(tmp_path / "ringfence-scratch"))] == wait_for_calm(before, patience_s=0.1)
+
+
+@pytest.mark.root
+def test_what_the_neighbour_leaves_is_the_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("RINGFENCE_TEST_NEIGHBOUR", "23456")
+    before = take_census()
+    for name, uid in (("ringfence-theirs", 23456), ("ringfence-ours", 23457)):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, uid, uid)
+
+    assert [("path", str(tmp_path / "ringfence-ours"))] == wait_for_calm(before, patience_s=0.1)
 
 
 @pytest.mark.parametrize(

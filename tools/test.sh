@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole test suite. As root: all of it as root, then again as an unprivileged user. Arguments go to pytest.
+# The whole test suite. As root: all of it as root and, at the same time, again as an unprivileged user, whose
+# output is shown when root's is done. Arguments go to pytest.
 # The last line is "N passed, N failed, N skipped"; a part that cannot run here is one skip, and in CI one failure.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +31,6 @@ run_here() {  # NAME, then pytest arguments
   local name=$1; shift
   say "tests as $name"
   PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pytest --junitxml="$reports/$name.xml" "$@" </dev/null
-  add_report "$name"
 }
 
 copy_tree() {  # TO: what git knows or would know; without git, everything but what is made here
@@ -54,44 +54,62 @@ install_site() {  # PYTHON: the test tools for it, in build/site
 }
 
 # A user of no account and no groups, who can read only a copy of the tree and of the test tools.
-run_rootless() {  # pytest arguments
-  local uid=23456 python stage
-  local become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
-  command -v setpriv >/dev/null || apt_install util-linux || { cannot_run rootless-tests "setpriv is missing"; return; }
+uid=23456
+become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
+
+prepare_rootless() {  # sets `python` and `stage`
+  command -v setpriv >/dev/null || apt_install util-linux || { cannot_run rootless-tests "setpriv is missing"; return 1; }
   python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}") || {
-    cannot_run rootless-tests "no Python >= 3.11 that an unprivileged user may execute"; return
+    cannot_run rootless-tests "no Python >= 3.11 that an unprivileged user may execute"; return 1
+  }
+  install_site "$python" || {
+    cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return 1
   }
   stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
-  # shellcheck disable=SC2064
-  trap "rm -rf '$stage'" EXIT
   mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
   copy_tree "$stage/tree"
-  install_site "$python" || {
-    cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return
-  }
   cp -R build/site/. "$stage/site"
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
   chmod 700 "$stage/run"
   chown -R "$uid:$uid" "$stage"
-  say "tests as an unprivileged user (uid $uid)"
-  (
-    cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 LANG=C.UTF-8 \
-      HOME="$stage/home" XDG_RUNTIME_DIR="$stage/run" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
-      PATH="$stage/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$stage/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
-      "$python" -m pytest --junitxml="$stage/rootless.xml" "$@" </dev/null
-  )
-  cp "$stage/rootless.xml" "$reports/rootless.xml" 2>/dev/null
-  add_report rootless
 }
 
+run_rootless() {  # pytest arguments
+  cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 LANG=C.UTF-8 \
+    HOME="$stage/home" XDG_RUNTIME_DIR="$stage/run" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
+    PATH="$stage/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$stage/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
+    "$python" -m pytest --junitxml="$stage/rootless.xml" "$@" </dev/null
+}
+
+# Most tests wait for the kernel more than they compute: both identities at once take little longer than one.
+run_both() {  # pytest arguments
+  export RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_NEIGHBOUR=$uid
+  trap 'kill $rootless 2>/dev/null; wait; rm -rf "$stage"' EXIT
+  if prepare_rootless; then
+    say "tests as an unprivileged user (uid $uid) begin, and are shown when root's are done"
+    run_rootless "$@" >"$reports/rootless.log" 2>&1 &
+    rootless=$!
+  fi
+  run_here root "$@"
+  if [ -n "$rootless" ]; then
+    wait "$rootless"
+    rootless=
+    say "tests as an unprivileged user (uid $uid)"
+    cat "$reports/rootless.log"
+    cp "$stage/rootless.xml" "$reports/rootless.xml" 2>/dev/null
+  fi
+  add_report root
+  [ -z "$stage" ] || add_report rootless
+}
+
+stage='' rootless=''
 if add_dev_tools; then
   if [ "$(id -u)" = 0 ]; then
-    export RINGFENCE_TEST_BOTH=1
-    run_here root "$@"
-    run_rootless "$@"
+    run_both "$@"
   else
     run_here rootless "$@"
+    add_report rootless
   fi
 else
   cannot_run test-suite "the locked test tools could not be installed: $(why_not)"
