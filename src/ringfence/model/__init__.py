@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .client_session import SessionState as SessionState
     from .client_session import SessionTimeouts as SessionTimeouts
     from .create import CreateRequest as CreateRequest
+    from .event import Event as Event
     from .exec import ExecRequest as ExecRequest
     from .exec import ExecResult as ExecResult
     from .exec import ExecStatus as ExecStatus
@@ -54,6 +55,7 @@ _ROOMS = {
     "capabilities": ("BackendReport", "Capability", "Protection"),
     "client_session": ("SESSION_NEXT", "ClientSession", "SessionState", "SessionTimeouts"),
     "create": ("CreateRequest",),
+    "event": ("Event",),
     "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
     "files": ("FileInfo",),
     "granted": ("SandboxCapabilities",),

@@ -68,6 +68,7 @@ class AcquireOptions(Noun):
         timeouts: None takes the manager's.
         key: Chosen by the client: asking again under the same key gives the same session.
         metadata: The client's own notes on the session.
+        snapshot_id: Start with the files of this snapshot, which must be this client's.
     """
 
     preferred_id: str | None = None
@@ -79,10 +80,12 @@ class AcquireOptions(Noun):
     timeouts: SessionTimeouts | None = None
     key: str = ""
     metadata: Mapping[str, str] = field(default_factory=FrozenMap)
+    snapshot_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.preferred_id is not None:
-            object.__setattr__(self, "preferred_id", check_id(self.preferred_id, "preferred_id"))
+        for name in ("preferred_id", "snapshot_id"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_id(getattr(self, name), name))
         checks.flag(self.require_fresh, "require_fresh")
         checks.flag(self.use_pool, "use_pool")
         checks.instance(self.required, "required", RequiredCapabilities)

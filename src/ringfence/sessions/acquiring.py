@@ -10,7 +10,7 @@ from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.ids import new_id
 from ..model.spec import SandboxSpec
 from ..store import records
-from . import grants, selection
+from . import grants, selection, snapshots
 from .keys import digest_of
 from .lease import Lease
 from .live import Live
@@ -111,7 +111,7 @@ class Acquiring:
     def _again(self, wanted: str | None) -> Live | None:
         """The client's own sandbox of the preferred id, if it will do."""
         options = self.options
-        if wanted is None or options.require_fresh:
+        if wanted is None or options.require_fresh or options.snapshot_id is not None:
             return None
         live = self.manager.book.find(wanted, self.client_id)
         if live is None or live.sandbox_id != wanted:
@@ -130,7 +130,11 @@ class Acquiring:
 
     def _new(self, wanted: str | None) -> Live:
         manager = self.manager
-        backend = manager.maker.choose(self.spec, self.options.preferred_backend)
+        preferred = self.options.preferred_backend
+        if self.options.snapshot_id is not None:
+            saved = snapshots.need(manager, self.options.snapshot_id, self.client_id)
+            preferred = saved.backend  # no other one can read it
+        backend = manager.maker.choose(self.spec, preferred)
         if wanted is not None and not _is_free(manager, wanted):
             wanted = None
         inner = self._warm(backend) if wanted is None else None
@@ -148,7 +152,8 @@ class Acquiring:
 
     def _warm(self, backend: str) -> BackendSandbox | None:
         manager = self.manager
-        if not (self.options.use_pool and manager.config.pool.enabled):
+        wanted = self.options.use_pool and self.options.snapshot_id is None
+        if not (wanted and manager.config.pool.enabled):
             return None
         while (kept := manager.pool.claim(self.spec, backend)) is not None:
             inner = manager.maker.claim(kept, self.spec)
@@ -163,7 +168,9 @@ class Acquiring:
         manager = self.manager
         take_slot(manager)
         try:
-            return manager.maker.provision(backend, replace(self.spec, id=wanted), self.client_id)
+            return manager.maker.provision(
+                backend, replace(self.spec, id=wanted), self.client_id, self.options.snapshot_id
+            )
         except BaseException:
             manager.slots.give_back()
             raise
@@ -199,6 +206,7 @@ class Acquiring:
             manager.end(live, "closed")
             raise
         manager.reaper.expect(live)
+        manager.events.add("created", live)
         return live
 
     def _write_down(self, live: Live) -> None:

@@ -64,12 +64,20 @@ class Maker:
 
     # -- making -------------------------------------------------------------------------------
 
-    def provision(self, name: str, spec: SandboxSpec, owner: str) -> BackendSandbox:
-        """A new sandbox for a client. Preconditions: the caller has a slot for it."""
+    def provision(
+        self, name: str, spec: SandboxSpec, owner: str, snapshot_id: str | None = None
+    ) -> BackendSandbox:
+        """A new sandbox for a client, with the files of a snapshot if it names one.
+
+        Preconditions: the caller has a slot for it.
+        """
         sandbox_id = spec.id or new_id(SANDBOX)
         self._plan(name, sandbox_id, owner, spec)
         try:
-            return self.backends[name].provision(for_backend(spec, sandbox_id))
+            wanted = for_backend(spec, sandbox_id)
+            if snapshot_id is not None:
+                return self.backends[name].restore(snapshot_id, wanted)
+            return self.backends[name].provision(wanted)
         except BaseException as exc:
             self.ended(sandbox_id, f"not made: {type(exc).__name__}")
             raise

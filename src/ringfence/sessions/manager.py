@@ -9,11 +9,12 @@ from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.client_session import ClientSession, SessionState, check_session_step
 from ..model.spec import SandboxSpec
 from ..store.store import Store
-from . import acquiring, looking
+from . import acquiring, looking, snapshots
 from .admission import Slots
 from .book import Book
 from .clock import Clock
 from .config import ManagerConfig
+from .events import Events
 from .keys import Keys
 from .lease import Lease
 from .live import Live
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from ..model.manager_stats import Health, ManagerStats
     from ..sandbox.sync import Sandbox
 
+    from ..model.snapshot import Snapshot
+
     Sessions = list[ClientSession]  # `list` is a method here
+    Snapshots = list[Snapshot]
 
 DEFAULT_BACKENDS = ("native",)
 _LONGEST_TTL_S = 366 * 86_400.0
@@ -85,7 +89,7 @@ class SessionManager:
 
     def _open(self, backends: Sequence[Backend | str]) -> None:
         config = self.config
-        self.book, self.tally, self.keys = Book(), Tally(), Keys()
+        self.book, self.tally, self.keys, self.events = Book(), Tally(), Keys(), Events()
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
         self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
@@ -249,6 +253,7 @@ class SessionManager:
         )
         live.state = then
         self.reaper.expect(live)
+        self.events.add(str(then), live)
 
     def end(self, live: Live, reason: str) -> bool:
         """End a session; False when it had ended already."""
@@ -262,8 +267,34 @@ class SessionManager:
                 self.maker.end(live.sandbox_id, live.inner.terminate, reason, live.id)
             finally:
                 self.book.leave(live)
+                self.events.add("ended", live)
         self.pool.poke()
         return True
+
+    # -- snapshots ----------------------------------------------------------------------------
+
+    def snapshot(
+        self,
+        any_id: str,
+        metadata: Mapping[str, str] | None = None,
+        client_id: str | None = None,
+    ) -> Snapshot:
+        """Save a sandbox's files, for its client; restored by `acquire` with `snapshot_id`."""
+        return snapshots.take(self, self._need(any_id, client_id), metadata or {})
+
+    def snapshots(self, client_id: str | None = None) -> Snapshots:
+        """Every snapshot of a client, oldest first."""
+        self.check_open()
+        return snapshots.every(self, client_id)
+
+    def delete_snapshot(self, snapshot_id: str, client_id: str | None = None) -> None:
+        """Remove a snapshot; sandboxes restored from it are not touched.
+
+        Raises:
+            SnapshotNotFound: There is none, or it is another client's.
+        """
+        self.check_open()
+        snapshots.delete(self, snapshot_id, client_id)
 
     # -- looking ------------------------------------------------------------------------------
 

@@ -51,3 +51,28 @@ class Anchor:
     pid: int
     started: int
     boot: str
+
+
+@dataclass(frozen=True)
+class KeyRecord:
+    """What opens the server: see the table `keys`."""
+
+    id: str
+    digest: bytes
+    owner: str
+    scope: str
+    created_at: float
+    sandbox: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """Whose a snapshot is: see the table `snapshots`."""
+
+    id: str
+    owner: str
+    sandbox: str
+    backend: str
+    spec: str
+    created_at: float

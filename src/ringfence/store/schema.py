@@ -69,7 +69,32 @@ CREATE TABLE anchors (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_KEYS_AND_SNAPSHOTS = """
+-- What opens the server: of a key only a digest, so that who reads this file has none of them.
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY,            -- the public part of the key
+    digest BLOB NOT NULL,           -- of the secret part, which is random: BLAKE2b
+    owner TEXT NOT NULL,            -- the client that whoever has it is
+    scope TEXT NOT NULL CHECK (scope IN ('admin', 'user', 'sandbox')),
+    sandbox TEXT REFERENCES sandboxes (id) ON DELETE CASCADE, -- the only one that it opens
+    name TEXT NOT NULL DEFAULT '',  -- for people
+    created_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX keys_by_sandbox ON keys (sandbox) WHERE sandbox IS NOT NULL;
+
+-- Whose a snapshot is. The content is in the backend's catalogue, and outlives its sandbox.
+CREATE TABLE snapshots (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    sandbox TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    spec TEXT NOT NULL,             -- JSON, without secrets: what it was taken under
+    created_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX snapshots_by_owner ON snapshots (owner, id);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _KEYS_AND_SNAPSHOTS)
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:

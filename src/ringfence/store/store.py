@@ -6,7 +6,14 @@ from dataclasses import asdict, fields
 
 from .database import IN_MEMORY, Database
 from .directory import StateDirectory
-from .records import ENDED, Anchor, SandboxRecord, SessionRecord
+from .records import (
+    ENDED,
+    Anchor,
+    KeyRecord,
+    SandboxRecord,
+    SessionRecord,
+    SnapshotRecord,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +22,9 @@ if TYPE_CHECKING:
 
     from .database import Row
 
-    R = TypeVar("R", SandboxRecord, SessionRecord, Anchor)
+    R = TypeVar("R", SandboxRecord, SessionRecord, Anchor, KeyRecord, SnapshotRecord)
+
+    Record = SandboxRecord | SessionRecord | KeyRecord | SnapshotRecord
 
 FILE = "state.sqlite3"
 
@@ -99,6 +108,49 @@ class Store:
         sql = f"SELECT * FROM sessions WHERE {' AND '.join(wanted)} ORDER BY id"
         return _read(SessionRecord, self._database.rows(sql, values))
 
+    def session_under_key(self, owner: str, key: str) -> SessionRecord | None:
+        """The newest session that this client asked for under `key`, ended or not."""
+        sql = "SELECT * FROM sessions WHERE owner = ? AND key = ? ORDER BY id DESC LIMIT 1"
+        found = _read(SessionRecord, self._database.rows(sql, (owner, key)))
+        return found[0] if found else None
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def add_key(self, record: KeyRecord) -> None:
+        """Let somebody in."""
+        self._insert("keys", record)
+
+    def key(self, key_id: str) -> KeyRecord | None:
+        """By its public part."""
+        return self._one(KeyRecord, "SELECT * FROM keys WHERE id = ?", key_id)
+
+    def keys(self) -> list[KeyRecord]:
+        """Every key, oldest first."""
+        rows = self._database.rows("SELECT * FROM keys ORDER BY created_at, id")
+        return _read(KeyRecord, rows)
+
+    def remove_key(self, key_id: str) -> bool:
+        """Let it open nothing more; whether there was one."""
+        return self._database.write("DELETE FROM keys WHERE id = ?", (key_id,)) > 0
+
+    # -- snapshots ----------------------------------------------------------------------------
+
+    def add_snapshot(self, record: SnapshotRecord) -> None:
+        """Write down whose it is."""
+        self._insert("snapshots", record)
+
+    def snapshot(self, snapshot_id: str) -> SnapshotRecord | None:
+        """Whose it is."""
+        return self._one(SnapshotRecord, "SELECT * FROM snapshots WHERE id = ?", snapshot_id)
+
+    def snapshots(self) -> list[SnapshotRecord]:
+        """Every one, oldest first."""
+        return _read(SnapshotRecord, self._database.rows("SELECT * FROM snapshots ORDER BY id"))
+
+    def remove_snapshot(self, snapshot_id: str) -> None:
+        """Forget whose it was."""
+        self._database.write("DELETE FROM snapshots WHERE id = ?", (snapshot_id,))
+
     # -- the rest -----------------------------------------------------------------------------
 
     def set_default(self, owner: str, sandbox_id: str | None) -> None:
@@ -153,7 +205,7 @@ class Store:
 
     # -- how ----------------------------------------------------------------------------------
 
-    def _insert(self, table: str, record: SandboxRecord | SessionRecord) -> None:
+    def _insert(self, table: str, record: Record) -> None:
         row = asdict(record)
         marks = ", ".join("?" * len(row))
         self._database.write(

@@ -1,0 +1,83 @@
+"""Snapshots of clients: whose each is. The content is the backends' to keep."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+from ..errors import RingfenceError, SnapshotNotFound
+from ..model.spec import SandboxSpec
+from ..store.records import SnapshotRecord
+from .written import spec_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..model.snapshot import Snapshot
+    from .live import Live
+    from .manager import SessionManager
+
+
+def take(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
+    """Save a sandbox's files, for its client. When that cannot be written down, nothing is kept."""
+    made = live.sandbox.snapshot(metadata)
+    spec = replace(live.spec, network=live.inner.spec.network)
+    record = SnapshotRecord(
+        made.id, live.client_id, live.sandbox_id, live.backend, spec_text(spec), made.created_at
+    )
+    try:
+        manager.store.add_snapshot(record)
+    except BaseException:
+        with suppress(RingfenceError):
+            manager.maker.backends[live.backend].delete_snapshot(made.id)
+        raise
+    manager.events.add("snapshot", live, snapshot_id=made.id)
+    return made
+
+
+def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:
+    """What there is of a client, oldest first; with None also what nobody is known to own."""
+    owners = {record.id: record.owner for record in manager.store.snapshots()}
+    found = [each for backend in manager.maker.backends.values() for each in backend.snapshots()]
+    mine = [each for each in found if client_id is None or owners.get(each.id) == client_id]
+    return sorted(mine, key=lambda each: (each.created_at, each.id))
+
+
+def need(manager: SessionManager, snapshot_id: str, client_id: str | None) -> SnapshotRecord:
+    """Whose a snapshot is, and what it was taken under.
+
+    Raises:
+        SnapshotNotFound: There is none, or it is another client's: the same words for both.
+    """
+    found = manager.store.snapshot(snapshot_id)
+    known = found is not None and found.backend in manager.maker.backends
+    if found is None or not known or client_id not in (None, found.owner):
+        raise SnapshotNotFound(f"no snapshot {snapshot_id!r}")
+    return found
+
+
+def spec_of(record: SnapshotRecord) -> SandboxSpec:
+    """What it was taken under, without secrets."""
+    return SandboxSpec.from_json(json.loads(record.spec))
+
+
+def delete(manager: SessionManager, snapshot_id: str, client_id: str | None) -> None:
+    """Remove one; the record last, so that what is left of a crash still has an owner."""
+    record = manager.store.snapshot(snapshot_id)
+    if client_id is not None:
+        need(manager, snapshot_id, client_id)
+    backends = manager.maker.backends
+    names = [record.backend] if record and record.backend in backends else [*backends]
+    problem: SnapshotNotFound | None = None
+    for name in names:
+        try:
+            backends[name].delete_snapshot(snapshot_id)
+            problem = None
+            break
+        except SnapshotNotFound as exc:
+            problem = exc
+    manager.store.remove_snapshot(snapshot_id)
+    if problem is not None:
+        raise problem
