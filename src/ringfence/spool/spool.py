@@ -1,0 +1,152 @@
+"""All output of one exec, on disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from .order import ERR, OUT, Order, Place
+from .reader import Reader
+from .track import Track
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+NAMES = ("stdout", "stderr")
+
+
+class Spool:
+    """What one exec writes. One thread writes, any number read, in whatever process comes later too.
+
+    Args:
+        directory: Its own; made with the first byte. What is there already is continued.
+        limit: Bytes kept of each stream.
+        totals: Of each stream, where they are known: what no file tells of was dropped.
+
+    Attributes:
+        tracks: Standard output and standard error.
+        totals: Bytes that came so far of each.
+    """
+
+    def __init__(self, directory: str, limit: int, totals: Place = (0, 0)) -> None:
+        self.directory = directory
+        self.tracks = (
+            Track(directory, "o", limit, totals[OUT]),
+            Track(directory, "e", limit, totals[ERR]),
+        )
+        # What others may see: told only once its order is known.
+        self.totals: Place = (self.tracks[OUT].total, self.tracks[ERR].total)
+        self._order = Order(os.path.join(directory, "order"), self.totals)
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def closed(self) -> bool:
+        """Whether both streams have ended."""
+        return self.tracks[OUT].closed and self.tracks[ERR].closed
+
+    def take(self, stream: int, fd: int) -> int:
+        """Move what a descriptor has now to disk; see `Track.take`. At its end the stream is closed."""
+        count = self.tracks[stream].take(fd)
+        if count:
+            self._came(stream)
+        else:
+            self.close(stream)
+        return count
+
+    def feed(self, stream: int, data: bytes) -> None:
+        """Add bytes that somebody has read."""
+        if data:
+            self.tracks[stream].feed(data)
+            self._came(stream)
+
+    def _came(self, stream: int) -> None:
+        self._order.came(stream, self.totals)
+        self.totals = (self.tracks[OUT].total, self.tracks[ERR].total)
+        self._ring()
+
+    def close(self, stream: int | None = None) -> None:
+        """Nothing more will come, of one stream or of both; idempotent."""
+        for number in (OUT, ERR) if stream is None else (stream,):
+            self.tracks[number].close()
+        self._ring()
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback` called, in the writer's thread, after each change; returns what ends that."""
+        with self._lock:
+            self._listeners = [*self._listeners, callback]
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners = [each for each in self._listeners if each is not callback]
+
+        return stop
+
+    def _ring(self) -> None:
+        for callback in self._listeners:
+            callback()
+
+    def follow(self, place: Place = (0, 0)) -> Follower:
+        """Read both streams in the order in which they came, from a place on."""
+        return Follower(self, self._order, place)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Bytes of one of the streams, or the news that some are missing.
+
+    Attributes:
+        seq: How many bytes of both streams came before it; ascending.
+        stream: OUT or ERR.
+        offset: Of the first byte, in its stream.
+        dropped_bytes: Missing right before `offset`.
+        place: To go on from after it.
+    """
+
+    seq: int
+    stream: int
+    offset: int
+    data: bytes
+    dropped_bytes: int
+    place: Place
+
+
+class Follower:
+    """A place in both streams. Not thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, spool: Spool, order: Order, place: Place) -> None:
+        self._spool, self._order, self.place = spool, order, place
+        self._readers = (
+            Reader(spool.tracks[OUT], place[OUT]),
+            Reader(spool.tracks[ERR], place[ERR]),
+        )
+
+    def next(self, most: int) -> Event | None:
+        """What is there now, at most so many bytes of one stream; None if nothing new has come."""
+        run = self._order.next_run(self.place, self._spool.totals)
+        if run is None:
+            return None
+        stream, end = run
+        reader = self._readers[stream]
+        begin = self.place[stream]
+        piece = reader.next(min(most, end - begin))
+        if piece is None:
+            return None
+        other = self.place[1 - stream]
+        self.place = (piece.end, other) if stream == OUT else (other, piece.end)
+        seq = piece.offset + other
+        return Event(seq, stream, piece.offset, piece.data, piece.dropped_bytes, self.place)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for reader in self._readers:
+            reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

@@ -1,0 +1,167 @@
+"""One stream within its bound: the head and the tail are kept, what lies between is counted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from .reader import Reader
+from .segments import Segments
+
+_MOST = 1 << 20  # moved at once: what a pipe holds that was grown
+_READ = 1 << 16
+_SMALLEST, _LARGEST = 1 << 16, 8 << 20  # of the tail's files
+_FILES_OF_TAIL = 8
+_MOST_FILES = 64
+_AGAIN_S = 1.0  # after a disk was full
+
+
+class Track:
+    """What one process wrote to one stream, as far as it fits into `limit` bytes on disk.
+
+    One thread writes; any thread reads. Neither waits for the other.
+
+    Attributes:
+        total: Bytes that came, kept or not.
+        closed: Nothing more will come.
+        unwritten_bytes: Of those that came, dropped because the disk had no room for them.
+        fault: What the disk said to that; empty when it never did.
+    """
+
+    def __init__(self, directory: str, name: str, limit: int, total: int = 0) -> None:
+        self.segments = Segments.found(directory, name)
+        self.head_limit, self.tail_limit = limit - limit // 2, limit // 2
+        self._file_bytes = min(max(self.tail_limit // _FILES_OF_TAIL, _SMALLEST), _LARGEST)
+        self.total = max(total, self.segments.end)
+        self.closed = False
+        self.unwritten_bytes, self.fault = 0, ""
+        self._splices, self._retry_at = True, 0.0
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def take(self, fd: int) -> int:
+        """Move what a pipe or terminal has now to disk; how many bytes, 0 at its end.
+
+        A full disk stops nothing: what finds no room is dropped and counted.
+
+        Raises:
+            BlockingIOError: It has nothing now.
+        """
+        if self._splices and (room := self._room()):
+            try:
+                count = self.segments.splice(fd, min(room, _MOST))
+            except BlockingIOError:
+                raise
+            except OSError as exc:
+                if exc.errno == errno.EBADF:
+                    raise
+                if exc.errno == errno.EINVAL:
+                    self._splices = False
+                else:
+                    self._at_fault(exc)
+            else:
+                self._advance(count)
+                return count
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            data = b""  # a terminal whose other side is closed
+        self.feed(data)
+        return len(data)
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes that somebody has read."""
+        view = memoryview(data)
+        while view:
+            room = self._room()
+            try:
+                count = self.segments.write(view[:room]) if room else 0
+            except OSError as exc:
+                self._at_fault(exc)
+                count = 0
+            if not count:
+                missing = self.total < self.head_limit or self.tail_limit > 0
+                self.unwritten_bytes += len(view) if missing else 0
+                count = len(view)
+            self._advance(count)
+            view = view[count:]
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.segments.finish()
+        self.closed = True
+
+    def _room(self) -> int:
+        """How much may be added to the last file, which is made or opened if need be; 0 to drop."""
+        if self._retry_at and time.monotonic() < self._retry_at:
+            return 0
+        head = self.total < self.head_limit
+        if not head and not self.tail_limit:
+            return 0
+        try:
+            start, end = self.segments.spans[-1] if self.segments.spans else (-1, -1)
+            most = self.head_limit if start < self.head_limit else start + self._file_bytes
+            if end == self.total and most > end:
+                self.segments.resume()
+            else:
+                self.segments.begin(self.total)
+                most = self.head_limit if head else self.total + self._file_bytes
+        except OSError as exc:
+            self._at_fault(exc)
+            return 0
+        return most - self.total
+
+    def _at_fault(self, exc: OSError) -> None:
+        self.fault = os.strerror(exc.errno or errno.EIO)
+        self._retry_at = time.monotonic() + _AGAIN_S
+
+    def _advance(self, count: int) -> None:
+        self.total += count
+        spans = self.segments.spans
+        while spans:
+            first = sum(start < self.head_limit for start, _ in spans[:_MOST_FILES])
+            too_old = first < len(spans) - 1 and spans[first][1] <= self.total - self.tail_limit
+            if not too_old and len(spans) <= _MOST_FILES:
+                return
+            self.segments.drop(min(first, len(spans) - 2))
+
+    # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> list[tuple[int, int]]:
+        """`[start, end)` of what is kept, ascending, neighbours joined."""
+        joined: list[tuple[int, int]] = []
+        for start, end in list(self.segments.spans):
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], end)
+            elif end > start:
+                joined.append((start, end))
+        return joined
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How many bytes that came are kept no more, or never were."""
+        total = self.total
+        return total - sum(end - start for start, end in self.kept)
+
+    def ends(self, limit: int) -> tuple[bytes, int]:
+        """The first and the last bytes, `limit` at most, and how many of all are not among them."""
+        total = self.total
+        if total <= limit:
+            kept = self._between(0, total)
+        else:
+            kept = self._between(0, limit - limit // 2) + self._between(total - limit // 2, total)
+        return kept, total - len(kept)
+
+    def _between(self, start: int, end: int) -> bytes:
+        """What is kept of `[start, end)`."""
+        pieces = []
+        with Reader(self, start) as reader:
+            while reader.offset < end and (piece := reader.next(end - reader.offset)):
+                pieces.append(piece.data[: max(0, end - piece.offset)])
+        return b"".join(pieces)
