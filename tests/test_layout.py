@@ -14,6 +14,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
+# What an adapter may import: the framework that its extra installs.
+FRAMEWORKS = {
+    "langchain": {"deepagents"},
+}
 SERVER = {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "uvloop", "httptools"}
 """What the extra `server` brings."""
 
@@ -47,6 +51,9 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         allowed |= {"cryptography"}  # the extra `egress`
     if {PACKAGE / "api", PACKAGE / "daemon"} & {*path.parents}:
         allowed |= SERVER
+
+    if PACKAGE / "integrations" == path.parent:
+        allowed |= FRAMEWORKS.get(path.stem, set())
 
     assert set() == {name.split(".")[0] for name in _imported(path)} - allowed
 

@@ -79,3 +79,13 @@ why_not() {
   esac
   printf '%s (build/pip.log)\n' "${reason:-no reason given}"
 }
+
+# copy_tree TO: what git knows or would know; without git, everything but what is made here.
+copy_tree() {
+  if git -c safe.directory='*' rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git -c safe.directory='*' ls-files -z --cached --others --exclude-standard |
+      tar --null --ignore-failed-read -T - -cf - 2>/dev/null
+  else
+    tar --exclude=./.venv --exclude=./build --exclude=./.git --exclude=__pycache__ -cf - .
+  fi | tar -C "$1" -xf -
+}

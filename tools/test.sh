@@ -33,15 +33,6 @@ run_here() {  # NAME, then pytest arguments
   PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pytest --junitxml="$reports/$name.xml" "$@" </dev/null
 }
 
-copy_tree() {  # TO: what git knows or would know; without git, everything but what is made here
-  if git -c safe.directory='*' rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    git -c safe.directory='*' ls-files -z --cached --others --exclude-standard |
-      tar --null --ignore-failed-read -T - -cf - 2>/dev/null
-  else
-    tar --exclude=./.venv --exclude=./build --exclude=./.git --exclude=__pycache__ -cf - .
-  fi | tar -C "$1" -xf -
-}
-
 install_site() {  # PYTHON: the test tools for it, in build/site
   local stamp
   stamp=$("$1" -VV; cat requirements-dev.lock)

@@ -77,6 +77,11 @@ async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T
     return await resolve(_control.submit(partial(function, *args, **options)))
 
 
+async def copying(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Run a call that may take long, on threads that nothing short waits for."""
+    return await resolve(_copies.submit(partial(function, *args, **options)))
+
+
 def _running_trio() -> Any:
     """The module, when its event loop is the one that runs here."""
     trio = sys.modules.get("trio")
@@ -115,7 +120,7 @@ class AsyncFiles:
         method = getattr(self._files, name)
 
         async def call(*args: Any, **options: Any) -> Any:
-            return await resolve(_copies.submit(partial(method, *args, **options)))
+            return await copying(method, *args, **options)
 
         return call
 
@@ -239,7 +244,7 @@ class AsyncSandbox:
             backend=backend,
             **others,
         )
-        return cls(await _owned(make))
+        return cls(await owned(make))
 
     @classmethod
     async def restore(
@@ -252,7 +257,7 @@ class AsyncSandbox:
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
         make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
-        return cls(await _owned(make))
+        return cls(await owned(make))
 
     @staticmethod
     async def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
@@ -392,7 +397,7 @@ class AsyncSandbox:
         return f"<Async{repr(self._sandbox)[1:]}"
 
 
-async def _owned(make: Callable[[], Sandbox]) -> Sandbox:
+async def owned(make: Callable[[], Sandbox]) -> Sandbox:
     """Make a sandbox; when the waiting task is cancelled meanwhile, end the sandbox."""
     future = _control.submit(make)
     try:

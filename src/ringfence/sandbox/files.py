@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ..model.files import FileInfo
 
 _CHUNK = 1 << 22
+_MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
+_ELOOP = 40  # include/uapi/asm-generic/errno.h
 
 
 class Files:
@@ -38,10 +40,24 @@ class Files:
         return self.read(path).decode("utf-8", "replace")
 
     def write(
-        self, path: str, data: bytes | str, *, append: bool = False, mode: int = 0o644
+        self,
+        path: str,
+        data: bytes | str,
+        *,
+        append: bool = False,
+        mode: int = 0o644,
+        parents: bool = False,
     ) -> None:
-        """Write a file, creating or replacing it; its directory must exist."""
-        stream = self._inner.open_write(path, append=append, mode=mode)
+        """Write a file, creating or replacing it; with `parents` its directories too."""
+        from ..errors import FileNotFound
+
+        try:
+            stream = self._inner.open_write(path, append=append, mode=mode)
+        except FileNotFound:
+            if not parents:
+                raise
+            self._inner.make_dir(path.rpartition("/")[0] or ".", parents=True)
+            stream = self._inner.open_write(path, append=append, mode=mode)
         try:
             with stream as file:
                 file.write(data.encode() if isinstance(data, str) else data)
@@ -60,9 +76,21 @@ class Files:
         """The entries of a directory, by name."""
         return self._inner.list(path)
 
-    def stat(self, path: str) -> FileInfo:
-        """One path, symlinks not followed."""
-        return self._inner.stat(path)
+    def stat(self, path: str, *, follow: bool = False) -> FileInfo:
+        """One path; a symlink itself, or with `follow` what it leads to in the end.
+
+        Raises:
+            FileError: Symlinks lead in a circle.
+        """
+        info = self._inner.stat(path)
+        for _ in range(_MOST_LINKS):
+            if not follow or info.link_target is None:
+                return info
+            # Joined, not normalised: the kernel inside resolves `..` behind further links.
+            parent = info.path.rpartition("/")[0]
+            target = info.link_target
+            info = self._inner.stat(target if target.startswith("/") else f"{parent}/{target}")
+        raise _typed(OSError(_ELOOP, ""), path)
 
     def exists(self, path: str) -> bool:
         """Whether something is there, be it a dangling symlink."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 HOME = "/home/sandbox"
 HOSTNAME = "ringfence"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NAMES = "/opt/ringfence"
+PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{_NAMES}"
 READ_ONLY = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 # Read-only also on device nodes: it does not stop writing to the device, only changing the node.
 DEVICE = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
@@ -161,8 +162,12 @@ def shown_etc() -> list[str]:
 
 
 def links() -> Steps:
-    """/bin and friends where the host has merged them into /usr, and the time zone."""
+    """/bin and friends where the host has merged them into /usr, the time zone, and `python`."""
     steps: Steps = []
+    if not os.path.exists("/usr/bin/python") and os.path.exists("/usr/bin/python3"):
+        # Last on PATH. Debian has no `python`; what models and frameworks run is called just that.
+        steps += [("dir", path, 0o755, False) for path in ("/opt", _NAMES)]
+        steps.append(("symlink", f"{_NAMES}/python", "/usr/bin/python3"))
     for name in _USR_LINKS:
         if os.path.islink(f"/{name}"):
             steps.append(("symlink", f"/{name}", os.readlink(f"/{name}")))

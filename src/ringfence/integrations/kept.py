@@ -1,0 +1,51 @@
+"""Sandboxes that outlive the adapter object that made them, to be found again by their id.
+
+Some frameworks rebuild their backend for every call and name the environment by a reference. What is
+kept here ends when somebody ends it, or with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from ..errors import SandboxNotFound
+from ..sandbox import Sandbox
+
+_kept: dict[str, Sandbox] = {}
+_lock = threading.Lock()
+
+
+def keep(sandbox: Sandbox) -> Sandbox:
+    """Remember a sandbox; returns it."""
+    with _lock:
+        _kept[sandbox.id] = sandbox
+    return sandbox
+
+
+def find(sandbox_id: str) -> Sandbox:
+    """The live sandbox of this id.
+
+    Raises:
+        SandboxNotFound: This process keeps none, or it has ended.
+    """
+    with _lock:
+        sandbox = _kept.get(sandbox_id)
+        if sandbox is not None and sandbox.state != "terminated":
+            return sandbox
+        _kept.pop(sandbox_id, None)
+    raise SandboxNotFound(f"no sandbox {sandbox_id!r} lives in this process")
+
+
+def end(sandbox_id: str) -> None:
+    """End it; nothing happens when it has ended already."""
+    with _lock:
+        sandbox = _kept.pop(sandbox_id, None)
+    if sandbox is not None:
+        sandbox.terminate()
+
+
+@atexit.register
+def _end_all() -> None:
+    while _kept:
+        _kept.popitem()[1].terminate()

@@ -1,0 +1,164 @@
+"""LangChain deepagents: a sandbox backend, and the provider that its command line finds.
+
+    from deepagents import create_deep_agent
+    from ringfence.integrations.langchain import RingfenceBackend
+
+    with RingfenceBackend(limits={"memory_bytes": 2**30}) as backend:
+        agent = create_deep_agent(model=..., backend=backend)
+
+Listing, reading, editing and searching are deepagents' own, by way of `execute`.
+
+Source: deepagents.backends.protocol (0.6 and 0.7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from deepagents.backends.protocol import (
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+)
+from deepagents.backends.sandbox import BaseSandbox
+
+from ..errors import (
+    FileError,
+    FileNotFound,
+    InvalidRequest,
+    IsADirectory,
+    NotADirectory,
+    PermissionDenied,
+    RingfenceError,
+)
+from ..sandbox import AsyncSandbox, Sandbox
+from ..sandbox.aio import copying
+from . import outcome
+from .origin import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..model.exec import ExecResult
+
+DEFAULT_TIMEOUT_S = 30 * 60
+_OUTPUT_BYTES = 4 << 20  # deepagents offloads what is too long for a model; it must arrive for that
+_CODES = {
+    FileNotFound: "file_not_found",
+    NotADirectory: "file_not_found",
+    PermissionDenied: "permission_denied",
+    IsADirectory: "is_directory",
+    InvalidRequest: "invalid_path",
+}
+
+
+class RingfenceBackend(BaseSandbox):
+    """One sandbox as a deepagents backend; a context manager that ends it.
+
+    Args:
+        sandbox: One that lives already and stays its owner's; None makes one.
+        server, make, options: See `Origin`.
+        timeout_s: Of each command that brings none; 0 is no limit.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        *,
+        server: str | None = None,
+        make: Callable[[], Sandbox] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Any,
+    ) -> None:
+        self._owned = sandbox is None
+        self.sandbox = Origin(options, server, make).sandbox() if sandbox is None else sandbox
+        self._aio = AsyncSandbox(self.sandbox)
+        self._timeout_s = timeout_s
+
+    @classmethod
+    async def create(cls, **arguments: Any) -> Self:
+        """As the constructor, without blocking the event loop."""
+        return await copying(cls, **arguments)
+
+    @property
+    def id(self) -> str:
+        """The sandbox's own."""
+        return self.sandbox.id
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command line, standard error among the output as on a terminal."""
+        return _response(self.sandbox.exec(**self._request(command, timeout)))
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """The same without a thread of its own; cancelled, it kills what it started."""
+        return _response(await self._aio.exec(**self._request(command, timeout)))
+
+    def _request(self, command: str, timeout: float | None) -> dict[str, Any]:
+        wanted = self._timeout_s if timeout is None else timeout
+        return {
+            "argv": outcome.shell_argv(f"exec 2>&1\n{command}"),
+            "timeout_s": wanted or None,
+            "max_output_bytes": _OUTPUT_BYTES,
+        }
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Write files, with the directories they need."""
+        return [self._upload(path, content) for path, content in files]
+
+    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+        try:
+            self.sandbox.files.write(_absolute(path), content, parents=True)
+        except (FileError, InvalidRequest) as exc:
+            return FileUploadResponse(path=path, error=_code(exc))
+        return FileUploadResponse(path=path, error=None)
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """As `upload_files`; how many threads the event loop has does not matter."""
+        return await copying(self.upload_files, files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Whole files."""
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            content = self.sandbox.files.read(_absolute(path))
+        except (FileError, InvalidRequest) as exc:
+            return FileDownloadResponse(path=path, content=None, error=_code(exc))
+        return FileDownloadResponse(path=path, content=content, error=None)
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """As `download_files`."""
+        return await copying(self.download_files, paths)
+
+    def terminate(self) -> None:
+        """End the sandbox, if this made it."""
+        if self._owned:
+            self.sandbox.terminate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.terminate()
+
+
+def _response(result: ExecResult) -> ExecuteResponse:
+    note = outcome.ended_early(result)
+    text = result.stdout_text + result.stderr_text  # the latter: why nothing could start
+    return ExecuteResponse(
+        output=f"{text}\n{note}".lstrip("\n") if note else text,
+        exit_code=outcome.exit_code(result),
+        truncated=result.truncated,
+    )
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise InvalidRequest(f"{path!r} is not absolute", field="path")
+    return path
+
+
+def _code(exc: RingfenceError) -> str:
+    """deepagents' word for it; the whole sentence where it has none."""
+    return next((code for cls, code in _CODES.items() if isinstance(exc, cls)), str(exc))

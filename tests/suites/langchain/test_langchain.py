@@ -1,0 +1,111 @@
+"""LangChain's own suite for sandboxes, and what it leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from langchain_tests.integration_tests import SandboxIntegrationTests
+
+from ringfence.integrations.langchain import RingfenceBackend
+from tests.suites import at_once
+from tests.suites.places import options
+
+# The suite is older than the contract of deepagents 0.7: these fail there for every backend.
+STALE = {
+    "test_glob",
+    "test_glob_basic_pattern",
+    "test_glob_with_directories",
+    "test_glob_hidden_files_explicitly",
+    "test_glob_with_character_class",
+    "test_glob_with_question_mark",
+    "test_write_existing_file_fails",
+}
+IS_NEWER = tuple(map(int, version("deepagents").split(".")[:2])) >= (0, 7)
+
+
+class TestSuite(SandboxIntegrationTests):
+    @pytest.fixture(scope="class")
+    def sandbox(self) -> Iterator[RingfenceBackend]:
+        with RingfenceBackend(**options()) as backend:
+            yield backend
+
+    @pytest.fixture(autouse=True)
+    def _stale(self, request: pytest.FixtureRequest) -> None:
+        if IS_NEWER and request.node.originalname in STALE:
+            reason = "the suite lags behind deepagents 0.7"
+            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+def test_it_is_the_whole_suite(request: pytest.FixtureRequest) -> None:
+    assert 86 == sum(getattr(item, "cls", None) is TestSuite for item in request.session.items)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[RingfenceBackend]:
+    with RingfenceBackend(**options()) as made:
+        yield made
+
+
+def test_a_file_without_permission_is_denied(backend: RingfenceBackend) -> None:
+    """The suite's own test of this looks for a file in a directory that is not there."""
+    path = "/tmp/secret.txt"
+    assert 0 == backend.execute(f"echo secret > {path}").exit_code
+    (readable,) = backend.download_files([path])
+    assert (None, b"secret\n") == (readable.error, readable.content)
+
+    backend.execute(f"chmod 000 {path}")
+    (download,) = backend.download_files([path])
+    (upload,) = backend.upload_files([(path, b"changed")])
+
+    assert ("permission_denied", None) == (download.error, download.content)
+    assert "permission_denied" == upload.error
+
+
+def test_a_host_file_is_not_there(backend: RingfenceBackend) -> None:
+    (answer,) = backend.download_files([__file__])
+    assert "file_not_found" == answer.error
+
+
+def test_standard_error_comes_in_its_place(backend: RingfenceBackend) -> None:
+    answer = backend.execute("for i in 1 2 3; do echo out$i; echo err$i >&2; done; exit 3")
+    assert ["out1", "err1", "out2", "err2", "out3", "err3"] == answer.output.split()
+    assert 3 == answer.exit_code
+
+
+def test_a_timeout_leaves_no_process(backend: RingfenceBackend) -> None:
+    answer = backend.execute("setsid sleep 4321 & echo began; wait", timeout=1)
+    assert 124 == answer.exit_code
+    assert "began" in answer.output
+    assert "timed out" in answer.output
+    assert "" == backend.execute("pgrep -f 'sleep 432[1]'").output
+
+
+async def test_cancelled_it_leaves_no_process(backend: RingfenceBackend) -> None:
+    task = asyncio.create_task(backend.aexecute("echo > /tmp/began; setsid sleep 4322 & wait"))
+    while backend.download_files(["/tmp/began"])[0].error:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while (await backend.aexecute("pgrep -f 'sleep 432[2]'")).output:
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_too_long_is_cut_and_says_so(backend: RingfenceBackend) -> None:
+    answer = backend.execute("head -c 20000000 /dev/zero | tr '\\0' x")
+    assert answer.truncated
+    assert len(answer.output) <= 8 << 20
+
+
+async def test_fifty_at_once(tmp_path: Path) -> None:
+    async def one(number: int) -> int | None:
+        backend = await RingfenceBackend.create(**options(mounts=[at_once.mount(tmp_path)]))
+        with backend:
+            return (await backend.aexecute(at_once.script(number))).exit_code
+
+    crowd = range(at_once.CROWD)
+    assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Suites that others wrote, each with packages of its own: `tools/suites.sh [NAME...]`, all of them without a name.
+# As root they run as an unprivileged user. With LOCK=1 their packages are locked anew instead.
+# The last line is "N passed, N failed, N skipped"; a suite that cannot run here is one skip, and in CI one failure.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. tools/env.sh
+. tools/suites/list.sh
+mkdir -p build
+names=("$@")
+[ $# -gt 0 ] || names=("${suites[@]}")
+passed=0 failed=0 skipped=0
+
+cannot_run() {  # NAME WHY
+  if [ -n "${CI:-}" ]; then
+    failed=$((failed + 1)); echo "FAILED suite $1: $2"
+  else
+    skipped=$((skipped + 1)); echo "SKIPPED suite $1: $2"
+  fi
+}
+
+find_uv() {  # installs it, as locked, into build/uv
+  uv=$PWD/build/uv/bin/uv
+  cmp -s tools/suites/uv.lock build/uv/uv.lock && return 0
+  add_dev_tools && rm -rf build/uv &&
+    .venv/bin/python -m pip install -q --require-hashes --target build/uv --root-user-action ignore \
+      -r tools/suites/uv.lock >>build/pip.log 2>&1 && cp tools/suites/uv.lock build/uv/uv.lock
+}
+
+lock() {  # NAME
+  "$uv" pip compile -q --no-config --universal --python-version "$(python_of "$1")" --upgrade --generate-hashes \
+    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "tools/suites/$1.in" -o "tools/suites/$1.lock"
+}
+
+# Where the user of no account may read: a copy of the tree, and an environment for each suite.
+make_stage() {
+  stage=$(mktemp -d /var/tmp/rf-suites.XXXXXX)
+  trap 'rm -rf "$stage"' EXIT
+  mkdir "$stage/tree"
+  copy_tree "$stage/tree"
+  chmod 755 "$stage"
+  become=()
+  if [ "$(id -u)" = 0 ]; then
+    uid=23457
+    become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
+    chown -R "$uid:$uid" "$stage/tree"
+  fi
+}
+
+install() {  # NAME: its environment, from uv's cache where that has it
+  local name=$1 python wanted
+  wanted=$(python_of "$name")
+  # The user must be able to execute it, and root's own is not: setpriv alone would still get at it, hence `env`.
+  python=$("$uv" python find --no-config --system "$wanted" 2>/dev/null) || return 1
+  "${become[@]}" env "$python" -c '' 2>/dev/null ||
+    python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}" env) || return 1
+  "$python" -c "import sys; sys.exit(sys.version_info < ($(tr . , <<<"$wanted")))" || return 1
+  "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
+    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock"
+}
+
+run() {  # NAME
+  local name=$1 home=$stage/home-$1 directory
+  directory=$(directory_of "$name")
+  mkdir -p "$home/run"
+  chmod 700 "$home/run"
+  [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home"
+  (
+    cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
+      TMPDIR=/var/tmp USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
+      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="${RINGFENCE_SUITE_BACKEND:-}" PYTHONDONTWRITEBYTECODE=1 \
+      "$stage/$name/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
+      "tests/suites/$directory" </dev/null
+  ) >"build/suite-$name.log" 2>&1
+  cp "$home/report.xml" "build/suite-$name.xml" 2>/dev/null
+}
+
+add_report() {  # NAME
+  local line p f s
+  line=$(python3 tools/counts.py "build/suite-$1.xml")
+  read -r p _ f _ s _ <<<"$line"
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  [ "$f" = 0 ] || tail -n 60 "build/suite-$1.log"
+  say "suite $1: $line"
+}
+
+if ! find_uv; then
+  for name in "${names[@]}"; do cannot_run "$name" "the locked installer could not be installed: $(why_not)"; done
+elif [ -n "${LOCK:-}" ]; then
+  for name in "${names[@]}"; do lock "$name" || failed=$((failed + 1)); done
+else
+  make_stage
+  say "installing ${names[*]}"
+  for name in "${names[@]}"; do
+    rm -f "build/suite-$name".{log,xml}
+    (install "$name" >"build/suite-$name.log" 2>&1 && touch "$stage/$name.ready") &
+  done
+  wait
+  running=0
+  for name in "${names[@]}"; do
+    [ -e "$stage/$name.ready" ] || continue
+    [ "$running" -lt 2 ] || { wait -n; running=$((running - 1)); }
+    say "suite $name"
+    run "$name" &
+    running=$((running + 1))
+  done
+  wait
+  for name in "${names[@]}"; do
+    if [ -e "$stage/$name.ready" ]; then
+      add_report "$name"
+    else
+      cannot_run "$name" "its packages could not be installed: $(grep -v '^$' "build/suite-$name.log" | tail -n 1)"
+    fi
+  done
+fi
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
