@@ -228,6 +228,36 @@ class TooManyRequests(RingfenceError):
     retryable = True
 
 
+class ExecutionNotFound(RingfenceError):
+    """The execution service knows no execution of this id, or it is another client's."""
+
+    code = "execution_not_found"
+
+
+class ExecutionTimeout(RingfenceError):
+    """An execution took longer than it was given; its whole process tree is gone."""
+
+    code = "execution_timeout"
+
+
+class ExecutionKilled(RingfenceError):
+    """An execution was killed because somebody asked for that."""
+
+    code = "execution_killed"
+
+
+class ResourceLimitExceeded(RingfenceError):
+    """An execution was ended by one of its limits."""
+
+    code = "resource_limit_exceeded"
+
+
+class SandboxNotSupported(RingfenceError):
+    """The tier asked for cannot be had here; nothing weaker was taken instead."""
+
+    code = "sandbox_not_supported"
+
+
 class TaskFailed(RingfenceError):
     """A background task of Ringfence ended with an unexpected error."""
 

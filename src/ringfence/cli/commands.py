@@ -85,6 +85,12 @@ RUN = Command(
             words="all .git/hooks .git/config .git/commondir .git/config.worktree .envrc .vscode "
             ".claude .codex .cursor .mcp.json",
         ),
+        Option(
+            "deny",
+            "PATH",
+            "a path inside that cannot be read or written, even where it does not exist yet",
+            repeat=True,
+        ),
         Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
         Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
         Option("workdir", "DIR", "where the command starts, absolute inside", field="cwd"),

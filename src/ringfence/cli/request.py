@@ -42,7 +42,7 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         parts.update(network_of(given))
     if "memory-dir" in given:
         parts["memory_dir"] = _absolute(given["memory-dir"], "memory_dir")
-    for name in ("protect", "unprotect"):
+    for name in ("protect", "unprotect", "deny"):
         if name in given:
             parts[name] = tuple(given[name])
     # Naming a limit here allows the weaker form of it, which `run` then warns of.

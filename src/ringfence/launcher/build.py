@@ -267,6 +267,31 @@ def _protect(root: NewRoot, path: str) -> None:
     _bind_inside(root, path, path, mounts.MOUNT_ATTR_RDONLY)
 
 
+def _hide(root: NewRoot, path: str, make: bool) -> None:
+    """Put something at `path` that nobody may read or write; where nothing is, only if asked to."""
+    try:
+        fd = root.open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if not make:
+            return
+        root.make_dir(path)
+        fd = root.open(path)
+    is_dir = stat.S_ISDIR(os.fstat(fd).st_mode)
+    os.close(fd)
+    cover = "/dev/denied.d" if is_dir else "/dev/denied"
+    devices = root.open("/dev", os.O_PATH | os.O_DIRECTORY)
+    try:
+        if is_dir:
+            os.mkdir(cover[5:], 0, dir_fd=devices)
+        else:
+            os.close(os.open(cover[5:], _NEW_FILE, 0, dir_fd=devices))
+    except FileExistsError:
+        pass
+    finally:
+        os.close(devices)
+    _bind_inside(root, cover, path, mounts.MOUNT_ATTR_RDONLY)
+
+
 def _mask(_root: NewRoot, path: str) -> None:
     """Hide a file of our own /proc behind /dev/null, a directory behind an empty read-only one."""
     try:
@@ -339,6 +364,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "bind_inside": _bind_inside,
     "pin": _pin,
     "protect": _protect,
+    "hide": _hide,
     "mask": _mask,
     "proc": _proc,
     "devpts": _devpts,

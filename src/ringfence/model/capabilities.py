@@ -45,6 +45,7 @@ OPEN_FILES_LIMIT = "open_files_limit"
 IO_LIMIT = "io_limit"
 NETWORK_LIMIT = "network_limit"
 SECRETS = "secrets"  # values that never enter the sandbox
+DENIED_PATHS = "denied_paths"  # paths that cannot be read, even where they do not exist yet
 PROTECTED_PATHS = "protected_paths"  # read-only paths inside a writable mount
 
 LIMITED_BY = {

@@ -6,7 +6,7 @@ from . import checks, jsonform
 from .frozen import FrozenMap
 from .ids import check_id
 from .limits import Limits
-from .mount import Mount
+from .mount import Mount, check_target
 from .network import NetworkPolicy
 from .noun import Noun
 
@@ -48,6 +48,8 @@ class SandboxSpec(Noun):
         protect: Paths inside writable mounts that stay read-only, relative to each mount or
             absolute inside; None takes the built-in set.
         unprotect: Members of the built-in set that are left writable.
+        deny: Absolute paths inside that can be neither read nor written, whatever a mount would
+            show there, and even where nothing is there yet.
         allow_degraded: Protections, by name, that may be missing; `*` allows all.
     """
 
@@ -69,6 +71,7 @@ class SandboxSpec(Noun):
     protect: tuple[str, ...] | None = None
     unprotect: tuple[str, ...] = ()
     allow_degraded: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_identity()
@@ -117,6 +120,8 @@ class SandboxSpec(Noun):
                 inner = enumerate(checks.items(given, name))
                 paths = tuple(checks.normal_path(path, f"{name}[{i}]") for i, path in inner)
                 self._put(name, paths)
+        denied = enumerate(checks.items(self.deny, "deny"))
+        self._put("deny", tuple(check_target(path, f"deny[{i}]") for i, path in denied))
         self._put("allow_degraded", checks.texts(self.allow_degraded, "allow_degraded"))
 
     def to_json(self, *, with_secrets: bool = False) -> dict[str, Any]:

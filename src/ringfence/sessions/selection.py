@@ -68,6 +68,8 @@ def needed(spec: SandboxSpec) -> list[str]:
     ]
     if spec.mounts or spec.memory_dir:
         wanted.append(can.MOUNT)
+    if spec.deny:
+        wanted.append(can.DENIED_PATHS)
     if spec.secrets:
         wanted.append(can.SECRETS)
     if spec.template != "default":

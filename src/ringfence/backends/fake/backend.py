@@ -48,6 +48,7 @@ _CANNOT = {
     can.NETWORK_LIMIT: "has no network",
     can.CONNECT: "has no network",
     can.PTY: "has no terminals",
+    can.DENIED_PATHS: "hides nothing",
     can.SECRETS: "has nothing to keep them from",
     can.MEMORY_LIMIT: "does not measure memory",
     can.CPU_LIMIT: "does not measure CPU time",
@@ -217,4 +218,6 @@ class FakeBackend:
             raise Unsupported(backend=self.name, operation=f"tier {spec.tier}", field="tier")
         if spec.secrets:
             self.need(can.SECRETS, "secrets")
+        if spec.deny:
+            self.need(can.DENIED_PATHS, "deny")
         self.check_network(spec.network)

@@ -95,6 +95,8 @@ def check(spec: SandboxSpec) -> None:
             field="tier",
             hint=f"ask for tier {STRONG}, or leave the backend to Ringfence",
         )
+    if spec.deny:
+        raise Unsupported(backend=NAME, operation="denied_paths", field="deny")
     if spec.template != "default":
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"

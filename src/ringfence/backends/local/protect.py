@@ -55,6 +55,7 @@ HOME_DEFAULTS = (
     ".config/autostart",
     ".local/bin",
 )
+_ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "hide": (False,)}
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _EVERYTHING = ("*", "all")
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
@@ -122,10 +123,23 @@ def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
     if not os.path.isdir(tree["source"]):
         return Protected()
     paths = wanted(mount, spec, tree["source"])
+    return _patiently(mount.target, tree["source"], paths, "protect")
+
+
+def prepare(target: str, source: str, path: str, verb: str) -> Protected:
+    """Decide and prepare one step, `verb`, for a path below host directory `source`, shown at `target`.
+
+    Raises:
+        InvalidRequest: A symlink is on the way, or its stand-in cannot be made.
+    """
+    return _patiently(target, source, [(path, True)], verb)
+
+
+def _patiently(target: str, source: str, paths: list[tuple[str, bool]], verb: str) -> Protected:
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return _protect_all(mount, tree["source"], paths)
+            return _protect_all(target, source, paths, verb)
         except InvalidRequest as exc:
             # Another sandbox on this directory is just starting or ending.
             if not exc.retryable or time.monotonic() > give_up:
@@ -133,13 +147,13 @@ def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
         time.sleep(_PAUSE_S)
 
 
-def _protect_all(mount: Mount, source: str, paths: list[tuple[str, bool]]) -> Protected:
+def _protect_all(target: str, source: str, paths: list[tuple[str, bool]], verb: str) -> Protected:
     result = Protected()
     pinned: set[str] = set()
     try:
         for path, named in paths:
             try:
-                _protect_one(result, mount, source, path, named, pinned)
+                _protect_one(result, target, source, path, named, pinned, verb)
             except (FileNotFoundError, FileExistsError) as exc:
                 raise _changing(path) from exc
     except BaseException:
@@ -158,7 +172,13 @@ def _changing(path: str) -> InvalidRequest:
 
 
 def _protect_one(
-    result: Protected, mount: Mount, source: str, path: str, named: bool, pinned: set[str]
+    result: Protected,
+    target: str,
+    source: str,
+    path: str,
+    named: bool,
+    pinned: set[str],
+    verb: str,
 ) -> None:
     names = path.split("/")
     for depth in range(1, len(names) + 1):
@@ -172,10 +192,10 @@ def _protect_one(
                 return
             kind = _make_placeholder(result, source, names[:depth])
         _keep(result, source, names[:depth], path)
-        inside = f"{mount.target}/{done}"
+        inside = f"{target}/{done}"
         if last or kind != "directory":
             # `.git` may be a file that points elsewhere: then that file is what to protect.
-            result.steps.append(("protect", inside))
+            result.steps.append((verb, inside, *_ARGUMENTS[verb]))
             return
         if done not in pinned:
             pinned.add(done)

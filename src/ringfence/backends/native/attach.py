@@ -12,6 +12,7 @@ from ..local import journal
 from ..local.answers import Refused
 from ..local.host import host
 from ..local.protect import Protected, protect_mount
+from ..local.session import is_below
 from . import planner
 from .inner import replay, send
 
@@ -34,6 +35,9 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         InvalidRequest: The source does not exist, or the target is taken.
         IsolationError: It would open a way out.
     """
+    for path in sandbox.spec.deny:
+        if is_below(mount.target, path) or is_below(path, mount.target):
+            raise InvalidRequest(f"{path} is denied", field="target")
     if not mount.is_host_path:
         return _attach_session_dir(sandbox, mount)
     here = host()

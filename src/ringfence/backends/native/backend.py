@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from ...policy.seccomp import SeccompPolicy
     from ...snapshots.catalogue import Catalogue
     from .burst import Ahead
     from .sandbox import NativeSandbox
@@ -80,6 +81,16 @@ class NativeBackend:
         self._live: dict[str, NativeSandbox] = {}
         self._making: set[str] = set()
         self._warm: dict[str, NativeWarm] = {}
+
+    def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
+        """Have a profile like `os_hardened`, but with that system-call policy; None takes it away.
+
+        Sandboxes that are there already keep the filter they have.
+        """
+        if policy is None:
+            self.profiles.pop(name, None)
+        else:
+            self.profiles[name] = Profile(name, policy=policy)
 
     # -- provisioning -----------------------------------------------------------------------
 

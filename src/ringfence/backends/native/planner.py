@@ -12,6 +12,7 @@ from ...model.session import ResolvedMount
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
 from ..local import identity, sources, template
+from ..local.denied import deny_paths
 from ..local.host import Host
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
@@ -138,6 +139,10 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     if is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
+    if spec.deny:
+        steps, covered = deny_paths(spec.deny, draft.mounts)
+        draft.steps += steps
+        draft.protected += covered
     isolated = spec.network.mode != "unrestricted"
     return _plan(draft, host, profile, isolated)
 

@@ -79,6 +79,7 @@ _ALWAYS = (
     can.RESUME,
     can.PTY,
     can.PREWARM,
+    can.DENIED_PATHS,
     can.PROTECTED_PATHS,
 )
 _LIMITS = (

@@ -1,0 +1,74 @@
+"""Denied paths: hidden behind something that nobody can read, also where nothing is there yet.
+
+In a host directory an absent path is given a placeholder, as a protected one is (`protect`): what is
+not there cannot be covered, and somebody might put something there later.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import InvalidRequest
+from .protect import Protected, prepare
+from .session import is_below
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ...model.session import ResolvedMount
+
+_SYSTEM = ("usr", "etc")  # read-only to everybody inside: nothing can be made there
+
+
+def deny_paths(
+    paths: Sequence[str], mounts: Sequence[ResolvedMount]
+) -> tuple[list[tuple[Any, ...]], list[Protected]]:
+    """The steps that hide `paths`, and the placeholders they need.
+
+    Raises:
+        InvalidRequest: A mount is at or in a denied path, or a symlink on the way to it.
+    """
+    steps: list[tuple[Any, ...]] = []
+    made: list[Protected] = []
+    try:
+        for given in paths:
+            path = _without_links(given)
+            check_overlap(path, mounts)
+            mount = next((m for m in reversed(mounts) if is_below(path, m.target)), None)
+            if mount is not None and mount.host_path is not None:
+                names = path[len(mount.target) + 1 :]
+                made.append(prepare(mount.target, mount.host_path, names, "hide"))
+                steps += made[-1].steps
+            else:
+                steps.append(("hide", path, not _is_system(path)))
+    except BaseException:
+        for each in made:
+            each.remove_placeholders()
+        raise
+    return steps, made
+
+
+def check_overlap(path: str, mounts: Sequence[ResolvedMount]) -> None:
+    """Refuse a mount that would show something where everything is denied.
+
+    Raises:
+        InvalidRequest: naming both.
+    """
+    for mount in mounts:
+        if is_below(mount.target, path):
+            raise InvalidRequest(f"{path} is denied, and {mount.target} is mounted", field="deny")
+
+
+def _is_system(path: str) -> bool:
+    first = path.split("/")[1]
+    return first in _SYSTEM or first.startswith("lib")
+
+
+def _without_links(path: str) -> str:
+    """/bin and friends are links to /usr on most hosts, and so inside."""
+    _, first, *rest = path.split("/")
+    if not first.startswith(("bin", "sbin", "lib")) or not os.path.islink(f"/{first}"):
+        return path
+    return "/".join([os.path.join("/", os.readlink(f"/{first}")), *rest])

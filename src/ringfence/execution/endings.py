@@ -1,0 +1,81 @@
+"""What the end of a process means for its execution. Pure."""
+
+from __future__ import annotations
+
+from ..errors import (
+    BackendUnavailable,
+    ExecutionKilled,
+    ExecutionTimeout,
+    ResourceLimitExceeded,
+    RingfenceError,
+    SandboxNotSupported,
+    TaskFailed,
+    Unsupported,
+)
+from ..model import exec as execs
+from ..model.execution import ExecutionResult, ExecutionStatus, ExecutionUsage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model.exec import ExecResult
+
+_NOT_LIMITS = (None, execs.KILLED_BY_CALLER, execs.KILLED_BY_TERMINATE, execs.KILLED_BY_TIMEOUT)
+
+
+def judge(ended: ExecResult) -> tuple[ExecutionStatus, RingfenceError | None]:
+    """The status that follows from how the process ended, and what there is to say of it."""
+    if ended.timed_out:
+        return ExecutionStatus.TIMEOUT, ExecutionTimeout(
+            f"not done after {ended.duration_s:.3g} s", hint="ask for a longer timeout_secs"
+        )
+    if ended.oom_killed:
+        return ExecutionStatus.FAILED, ResourceLimitExceeded(
+            "out of memory", field="memory_mb", hint="ask for a larger memory_mb"
+        )
+    if ended.killed_by not in _NOT_LIMITS:
+        return ExecutionStatus.FAILED, ResourceLimitExceeded(f"over its limit: {ended.killed_by}")
+    if ended.killed_by is not None:
+        return ExecutionStatus.KILLED, ExecutionKilled("killed on request")
+    return ExecutionStatus.COMPLETED if ended.ok else ExecutionStatus.FAILED, None
+
+
+def result_fields(ended: ExecResult) -> dict[str, Any]:
+    """The fields of an `ExecutionResult` that the end of the process fills."""
+    status, error = judge(ended)
+    used = ended.resource_usage
+    return {
+        "status": status,
+        "exit_code": ended.exit_code,
+        "signal": ended.signal,
+        "stdout": ended.stdout,
+        "stderr": ended.stderr,
+        "stdout_dropped_bytes": ended.stdout_dropped_bytes,
+        "stderr_dropped_bytes": ended.stderr_dropped_bytes,
+        "duration_s": ended.duration_s,
+        "resource_usage": ExecutionUsage(
+            used.cpu_ns, used.peak_memory_bytes, used.io_read_bytes, used.io_write_bytes
+        ),
+        "error": error.to_json() if error else None,
+    }
+
+
+def failure(exc: BaseException) -> dict[str, Any]:
+    """The fields of an execution that could not be run, or was lost on the way."""
+    if isinstance(exc, (BackendUnavailable, Unsupported)):
+        exc = SandboxNotSupported(exc.message, hint=exc.hint, field=exc.field)
+    if not isinstance(exc, RingfenceError):
+        exc = TaskFailed(f"{type(exc).__name__}: {exc}")
+    return {"status": ExecutionStatus.FAILED, "error": exc.to_json()}
+
+
+def killed_early() -> dict[str, Any]:
+    """The fields of an execution that was killed before anything of it ran."""
+    error = ExecutionKilled("killed on request, before it ran")
+    return {"status": ExecutionStatus.KILLED, "error": error.to_json()}
+
+
+def is_over(result: ExecutionResult) -> bool:
+    """Whether the result is final."""
+    return result.status.is_final

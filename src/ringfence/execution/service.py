@@ -1,0 +1,362 @@
+"""`ExecutionService`: commands in, results out, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from ..errors import (
+    ExecutionNotFound,
+    InvalidRequest,
+    LifecycleError,
+    ResourceExhausted,
+    RingfenceError,
+    SandboxLost,
+    Unsupported,
+)
+from ..model.acquire import check_client
+from ..model.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
+from ..model.ids import new_id
+from ..model.jsonform import loads, within
+from ..policy.seccomp import SeccompPolicy
+from ..store.executions import ExecutionRecord
+from . import endings, tiers
+from .running import METADATA, Running
+from .settings import FILE, Settings
+from .specs import PROFILE, completed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model.execution import TierSupport
+    from ..model.execution_config import ExecutionConfig
+    from ..sessions.manager import SessionManager
+
+EXECUTION = "execution"
+_MOST_THREADS = 10_000  # the config's `max_concurrent` is what bounds them
+_PRUNE_EVERY_S = 60.0
+
+
+class ExecutionService:
+    """Runs commands for clients, one sandbox each. Every method may be called from any thread.
+
+    Args:
+        manager: Whose sandboxes they run in, whose pool makes them fast, and whose state directory
+            keeps results and config.
+        config: What holds where nothing is kept yet.
+
+    Raises:
+        InvalidRequest: The config that is kept is not valid.
+    """
+
+    def __init__(self, manager: SessionManager, config: ExecutionConfig | None = None) -> None:
+        self.manager, self._table = manager, manager.store.executions
+        directory = manager.store.directory
+        self._settings = Settings(directory.file(FILE) if directory else None, config)
+        self._define_profile(self._settings.now)
+        self._lock, self._closed = threading.Lock(), False
+        self._waiting: deque[Running] = deque()
+        self._live: dict[str, Running] = {}
+        self._running = 0
+        self._unsaved: dict[str, Running] = {}
+        self._pruned = 0.0
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="ringfence-execution")
+        self._settle()
+
+    def _settle(self) -> None:
+        """What an earlier service did not see the end of is lost, and said to be."""
+        for session in self.manager.list():
+            if METADATA in session.metadata:
+                self.manager.terminate(session.session_id)
+        lost = SandboxLost("the service ended while it ran; nothing is known of its end")
+        for record in self._table.unended():
+            result = ExecutionResult.from_json(loads(record.result))
+            now = self.manager.clock.wall()
+            self._save(replace(result, ended_at=now, **endings.failure(lost)))
+
+    # -- running --------------------------------------------------------------------------------
+
+    def submit(
+        self, request: ExecutionRequest, *, client_id: str, wait: bool = True
+    ) -> Future[ExecutionResult]:
+        """Take a request; the future resolves to its final result, or at once without `wait`.
+
+        Asking again under the same id, for the same, gives the same execution.
+
+        Raises:
+            InvalidRequest: Malformed, above a maximum, or its id was used for something else.
+            SandboxNotSupported: The tier cannot be had here; nothing weaker is taken.
+            ResourceExhausted: As many wait as may, or the disk is full. Try again later.
+        """
+        check_client(client_id)
+        config = self.config
+        digest = _digest(request)
+        named = request.id is not None
+        request = replace(completed(request, config), id=request.id or new_id(EXECUTION))
+        tiers.check(self.manager, request.tier, config.strong_runtime.get("backend", ""))
+        running = Running(self, client_id, request, self.manager.clock.wall())
+        if not self._enter(running, digest, config):
+            assert named
+            return self._known(request.id or "", client_id, digest, wait=wait)
+        self._prune()
+        return running.future if wait else _done(running.result)
+
+    def _enter(self, running: Running, digest: str, config: ExecutionConfig) -> bool:
+        """Write it down and let it wait for its turn; False where its id is taken."""
+        with self._lock:
+            if self._closed:
+                raise LifecycleError("the execution service is closed")
+            if self._running >= config.max_concurrent and len(self._waiting) >= config.max_pending:
+                raise ResourceExhausted(
+                    f"{self._running} executions run and {len(self._waiting)} wait",
+                    hint="try again later, or raise max_concurrent or max_pending",
+                )
+            record = ExecutionRecord(
+                running.id,
+                running.owner,
+                str(running.result.status),
+                digest,
+                _text(running.result),
+                running.result.created_at,
+            )
+            if not self._table.add(record):
+                return False
+            self._live[running.id] = running
+            self._waiting.append(running)
+        self._start_some()
+        return True
+
+    def _start_some(self) -> None:
+        while True:
+            with self._lock:
+                config = self.config
+                if not self._waiting or self._running >= config.max_concurrent:
+                    return
+                running = self._waiting.popleft()
+                self._running += 1
+            self._threads.submit(self._run, running, config)
+
+    def _run(self, running: Running, config: ExecutionConfig) -> None:
+        try:
+            running.run(config)
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._start_some()
+
+    def _known(
+        self, execution_id: str, client_id: str, digest: str, *, wait: bool
+    ) -> Future[ExecutionResult]:
+        record = self._table.get(execution_id)
+        if record is None or record.owner != client_id or record.request != digest:
+            raise InvalidRequest("this id was used for another request", field="id")
+        live = self._live.get(execution_id)
+        if live is not None and wait:
+            return live.future
+        return _done(self.status(execution_id, client_id))
+
+    def execute(self, request: ExecutionRequest, *, client_id: str) -> ExecutionResult:
+        """Run a command to its end."""
+        return self.submit(request, client_id=client_id).result()
+
+    def kill(self, execution_id: str, client_id: str | None = None) -> Future[ExecutionResult]:
+        """End an execution; the future resolves when it has ended. One that has ended stays as it is.
+
+        Raises:
+            ExecutionNotFound: There is none, or it is another client's.
+        """
+        with self._lock:
+            live = self._find(execution_id, client_id)
+            if live is not None and live in self._waiting:
+                self._waiting.remove(live)
+                self._running += 1
+            elif live is not None:
+                self._threads.submit(live.kill)
+                return live.future
+        if live is None:
+            return _done(self.status(execution_id, client_id))
+        live.kill()
+        self._threads.submit(self._run, live, self.config)
+        return live.future
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def status(self, execution_id: str, client_id: str | None = None) -> ExecutionResult:
+        """An execution as it stands; when it has ended, its result, for `keep_results_secs`.
+
+        Raises:
+            ExecutionNotFound: There is none, or it is another client's.
+        """
+        live = self._find(execution_id, client_id)
+        if live is not None:
+            return live.result
+        record = self._table.get(execution_id)
+        if record is None or client_id not in (None, record.owner):
+            raise _not_found(execution_id)
+        return ExecutionResult.from_json(loads(record.result))
+
+    def _find(self, execution_id: str, client_id: str | None) -> Running | None:
+        live = self._live.get(execution_id) or self._unsaved.get(execution_id)
+        if live is not None and client_id not in (None, live.owner):
+            raise _not_found(execution_id)
+        return live
+
+    def tiers(self) -> tuple[TierSupport, ...]:
+        """Whether each tier can be had here, and where not, why."""
+        return tiers.all_tiers(self.manager, self.config.strong_runtime.get("backend", ""))
+
+    def seccomp(self) -> dict[str, Any]:
+        """The system-call policy in force, as data: a default action, and rules of names and an action."""
+        own = self.config.seccomp
+        policy = SeccompPolicy.default() if own is None else SeccompPolicy.from_json(dict(own))
+        return policy.to_json()
+
+    def counts(self) -> dict[str, int]:
+        """How many run, and how many wait."""
+        with self._lock:
+            return {"running": self._running, "pending": len(self._waiting)}
+
+    # -- the config -----------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ExecutionConfig:
+        """What holds now."""
+        return self._settings.now
+
+    def change(self, patch: object) -> ExecutionConfig:
+        """Replace some keys of the config: kept, and in force for what runs already too.
+
+        Raises:
+            InvalidRequest: The result would not be valid; `field` names the key. Nothing changed.
+            ResourceExhausted: It could not be kept; nothing changed.
+        """
+        with self._lock:
+            config = self._settings.now.changed(patch)
+            self._check(config)
+            self._settings.write(config)
+            return self._adopt(config)
+
+    def reload(self) -> ExecutionConfig:
+        """Read the file again; one that is not valid changes nothing.
+
+        Raises:
+            InvalidRequest: It is not valid.
+        """
+        with self._lock:
+            config = self._settings.read()
+            self._check(config)
+            return self._adopt(config)
+
+    def _adopt(self, config: ExecutionConfig) -> ExecutionConfig:
+        """Let `config` hold. `_lock` is held, so that none starts under the old one unnoticed."""
+        before, self._settings.now = self._settings.now, config
+        self._define_profile(config)
+        if config.network != before.network:
+            for running in list(self._live.values()):
+                self._threads.submit(running.apply_network, config.network)
+        if config.max_concurrent > before.max_concurrent:
+            self._threads.submit(self._start_some)
+        return config
+
+    def _check(self, config: ExecutionConfig) -> None:
+        preferred = config.strong_runtime.get("backend", "")
+        if preferred and preferred not in self.manager.maker.backends:
+            known = ", ".join(self.manager.maker.backends)
+            raise InvalidRequest(
+                f"no backend {preferred!r}", field="strong_runtime.backend", hint=f"one of {known}"
+            )
+        self._policy(config)
+
+    def _policy(self, config: ExecutionConfig) -> SeccompPolicy | None:
+        if config.seccomp is None:
+            return None
+        policy: SeccompPolicy = within("seccomp", SeccompPolicy.from_json, dict(config.seccomp))
+        return policy
+
+    def _define_profile(self, config: ExecutionConfig) -> None:
+        policy, taken = self._policy(config), False
+        for backend in self.manager.maker.backends.values():
+            define = getattr(backend, "define_profile", None)
+            if define is not None:
+                define(PROFILE, policy)
+                taken = True
+        if policy is not None and not taken:
+            raise Unsupported(
+                "no backend here takes a system-call policy", operation="seccomp", field="seccomp"
+            )
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    def note(self, running: Running) -> None:
+        """Write down where it is. A disk that is full now stops nothing: the end is what counts."""
+        try:
+            result = running.result
+            self._table.change(running.id, status=str(result.status), result=_text(result))
+        except RingfenceError:
+            pass
+
+    def ended(self, running: Running) -> None:
+        """Keep its result; with a full disk in memory, until there is room."""
+        try:
+            self._save(running.result)
+        except RingfenceError:
+            self._unsaved[running.id] = running
+        self._live.pop(running.id, None)
+
+    def _save(self, result: ExecutionResult) -> None:
+        self._table.change(
+            result.id, status=str(result.status), result=_text(result), ended_at=result.ended_at
+        )
+
+    def _prune(self) -> None:
+        now = self.manager.clock.now()
+        if now - self._pruned < _PRUNE_EVERY_S and not self._unsaved:
+            return
+        self._pruned = now
+        try:
+            for execution_id, running in list(self._unsaved.items()):
+                self._save(running.result)
+                self._unsaved.pop(execution_id, None)
+            self._table.prune(self.manager.clock.wall() - self.config.keep_results_secs)
+        except RingfenceError:
+            pass  # a full disk: later
+
+    def close(self) -> None:
+        """Kill what runs or waits, keep how it ended, and take nothing more; idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            live = list(self._live.values())
+        for running in live:
+            self.kill(running.id)
+        for running in live:
+            running.future.result()
+        self._threads.shutdown()
+
+
+def _text(result: ExecutionResult) -> str:
+    return json.dumps(result.to_json())
+
+
+def _digest(request: ExecutionRequest) -> str:
+    form = json.dumps({**request.to_json(), "id": None}, sort_keys=True)
+    return hashlib.blake2b(form.encode(), digest_size=16).hexdigest()
+
+
+def _done(result: ExecutionResult) -> Future[ExecutionResult]:
+    future: Future[ExecutionResult] = Future()
+    future.set_result(result)
+    return future
+
+
+def _not_found(execution_id: str) -> ExecutionNotFound:
+    return ExecutionNotFound(f"no execution {execution_id!r}")
+
+
+__all__ = ["ExecutionService", "ExecutionStatus"]

@@ -1,0 +1,83 @@
+"""From a request and the config to a sandbox and a command. Decides; starts nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ..errors import InvalidRequest
+from ..model.execution_config import ExecutionConfig, is_at_or_below
+from ..model.limits import Limits
+from ..model.spec import OS_HARDENED, STRONG, SandboxSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model.execution import ExecutionRequest
+
+PROFILE = "execution"
+"""Of sandboxes under the system-call policy of the config."""
+
+_MIB = 1 << 20
+_BOUNDED = ("timeout_secs", "memory_mb", "cpus")
+
+
+def completed(request: ExecutionRequest, config: ExecutionConfig) -> ExecutionRequest:
+    """The request with the defaults filled in.
+
+    Raises:
+        InvalidRequest: It asks for more than a maximum, or to work in a denied path.
+    """
+    given: dict[str, Any] = {}
+    for name in _BOUNDED:
+        wanted, most = getattr(request, name), getattr(config, f"max_{name}")
+        if wanted is not None and wanted > most:
+            hint = f"ask for less, or raise max_{name}"
+            raise InvalidRequest(f"{wanted:g} is more than {most:g}", field=name, hint=hint)
+        given[name] = wanted if wanted is not None else getattr(config, f"default_{name}")
+    work_dir = request.work_dir or config.work_dir
+    for path in config.denied_paths:
+        if is_at_or_below(work_dir, path):
+            raise InvalidRequest(f"{work_dir} lies in a denied path", field="work_dir")
+    return replace(request, work_dir=work_dir, **given)
+
+
+def spec_for(request: ExecutionRequest, config: ExecutionConfig) -> SandboxSpec:
+    """The sandbox of one execution. Preconditions: `request` is completed."""
+    assert request.memory_mb is not None
+    own_filter = config.seccomp is not None and request.tier != STRONG
+    return SandboxSpec(
+        labels={"execution": request.id or ""},
+        network=config.network,
+        mounts=config.mounts,
+        deny=denied_inside(config),
+        limits=Limits(
+            wall_time_s=request.timeout_secs,
+            cpus=request.cpus,
+            memory_bytes=request.memory_mb * _MIB,
+            pids=config.max_processes,
+            output_bytes=config.max_output_bytes,
+        ),
+        tier=request.tier,
+        profile=PROFILE if own_filter else OS_HARDENED,
+        allow_degraded=config.allow_degraded,
+    )
+
+
+def denied_inside(config: ExecutionConfig) -> tuple[str, ...]:
+    """The denied paths, under every name that they have inside.
+
+    Raises:
+        InvalidRequest: An allowed path leads, through a symlink, into a denied one.
+    """
+    found = list(config.denied_paths)
+    for mount in config.mounts:
+        source = os.path.realpath(mount.source)
+        for path in map(os.path.realpath, config.denied_paths):
+            if is_at_or_below(source, path):
+                message = f"{mount.source} leads into the denied path {path}"
+                raise InvalidRequest(message, field="allowed_paths")
+            if is_at_or_below(path, source):
+                found.append(mount.target + path[len(source.rstrip("/")) :])
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,41 @@
+"""Which tiers can be had here, and where not, why: asked of the backends."""
+
+from __future__ import annotations
+
+from ..errors import BackendUnavailable, InvalidRequest, SandboxNotSupported
+from ..model.execution import TierSupport
+from ..model.spec import TIERS, SandboxSpec
+from ..sessions import selection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..sessions.manager import SessionManager
+
+
+def support(manager: SessionManager, tier: str, preferred: str = "") -> TierSupport:
+    """Whether a tier can be had."""
+    maker = manager.maker
+    reports = {name: maker.report(name) for name in maker.backends}
+    spec = SandboxSpec(tier=tier)
+    try:
+        return TierSupport(tier, True, selection.choose(spec, reports, preferred))
+    except (BackendUnavailable, InvalidRequest) as exc:
+        return TierSupport(tier, False, reason=exc.message)
+
+
+def all_tiers(manager: SessionManager, preferred: str = "") -> tuple[TierSupport, ...]:
+    """Every tier; `preferred` names the backend of tier strong."""
+    return tuple(support(manager, tier, preferred if tier == "strong" else "") for tier in TIERS)
+
+
+def check(manager: SessionManager, tier: str, preferred: str = "") -> None:
+    """Refuse a tier that cannot be had, at once and in words.
+
+    Raises:
+        SandboxNotSupported: It cannot.
+    """
+    found = support(manager, tier, preferred)
+    if not found.supported:
+        raise SandboxNotSupported(
+            found.reason, field="tier", hint="`ringfence doctor` says what this host lacks"
+        )

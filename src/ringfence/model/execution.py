@@ -1,0 +1,201 @@
+"""One command run by the execution service: what was asked, where it is, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..errors import InvalidRequest, LifecycleError
+from . import checks, jsonform
+from .frozen import FrozenMap
+from .ids import check_id
+from .noun import Noun
+from .spec import LIGHT, TIERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self
+
+_YEAR_S = 366 * 86_400
+_MOST_MIB = 2**40
+
+
+class ExecutionStatus(StrEnum):
+    """Where an execution is.
+
+    `completed`: it ended by itself with exit code 0. `failed`: with another one, by a signal or a
+    limit, or it could not be run; the last four are final.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows."""
+        return not EXECUTION_NEXT[self]
+
+
+_ENDS = (
+    ExecutionStatus.COMPLETED,
+    ExecutionStatus.FAILED,
+    ExecutionStatus.TIMEOUT,
+    ExecutionStatus.KILLED,
+)
+EXECUTION_NEXT: dict[ExecutionStatus, frozenset[ExecutionStatus]] = {
+    ExecutionStatus.PENDING: frozenset(
+        {ExecutionStatus.RUNNING, ExecutionStatus.FAILED, ExecutionStatus.KILLED}
+    ),
+    ExecutionStatus.RUNNING: frozenset(_ENDS),
+    **dict.fromkeys(_ENDS, frozenset()),
+}
+
+
+def check_execution_step(now: ExecutionStatus, then: ExecutionStatus) -> ExecutionStatus:
+    """`then`, when an execution in `now` may go there.
+
+    Raises:
+        LifecycleError: The table has no such step.
+    """
+    if then not in EXECUTION_NEXT[now]:
+        raise LifecycleError(f"a {now} execution cannot become {then}")
+    return then
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecutionRequest(Noun):
+    """A command for the execution service.
+
+    Attributes:
+        command: The program; looked up on the sandbox's PATH, never given to a shell.
+        id: None generates one. Asking again under the same id gives the same execution.
+        work_dir: None takes the service's.
+        timeout_secs, memory_mb, cpus: None takes the service's defaults; its maxima hold in any
+            case. `memory_mb` counts MiB, 1.0 of `cpus` is one core.
+    """
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=FrozenMap)
+    work_dir: str | None = None
+    stdin: bytes | None = None
+    timeout_secs: float | None = None
+    memory_mb: int | None = None
+    cpus: float | None = None
+    tier: str = LIGHT
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if not checks.text(self.command, "command").strip():
+            checks.refuse("command", "must name a program")
+        put(self, "args", checks.texts(self.args, "args"))
+        put(self, "env", checks.env_map(self.env, "env"))
+        if self.work_dir is not None:
+            checks.path(self.work_dir, "work_dir")
+        if self.stdin is not None:
+            put(self, "stdin", checks.binary(self.stdin, "stdin"))
+        for name, low, high in (("timeout_secs", 0.001, _YEAR_S), ("cpus", 0.001, 8192)):
+            if getattr(self, name) is not None:
+                put(self, name, checks.number(getattr(self, name), name, low, high))
+        if self.memory_mb is not None:
+            checks.integer(self.memory_mb, "memory_mb", 1, _MOST_MIB)
+        checks.choice(self.tier, "tier", TIERS, "light or strong")
+        if self.id is not None:
+            put(self, "id", check_id(self.id))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object; `stdin` as text, plus `stdin_base64` where text loses bytes."""
+        form = jsonform.dump(self)
+        if self.stdin is not None:
+            form.update(jsonform.bytes_to_json("stdin", self.stdin))
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form."""
+        given = jsonform.json_object(data, cls.__name__)
+        jsonform.bytes_from_json(given, "stdin")
+        return super().from_json(given)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecutionUsage(Noun):
+    """What it and its descendants used, as counted by the kernel; None: not known."""
+
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExecutionResult(Noun):
+    """An execution as it stands: while it runs, output and end are not there yet.
+
+    Attributes:
+        exit_code: None while it runs, and where a signal ended it.
+        started_at, ended_at: Seconds since 1970, UTC.
+        error: What Ringfence has to say of the end, as `error_from_json` reads it; None where the
+            program ended by itself.
+        degraded: Limits and protections, by name, that held less than asked.
+    """
+
+    id: str
+    status: ExecutionStatus
+    tier: str = LIGHT
+    command: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    created_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    duration_s: float | None = None
+    resource_usage: ExecutionUsage = field(default_factory=ExecutionUsage)
+    error: Mapping[str, Any] | None = None
+    backend: str = ""
+    degraded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object; output as text, plus `*_base64` where text loses bytes."""
+        form = {**jsonform.dump(self), "status": str(self.status)}
+        form.update(jsonform.bytes_to_json("stdout", self.stdout))
+        form.update(jsonform.bytes_to_json("stderr", self.stderr))
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form."""
+        given = jsonform.json_object(data, cls.__name__)
+        jsonform.bytes_from_json(given, "stdout")
+        jsonform.bytes_from_json(given, "stderr")
+        return super().from_json(given)
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"status": _read_status, "resource_usage": ExecutionUsage.from_json}
+
+
+def _read_status(value: object) -> ExecutionStatus:
+    if not isinstance(value, str) or value not in tuple(ExecutionStatus):
+        raise InvalidRequest(f"must be one of {', '.join(ExecutionStatus)}, not {value!r}")
+    return ExecutionStatus(value)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TierSupport(Noun):
+    """Whether a tier can be had here; `reason` says why not, backend by backend."""
+
+    tier: str
+    supported: bool
+    backends: tuple[str, ...] = ()
+    reason: str = ""

@@ -1,0 +1,78 @@
+"""Executions, written down before they start and kept when they have ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .database import Database, Row
+
+SCHEMA = """
+-- What the execution service was asked for, and how it ended.
+CREATE TABLE executions (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    status TEXT NOT NULL,
+    request TEXT NOT NULL,          -- digest of what was asked for under that id
+    result TEXT NOT NULL,           -- JSON, as clients are shown it
+    created_at REAL NOT NULL,
+    ended_at REAL                   -- NULL: it has not
+) STRICT, WITHOUT ROWID;
+CREATE INDEX executions_by_end ON executions (ended_at);
+"""
+
+
+@dataclass(frozen=True)
+class ExecutionRecord:
+    """An execution: see the table `executions`."""
+
+    id: str
+    owner: str
+    status: str
+    request: str
+    result: str
+    created_at: float
+    ended_at: float | None = None
+
+
+_NAMES = tuple(each.name for each in fields(ExecutionRecord))
+
+
+class Executions:
+    """The table. Decides nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: ExecutionRecord) -> bool:
+        """Write it down; False where the id is taken."""
+        marks = ", ".join("?" * len(_NAMES))
+        sql = f"INSERT OR IGNORE INTO executions ({', '.join(_NAMES)}) VALUES ({marks})"
+        return self._database.write(sql, [*asdict(record).values()]) == 1
+
+    def change(self, execution_id: str, **columns: Any) -> None:
+        """Change some columns."""
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        sql = f"UPDATE executions SET {changes} WHERE id = ?"
+        self._database.write(sql, [*columns.values(), execution_id])
+
+    def get(self, execution_id: str) -> ExecutionRecord | None:
+        """The record of that id."""
+        rows = self._database.rows("SELECT * FROM executions WHERE id = ?", (execution_id,))
+        return _read(rows[0]) if rows else None
+
+    def unended(self) -> list[ExecutionRecord]:
+        """Those of which no end is known, oldest first."""
+        sql = "SELECT * FROM executions WHERE ended_at IS NULL ORDER BY id"
+        return [_read(row) for row in self._database.rows(sql)]
+
+    def prune(self, before: float) -> int:
+        """Forget what ended before that moment (seconds since 1970)."""
+        return self._database.write("DELETE FROM executions WHERE ended_at < ?", (before,))
+
+
+def _read(row: Row) -> ExecutionRecord:
+    return ExecutionRecord(**{name: row[name] for name in _NAMES})

@@ -1,0 +1,213 @@
+"""The config of the execution service: validated, kept, reloadable, in force at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.errors import InvalidRequest, Unsupported
+from ringfence.execution.service import ExecutionService
+from ringfence.model.execution import ExecutionRequest
+from ringfence.model.execution_config import ExecutionConfig
+from ringfence.model.network import NetworkPolicy
+from tests.execution.conftest import MakeService
+
+CONNECT = (
+    "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print('in')"
+)
+
+
+@pytest.fixture(name="listener")
+def fixture_listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def output(service: ExecutionService, script: str, *args: str) -> str:
+    request = ExecutionRequest("sh", ("-c", script, "sh", *args))
+    result = service.execute(request, client_id="a")
+    return (result.stdout + result.stderr).decode()
+
+
+@pytest.mark.parametrize(
+    ("patch", "field"),
+    [
+        ({"default_timeout_secs": 301.0}, "default_timeout_secs"),
+        ({"max_memory_mb": 1}, "default_memory_mb"),
+        ({"default_cpus": "one"}, "default_cpus"),
+        ({"max_processes": 0}, "max_processes"),
+        ({"network_enabled": 1}, "network_enabled"),
+        ({"work_dir": "relative"}, "work_dir"),
+        ({"allowed_paths": ["rel"]}, "allowed_paths[0]"),
+        ({"denied_paths": ["/a/../b"]}, "denied_paths[0]"),
+        ({"allowed_paths": ["/srv/x"], "denied_paths": ["/srv"]}, "allowed_paths[0]"),
+        ({"strong_runtime": {"color": "red"}}, "strong_runtime.color"),
+        ({"strong_runtime": {"backend": "nosuch"}}, "strong_runtime.backend"),
+        ({"seccomp": {"default_action": "allow", "rules": [{}]}}, "seccomp.rules[0].action"),
+        ({"nonsense": 1}, "nonsense"),
+        ([], ""),
+    ],
+)
+def test_a_bad_change_is_refused_and_changes_nothing(
+    service: ExecutionService, patch: Any, field: str
+) -> None:
+    before = service.config
+    with pytest.raises(InvalidRequest) as refused:
+        service.change(patch)
+
+    assert field == refused.value.field
+    assert before == service.config
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout_secs", 301.0), ("memory_mb", 5000), ("cpus", 5.0)]
+)
+def test_a_maximum_is_one(service: ExecutionService, name: str, value: float) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        service.execute(ExecutionRequest("true", **{name: value}), client_id="a")  # type: ignore[arg-type]
+    assert name == refused.value.field
+
+
+def test_the_defaults_are_in_force(make_service: MakeService) -> None:
+    service = make_service(default_timeout_secs=0.3, work_dir="/tmp")
+
+    assert "/tmp\n" == output(service, "pwd")
+    late = service.execute(ExecutionRequest("sleep", ("60",)), client_id="a")
+    assert "timeout" == late.status
+
+
+def test_a_change_is_kept_and_a_file_that_was_edited_is_read_again(
+    make_service: MakeService, tmp_path: Path
+) -> None:
+    service = make_service(str(tmp_path))
+    service.change({"max_processes": 50})
+    service.close()
+    service.manager.close()
+
+    again = make_service(str(tmp_path))
+    assert 50 == again.config.max_processes
+    file = tmp_path / "execution.json"
+    edited = {**json.loads(file.read_text()), "max_processes": 40}
+    file.write_text(json.dumps(edited))
+    assert 40 == again.reload().max_processes
+    file.write_text("{")
+    with pytest.raises(Exception, match="not JSON"):
+        again.reload()
+    assert 40 == again.config.max_processes
+
+
+def test_the_network_is_switched_for_what_runs_already(
+    make_service: MakeService, listener: socket.socket
+) -> None:
+    """Off at first; on, and an execution connects; off, and the connection is cut."""
+    port = listener.getsockname()[1]
+    service = make_service(network_policy=NetworkPolicy(allowed_hosts=(f"127.0.0.1:{port}",)))
+    request = ExecutionRequest("python3", ("-c", CONNECT, str(port)))
+    assert "failed" == service.execute(request, client_id="a").status
+
+    service.change({"network_enabled": True})
+    assert "completed" == service.execute(request, client_id="a").status
+    listener.accept()[0].close()
+    hold = (
+        f"{CONNECT.replace('socket.create_connection', 's = socket.create_connection')};"
+        "s.sendall(b'here'); print('got', s.recv(9))"
+    )
+    held = service.submit(ExecutionRequest("python3", ("-c", hold, str(port))), client_id="a")
+    peer = listener.accept()[0]
+    assert b"here" == peer.recv(4)
+    service.change({"network_enabled": False})
+
+    assert held.result(20).stdout.decode() in ("in\ngot b''\n", "in\n")
+    peer.close()
+    assert "failed" == service.execute(request, client_id="a").status
+
+
+def test_an_allowed_path_is_shown_and_a_denied_one_is_not_even_when_it_comes_later(
+    make_service: MakeService, tmp_path: Path
+) -> None:
+    shown, secret = tmp_path / "shown", tmp_path / "shown" / "secret"
+    secret.mkdir(parents=True)
+    for path in (tmp_path, *tmp_path.parents):
+        if str(path).startswith("/tmp/pytest"):
+            path.chmod(0o755)
+    (shown / "open").write_text("open")
+    (secret / "key").write_text("key")
+    (tmp_path / "link").symlink_to(shown)
+    denied = (str(secret), str(shown / "later"), "/tmp/own")
+    service = make_service(
+        allowed_paths=(f"{shown}:rw", f"{tmp_path / 'link'}"), denied_paths=denied
+    )
+
+    assert "open" == output(service, f"cat {shown}/open")
+    for file in (f"{secret}/key", f"{tmp_path}/link/secret/key"):
+        assert "Permission denied" in output(service, f"cat {file}")
+    for directory in (f"{shown}/later", "/tmp/own"):
+        assert "Permission denied" in output(service, f"echo x > {directory}/file")
+    assert {"open", "secret"} == {path.name for path in shown.iterdir() if path.name[0] != "."}
+    (shown / "later").mkdir()
+    (shown / "later" / "key").write_text("later")
+    assert "Permission denied" in output(service, f"cat {shown}/later/key")
+    service.change({"denied_paths": []})
+    assert "later" == output(service, f"cat {shown}/later/key")
+
+
+def test_an_allowed_path_that_leads_into_a_denied_one_is_refused(
+    make_service: MakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    service = make_service(
+        allowed_paths=(str(tmp_path / "link"),), denied_paths=(str(tmp_path / "secret"),)
+    )
+
+    result = service.execute(ExecutionRequest("true"), client_id="a")
+    assert "allowed_paths" == (result.error or {})["field"]
+    with pytest.raises(InvalidRequest):
+        service.execute(
+            ExecutionRequest("true", work_dir=str(tmp_path / "secret" / "x")), client_id="a"
+        )
+
+
+def test_a_policy_of_ones_own_filters_system_calls(service: ExecutionService) -> None:
+    script = "mkdir /tmp/made && echo made"
+    assert "made\n" == output(service, script)
+    default = service.seccomp()
+    assert {"default_action", "rules"} <= set(default)
+    own = {
+        "extends": "os_hardened",
+        "rules": [{"names": ["mkdir", "mkdirat"], "action": "EPERM"}],
+    }
+
+    service.change({"seccomp": own})
+    assert "Operation not permitted" in output(service, script)
+    assert ["mkdir", "mkdirat"] == service.seccomp()["rules"][0]["names"]
+    service.change({"seccomp": None})
+    assert "made\n" == output(service, script)
+
+
+def test_nothing_takes_a_policy_where_no_backend_does(make_service: MakeService) -> None:
+    from ringfence.sessions.manager import SessionManager
+
+    with SessionManager(backends=("fake",), background=False) as manager:
+        service = ExecutionService(manager)
+        with pytest.raises(Unsupported):
+            service.change({"seccomp": {"default_action": "allow", "rules": []}})
+        service.close()
+
+
+def test_changes_at_once_are_all_kept(service: ExecutionService) -> None:
+    names = ("max_processes", "max_pending", "max_concurrent", "max_output_bytes")
+    threads = [threading.Thread(target=service.change, args=({name: 33},)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [33] * 4 == [getattr(service.config, name) for name in names]
+    assert service.config == ExecutionConfig.from_json(service.config.to_json())

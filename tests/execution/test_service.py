@@ -1,0 +1,226 @@
+"""The execution service of the contract, row by row: tiers, requests, statuses, results, errors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from ringfence.errors import (
+    ExecutionNotFound,
+    InvalidRequest,
+    ResourceExhausted,
+    SandboxNotSupported,
+)
+from ringfence.execution.service import ExecutionService
+from ringfence.model.execution import EXECUTION_NEXT, ExecutionRequest, ExecutionResult
+from tests.execution.conftest import MakeService, Run
+from tests.features import has
+
+SLEEP = ("sleep", ("60",))
+
+
+def wait_until_it_runs(service: ExecutionService, execution_id: str) -> None:
+    """Its first output is the event: polled, because nobody is told of it."""
+    import time
+
+    deadline = time.monotonic() + 20
+    while service.status(execution_id).status != "running" and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert "running" == service.status(execution_id).status
+
+
+def test_every_part_of_a_request_arrives(run: Run) -> None:
+    script = 'echo "$1 $WORD $PWD"; cat; echo err >&2'
+    result = run(
+        "sh",
+        *("-c", script, "sh", "a b"),
+        env={"WORD": "w"},
+        work_dir="/tmp",
+        stdin=b"fed\xff",
+        id="mine-1",
+    )
+
+    assert ("mine-1", "completed", 0) == (result.id, result.status, result.exit_code)
+    assert b"a b w /tmp\nfed\xff" == result.stdout
+    assert b"err\n" == result.stderr
+    assert result.created_at <= (result.started_at or 0) <= (result.ended_at or 0)
+    assert 0 < (result.duration_s or 0) < 20
+    assert result == ExecutionResult.from_json(result.to_json())
+
+
+def test_what_it_used_is_counted(run: Run) -> None:
+    used = run("sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done").resource_usage
+
+    assert (used.cpu_time_ns or 0) > 1_000_000
+    assert (used.peak_memory_bytes or 0) > 100_000
+    assert set(used.to_json()) == {
+        "cpu_time_ns",
+        "peak_memory_bytes",
+        "io_read_bytes",
+        "io_write_bytes",
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code", "exit_code"),
+    [
+        (("true", ()), "completed", None, 0),
+        (("sh", ("-c", "exit 3")), "failed", None, 3),
+        (("no-such-program", ()), "failed", None, 127),
+        (("sh", ("-c", "kill -9 $$")), "failed", None, None),
+    ],
+)
+def test_how_it_ended_is_a_status(
+    service: ExecutionService, request_: Any, status: str, code: str | None, exit_code: int | None
+) -> None:
+    result = service.execute(ExecutionRequest(*request_), client_id="a")
+
+    assert (status, exit_code) == (result.status, result.exit_code)
+    assert code == (result.error or {}).get("code")
+
+
+def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(run: Run) -> None:
+    result = run("sh", "-c", "echo early; sleep 60 & sleep 60", timeout_secs=0.3)
+
+    assert ("timeout", b"early\n") == (result.status, result.stdout)
+    assert "execution_timeout" == (result.error or {})["code"]
+
+
+@pytest.mark.skipif(not has("cgroup"), reason="nobody bounds memory here")
+def test_too_much_memory_is_a_limit_that_was_exceeded(run: Run) -> None:
+    allocate = "x = bytearray(200 << 20); print(len(x))"
+    control = run("python3", "-c", allocate, memory_mb=400)
+    result = run("python3", "-c", allocate, memory_mb=64)
+
+    assert "completed" == control.status
+    assert "failed" == result.status
+    assert "resource_limit_exceeded" == (result.error or {})["code"]
+
+
+def test_output_is_bounded_and_says_so(make_service: MakeService) -> None:
+    service = make_service(max_output_bytes=1000)
+    request = ExecutionRequest("sh", ("-c", "head -c 5000 /dev/zero"))
+    result = service.execute(request, client_id="a")
+
+    assert (1000, 4000) == (len(result.stdout), result.stdout_dropped_bytes)
+
+
+def test_killing_what_runs_waits_and_has_ended(make_service: MakeService) -> None:
+    service = make_service(max_concurrent=1)
+    first = service.submit(ExecutionRequest(*SLEEP, id="first"), client_id="a")
+    wait_until_it_runs(service, "first")
+    second = service.submit(ExecutionRequest(*SLEEP, id="second"), client_id="a")
+    assert "pending" == service.status("second").status
+
+    assert "killed" == service.kill("second").result(20).status
+    assert not first.done()
+    killed = service.kill("first").result(20)
+    assert ("killed", "execution_killed") == (killed.status, (killed.error or {})["code"])
+    assert second.result().started_at is None
+    assert killed == service.kill("first").result(20)
+
+
+def test_only_so_many_may_wait(make_service: MakeService) -> None:
+    service = make_service(max_concurrent=1, max_pending=1)
+    for name in ("one", "two"):
+        service.submit(ExecutionRequest(*SLEEP, id=name), client_id="a")
+        if name == "one":
+            wait_until_it_runs(service, name)
+
+    with pytest.raises(ResourceExhausted) as refused:
+        service.submit(ExecutionRequest("true"), client_id="a")
+    assert refused.value.retryable
+
+
+def test_one_id_is_one_execution(service: ExecutionService) -> None:
+    request = ExecutionRequest("sh", ("-c", "date +%N"), id="same")
+    first = service.execute(request, client_id="a")
+
+    assert first == service.execute(request, client_id="a")
+    with pytest.raises(InvalidRequest) as refused:
+        service.execute(ExecutionRequest("true", id="same"), client_id="a")
+    assert "id" == refused.value.field
+
+
+def test_another_clients_execution_is_not_found(service: ExecutionService) -> None:
+    service.execute(ExecutionRequest("true", id="hers"), client_id="her")
+
+    assert "completed" == service.status("hers", "her").status
+    for ask in (service.status, service.kill):
+        with pytest.raises(ExecutionNotFound):
+            ask("hers", "him")
+        with pytest.raises(ExecutionNotFound):
+            ask("nobodys")
+    with pytest.raises(InvalidRequest):
+        service.execute(ExecutionRequest("true", id="hers"), client_id="him")
+
+
+def test_a_tier_that_cannot_be_had_is_refused_in_words(service: ExecutionService) -> None:
+    light, strong = service.tiers()
+
+    assert ("light", True, ("native",)) == (light.tier, light.supported, light.backends)
+    assert ("strong", False) == (strong.tier, strong.supported)
+    assert "native" in strong.reason
+    with pytest.raises(SandboxNotSupported) as refused:
+        service.execute(ExecutionRequest("true", tier="strong"), client_id="a")
+    assert strong.reason == refused.value.message
+
+
+def test_results_survive_the_service_and_what_ran_is_lost(
+    make_service: MakeService, tmp_path: Any
+) -> None:
+    state = str(tmp_path / "state")
+    service = make_service(state)
+    done = service.execute(ExecutionRequest("echo", ("kept",), id="done"), client_id="a")
+    service.submit(ExecutionRequest(*SLEEP, id="cut"), client_id="a")
+    wait_until_it_runs(service, "cut")
+    record = service.manager.store.executions.get("cut")
+    assert record is not None
+    service.close()
+    # As a kill -9 would have left it.
+    service.manager.store.executions.change(
+        "cut", status="running", result=record.result, ended_at=None
+    )
+    service.manager.close()
+
+    again = make_service(state)
+    assert done == again.status("done", "a")
+    lost = again.status("cut", "a")
+    assert ("failed", None) == (lost.status, lost.exit_code)
+    assert "sandbox_lost" == (lost.error or {})["code"]
+
+
+def test_results_are_forgotten_in_time(make_service: MakeService) -> None:
+    service = make_service(keep_results_secs=0.0)
+    service.execute(ExecutionRequest("true", id="old"), client_id="a")
+    service._pruned = float("-inf")
+    service.execute(ExecutionRequest("true"), client_id="a")
+
+    with pytest.raises(ExecutionNotFound):
+        service.status("old")
+
+
+def test_closing_kills_what_runs(make_service: MakeService) -> None:
+    service = make_service()
+    future = service.submit(ExecutionRequest(*SLEEP, id="x"), client_id="a")
+    wait_until_it_runs(service, "x")
+    service.close()
+
+    assert "killed" == future.result(0).status
+    assert [] == service.manager.list()
+
+
+def test_a_status_that_is_final_stays() -> None:
+    assert {"completed", "failed", "timeout", "killed"} == {
+        str(status) for status, then in EXECUTION_NEXT.items() if not then
+    }
+
+
+def test_nothing_of_it_is_left(service: ExecutionService, run: Run) -> None:
+    run("sh", "-c", "echo x > /tmp/left; (sleep 60 &) ")
+
+    assert [] == service.manager.list()
+    assert b"" == run("sh", "-c", "ls /tmp").stdout
+    assert os.getpid() != 1
