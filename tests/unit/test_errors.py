@@ -25,6 +25,9 @@ CODES = {
     "resource_exhausted", "ringfence_error", "sandbox_lost", "sandbox_not_found",
     "snapshot_corrupt", "snapshot_not_found", "state_in_use", "state_too_new", "task_failed",
     "timeout", "unsupported",
+    "not_found", "unauthenticated", "forbidden", "too_large", "too_many_requests",
+    "execution_not_found", "execution_timeout", "execution_killed", "resource_limit_exceeded",
+    "sandbox_not_supported",
 }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ STATUS = {
     "too_large": 413,
     "invalid_request": 422,
     "unsupported": 422,
+    "sandbox_not_supported": 422,
     "network_policy": 422,
     "backend_unavailable": 422,
     "exec_failed": 422,

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 
+from ..errors import RingfenceError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     """
     from ..api.app import make_app
     from ..api.service import Service
+    from ..execution.service import ExecutionService
     from ..sessions.manager import SessionManager
     from .sockets import listen_tcp, listen_unix
 
@@ -44,6 +47,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         )
         service = Service(manager)
         stack.callback(service.lanes.close)
+        executions = stack.enter_context(contextlib.closing(ExecutionService(manager)))
         unix = listen_unix(config.socket_path)
         stack.callback(_forget, unix, config.socket_path)
         listeners = [(unix, False)]
@@ -52,7 +56,9 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
             tcp = listen_tcp(config.listen, public=tls or config.allow_public)
             stack.callback(tcp.close)
             listeners.append((tcp, tls))
-        _run(config, make_app(service), listeners, ready)
+        app = make_app(service)
+        app.state.executions = executions
+        _run(config, app, listeners, ready)
 
 
 def _run(
@@ -95,6 +101,7 @@ def _run(
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, _stop, servers)
+        loop.add_signal_handler(signal.SIGHUP, _reload, app)
         tasks = [
             asyncio.ensure_future(each.serve(sockets=[sock]))
             for each, (sock, _) in zip(servers, listeners, strict=True)
@@ -107,6 +114,18 @@ def _run(
     import uvloop
 
     uvloop.run(main())
+
+
+def _reload(app: FastAPI) -> None:
+    """SIGHUP: read again what an administrator may have edited; a mistake in it changes nothing."""
+
+    def read() -> None:
+        try:
+            app.state.executions.reload()
+        except RingfenceError as exc:
+            logger.error("the config of executions is as it was: %s", exc)
+
+    asyncio.get_running_loop().run_in_executor(None, read)
 
 
 def _stop(servers: list[uvicorn.Server]) -> None:

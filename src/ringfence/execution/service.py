@@ -9,6 +9,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from .. import __version__
 from ..errors import (
     ExecutionNotFound,
     InvalidRequest,
@@ -20,6 +21,7 @@ from ..errors import (
 )
 from ..model.acquire import check_client
 from ..model.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
+from ..model.execution_info import ExecutionInfo, ExecutorInfo
 from ..model.ids import new_id
 from ..model.jsonform import loads, within
 from ..policy.seccomp import SeccompPolicy
@@ -216,10 +218,22 @@ class ExecutionService:
         policy = SeccompPolicy.default() if own is None else SeccompPolicy.from_json(dict(own))
         return policy.to_json()
 
-    def counts(self) -> dict[str, int]:
-        """How many run, and how many wait."""
-        with self._lock:
-            return {"running": self._running, "pending": len(self._waiting)}
+    def info(self) -> ExecutionInfo:
+        """What can be had here, and what holds."""
+        maker = self.manager.maker
+        reports = [maker.report(name) for name in maker.backends]
+        return ExecutionInfo(
+            version=__version__,
+            tiers=self.tiers(),
+            executors=tuple(
+                ExecutorInfo(each.backend, each.available, each.reason, each.tiers)
+                for each in reports
+            ),
+            config=self.config,
+            seccomp=self.seccomp(),
+            running=self._running,
+            pending=len(self._waiting),
+        )
 
     # -- the config -----------------------------------------------------------------------------
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import execs, health, sandboxes
+from . import execs, execution, health, sandboxes
 
-ROUTERS = (health.router, sandboxes.router, execs.router)
+ROUTERS = (health.router, sandboxes.router, execs.router, execution.router)

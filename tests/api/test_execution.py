@@ -1,0 +1,111 @@
+"""The five routes of the execution service."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.conftest import StartDaemon
+
+BASE = "/api/v1/sandbox"
+
+
+def test_a_command_and_its_result(client: httpx.Client) -> None:
+    form = {
+        "command": "sh",
+        "args": ["-c", 'echo "$1 $W $PWD"; cat', "sh", "one"],
+        "env": {"W": "two"},
+        "work_dir": "/tmp",
+        "stdin": "three",
+        "timeout_secs": 20,
+        "memory_mb": 256,
+    }
+    ran = client.post(f"{BASE}/execute", json=form)
+    told = ran.json()
+
+    assert (200, "completed", 0) == (ran.status_code, told["status"], told["exit_code"])
+    assert "one two /tmp\nthree" == told["stdout"]
+    assert told == client.get(f"{BASE}/status/{told['id']}").json()
+    assert told == client.post(f"{BASE}/kill/{told['id']}").json()
+
+
+def test_one_that_runs_on_is_looked_at_and_killed(client: httpx.Client) -> None:
+    form = {"command": "sleep", "args": ["60"], "id": "runs-on"}
+    taken = client.post(f"{BASE}/execute?wait=false", json=form)
+    again = client.post(f"{BASE}/execute?wait=false", json=form)
+    killed = client.post(f"{BASE}/kill/runs-on")
+
+    assert (202, 202) == (taken.status_code, again.status_code)
+    assert taken.json()["status"] in ("pending", "running")
+    assert (200, "killed") == (killed.status_code, killed.json()["status"])
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "field"),
+    [
+        ({}, 422, "command"),
+        ({"command": ""}, 422, "command"),
+        ({"command": "true", "shell": True}, 422, "shell"),
+        ({"command": "true", "timeout_secs": -1}, 422, "timeout_secs"),
+        ({"command": "true", "memory_mb": 10**6}, 422, "memory_mb"),
+        ({"command": "true", "env": {"1A": ""}}, 422, "env.1A"),
+        ({"command": "true", "tier": "strong"}, 422, "tier"),
+    ],
+)
+def test_what_is_not_a_request_is_refused(
+    client: httpx.Client, form: dict[str, object], status: int, field: str
+) -> None:
+    refused = client.post(f"{BASE}/execute", json=form)
+
+    assert (status, field) == (refused.status_code, refused.json()["field"])
+    assert "application/problem+json" == refused.headers["content-type"]
+
+
+def test_what_is_not_there_is_not_found(client: httpx.Client) -> None:
+    for ask in (client.get(f"{BASE}/status/nothing"), client.post(f"{BASE}/kill/nothing")):
+        assert (404, "execution_not_found") == (ask.status_code, ask.json()["code"])
+
+
+def test_info_tells_tiers_config_and_filter(client: httpx.Client) -> None:
+    told = client.get(f"{BASE}/info").json()
+
+    light, strong = told["tiers"]
+    assert ("light", True) == (light["tier"], light["supported"])
+    assert strong["supported"] or strong["reason"]
+    assert "light" == told["default_tier"]
+    assert {"default_timeout_secs", "denied_paths", "network_enabled"} <= set(told["config"])
+    assert told["seccomp"]["default_action"]
+    assert told["seccomp"]["rules"][0]["names"]
+
+
+def test_results_and_config_survive_a_restart_and_a_file_is_read_again(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    first = start_daemon(state_dir=tmp_path)
+    with first.client() as client:
+        form = {"command": "sh", "args": ["-c", "printf '\\377'"], "id": "kept"}
+        told = client.post(f"{BASE}/execute", json=form).json()
+        changed = client.patch(f"{BASE}/config", json={"network_enabled": True})
+        refused = client.patch(f"{BASE}/config", json={"max_cpus": 0})
+    first.stop()
+    second = start_daemon(state_dir=tmp_path)
+    with second.client() as client:
+        assert told == client.get(f"{BASE}/status/kept").json()
+        assert client.get(f"{BASE}/info").json()["config"]["network_enabled"]
+        file = tmp_path / "execution.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "network_enabled": False}))
+        second.process.send_signal(signal.SIGHUP)
+        for _ in range(100):
+            if not client.get(f"{BASE}/info").json()["config"]["network_enabled"]:
+                break
+        else:
+            raise AssertionError("it was not read again")
+
+    assert b"\xff" == base64.b64decode(told["stdout_base64"])
+    assert (200, True) == (changed.status_code, changed.json()["network_enabled"])
+    assert (422, "max_cpus") == (refused.status_code, refused.json()["field"])
