@@ -222,6 +222,13 @@ def _file(_root: NewRoot, path: str, content: bytes, mode: int) -> None:
     os.close(fd)
 
 
+def _rewrite(_root: NewRoot, path: str, content: bytes) -> None:
+    """Another content for a file that the template has made."""
+    fd = os.open(path[1:], os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.write(fd, content)
+    os.close(fd)
+
+
 def _show(root: NewRoot, target: str, index: int, is_dir: bool) -> None:
     """Bind a part of the template; its parent directory exists."""
     if is_dir:
@@ -358,6 +365,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "dir": _dir,
     "symlink": _symlink,
     "file": _file,
+    "rewrite": _rewrite,
     "show": _show,
     "bind": _bind,
     "session_dir": _session_dir,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Mount, Sandbox
+from ringfence import Sandbox
 from tests.egress.inside import attempts
 from tests.egress.world import World
 
@@ -52,9 +52,6 @@ def new_sandbox(world: World, *, trust: bool = True, **options: Any) -> Sandbox:
     """
     if trust:
         options["env"] = {**world.program_environment(), **options.get("env", {})}
-    if options.get("network") == "unrestricted":
-        names = Mount("/etc/resolv.conf", str(world.directory / "resolv.conf"))
-        options["mounts"] = [*options.get("mounts", ()), names]
     sandbox = Sandbox.create(**options)
     try:
         sandbox.files.write(_SCRIPT, Path(attempts.__file__).read_bytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import ExecResult, Mount, Sandbox
+from ringfence import ExecResult, Sandbox
 from tests.egress.inside import clients
 from tests.egress.inside.clients import HOME_OF, OWN_CLIENTS, WEB_CLIENTS, Client
 from tests.egress.world import World
@@ -70,7 +70,6 @@ def limited(world: World, java: Path | None, servers: None) -> Iterator[Sandbox]
 @pytest.fixture(scope="module")
 def unrestricted(world: World, java: Path | None, servers: None) -> Iterator[Sandbox]:
     options = clients.sandbox_options(world, java)
-    options["mounts"].append(Mount("/etc/resolv.conf", str(world.directory / "resolv.conf")))
     with Sandbox.create(network="unrestricted", **options) as sandbox:
         yield sandbox
 

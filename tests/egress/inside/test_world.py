@@ -107,6 +107,20 @@ def test_an_unrestricted_sandbox_sees_the_world(make: MakeSandbox) -> None:
     assert result.ok, result.stderr_text
 
 
+def test_an_unrestricted_sandbox_knows_the_names_of_the_host(
+    world: World, make: MakeSandbox
+) -> None:
+    """Its name servers, and its list of hosts; a sandbox without network knows neither."""
+    names = ("a.test", "v6.test", "filed.test", "nobody.invalid")
+
+    found = {
+        network: [make(network=network).exec(["getent", "hosts", name]).ok for name in names]
+        for network in ("unrestricted", "none")
+    }
+
+    assert {"unrestricted": [True, True, True, False], "none": [False] * 4} == found
+
+
 @pytest.mark.skipif(not has("git"), reason="needs git")
 def test_git_clones_here(world: World, tmp_path: Path) -> None:
     url = "https://git.test/lab.git"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HOME = "/home/sandbox"
 HOSTNAME = "ringfence"
+HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
 _NAMES = "/opt/ringfence"
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{_NAMES}"
 READ_ONLY = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
@@ -129,11 +130,10 @@ def _etc_files(uid: int) -> Steps:
     homes = {"root": "/root", "nobody": "/nonexistent"}
     passwd = "".join(f"{n}:x:{u}:{u}::{homes.get(n, HOME)}:/bin/sh\n" for n, u in users.items())
     group = "".join(f"{'nogroup' if n == 'nobody' else n}:x:{u}:\n" for n, u in users.items())
-    hosts = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
     files = {
         "passwd": passwd,
         "group": group,
-        "hosts": hosts,
+        "hosts": HOSTS,
         "hostname": f"{HOSTNAME}\n",
         # Of a sandbox without network nobody is there: refused at once. It may get one later.
         "resolv.conf": "nameserver 127.0.0.53\noptions timeout:2 attempts:2\n",

@@ -128,6 +128,11 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     draft.writable += template.WRITABLE
     if draft.trusted:
         draft.steps += draft.trusted.steps
+    isolated = not spec.network.is_unrestricted
+    if not isolated:
+        from ..local import names
+
+        draft.steps += names.as_the_host()
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
@@ -143,7 +148,6 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         steps, covered = deny_paths(spec.deny, draft.mounts)
         draft.steps += steps
         draft.protected += covered
-    isolated = spec.network.mode != "unrestricted"
     return _plan(draft, host, profile, isolated)
 
 
