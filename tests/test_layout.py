@@ -17,6 +17,7 @@ DATA = {".json", ".bpf"}
 # What an adapter may import: the framework that its extra installs.
 FRAMEWORKS = {
     "langchain": {"deepagents"},
+    "pydantic_ai": {"anyio", "pydantic_ai"},
 }
 SERVER = {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "uvloop", "httptools"}
 """What the extra `server` brings."""

@@ -38,9 +38,7 @@ class Origin:
 
     async def async_sandbox(self) -> AsyncSandbox:
         """The same for an event loop; cancelled meanwhile, it leaves nothing."""
-        if self.make is not None:
-            return AsyncSandbox(await owned(self.make))
-        return await AsyncSandbox.create(**self._arguments())
+        return AsyncSandbox(await owned(self.sandbox))
 
     def _arguments(self) -> dict[str, Any]:
         given = {} if self.server is None else {"server": self.server}

@@ -66,12 +66,16 @@ def _posix_spawn(
 def make_dirs(path: str) -> None:
     """A directory and those above it, where they are not there yet."""
     done = "/" if path.startswith("/") else ""
-    for name in path.split("/"):
-        if not name:
-            continue
+    names = [name for name in path.split("/") if name]
+    for i, name in enumerate(names, 1):
         done += name
         try:
             os.mkdir(done)
+        except FileExistsError:
+            if not _is_directory(done):
+                if i < len(names):
+                    raise NotADirectoryError(errno.ENOTDIR, "Not a directory", done) from None
+                raise
         except OSError:
             if not _is_directory(done):
                 raise

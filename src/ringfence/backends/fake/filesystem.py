@@ -108,7 +108,8 @@ class FileSystem:
     def make_dirs(self, path: str, cwd: str = "/") -> None:
         """A directory and all above it, where they are missing."""
         here = "/" if path.startswith("/") else cwd
-        for name in _split(path):
+        names = list(_split(path))
+        for i, name in enumerate(names, 1):
             here = f"{here}/{name}"
             try:
                 node = self.find(here)
@@ -116,7 +117,7 @@ class FileSystem:
                 self.make_dir(here)
                 continue
             if not isinstance(node, Directory):
-                raise oserror(errno.EEXIST)
+                raise oserror(errno.EEXIST if i == len(names) else errno.ENOTDIR)
 
     def make_symlink(self, path: str, target: str, cwd: str = "/") -> None:
         """A new symlink at `path` that says `target`."""

@@ -204,8 +204,10 @@ class Files(ConformanceBase):
         sandbox.put("file", b"")
         sandbox.files.make_dir("directory")
 
-        with pytest.raises((FileExists, NotADirectory)):
+        with pytest.raises(FileExists):
             sandbox.files.make_dir("file")
+        with pytest.raises(NotADirectory):
+            sandbox.files.make_dir("file/below")
         with pytest.raises(FileExists):
             sandbox.files.make_dir("directory", parents=False)
 

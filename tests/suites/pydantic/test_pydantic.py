@@ -1,0 +1,118 @@
+"""Pydantic AI's own suite for workspaces, on asyncio and trio, and what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from pydantic_ai.workspaces import (
+    SupportsFilesystem,
+    SupportsRealpath,
+    WorkspaceOutputLimitError,
+    WorkspaceRef,
+    WorkspaceTimeoutError,
+)
+from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
+
+from ringfence.integrations.pydantic_ai import RingfenceWorkspace
+from tests.suites import at_once
+from tests.suites.places import options
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def made(anyio_backend: str) -> AsyncIterator[list[RingfenceWorkspace]]:
+    """Whatever a test makes, ended after it."""
+    workspaces: list[RingfenceWorkspace] = []
+    yield workspaces
+    for workspace in workspaces:
+        await workspace.terminate()
+
+
+@pytest.fixture
+def maker(made: list[RingfenceWorkspace]) -> Callable[[], RingfenceWorkspace]:
+    def make() -> RingfenceWorkspace:
+        made.append(RingfenceWorkspace(**options()))
+        return made[-1]
+
+    return make
+
+
+@pytest.fixture
+def backend(maker: Callable[[], RingfenceWorkspace]) -> RingfenceWorkspace:
+    return maker()
+
+
+class TestSuite(WorkspaceBackendSuite):
+    @pytest.fixture
+    def backend(self, maker: Callable[[], RingfenceWorkspace]) -> RingfenceWorkspace:
+        return maker()
+
+    @pytest.fixture
+    def fresh_backend(
+        self, maker: Callable[[], RingfenceWorkspace]
+    ) -> Callable[[], RingfenceWorkspace]:
+        return maker
+
+    @pytest.fixture
+    def attach_backend(self) -> Callable[[WorkspaceRef], RingfenceWorkspace]:
+        return RingfenceWorkspace
+
+    @pytest.fixture
+    def destroy_environment(self) -> Callable[[RingfenceWorkspace], Awaitable[None]]:
+        return RingfenceWorkspace.terminate
+
+
+def test_it_is_the_whole_suite(request: pytest.FixtureRequest) -> None:
+    items = request.session.items
+    assert 2 * 40 == sum(getattr(item, "cls", None) is TestSuite for item in items)
+
+
+async def test_files_are_native(backend: RingfenceWorkspace) -> None:
+    assert isinstance(backend, SupportsFilesystem)
+    assert isinstance(backend, SupportsRealpath)
+
+
+async def test_a_timeout_leaves_no_process(backend: RingfenceWorkspace) -> None:
+    with pytest.raises(WorkspaceTimeoutError) as caught:
+        await backend.run("echo began; setsid sleep 4331 & wait", shell=True, timeout=1)
+    assert "began\n" == caught.value.stdout
+    assert "" == (await backend.run(["pgrep", "-f", "sleep 433[1]"])).stdout
+
+
+async def test_cancelled_it_leaves_no_process(backend: RingfenceWorkspace) -> None:
+    began = f"{await backend.working_dir()}/began"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(backend.run, ["sh", "-c", "echo > began; setsid sleep 4332 & wait"])
+        while not await backend.exists(began):
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    while (await backend.run(["pgrep", "-f", "sleep 433[2]"])).stdout:
+        await anyio.sleep(0.01)
+
+
+async def test_output_is_whole_or_an_error(backend: RingfenceWorkspace) -> None:
+    with pytest.raises(WorkspaceOutputLimitError):
+        await backend.run("head -c 20000000 /dev/zero", shell=True)
+
+
+async def test_fifty_at_once(tmp_path: Path, made: list[RingfenceWorkspace]) -> None:
+    codes: list[int] = []
+
+    async def one(number: int) -> None:
+        workspace = RingfenceWorkspace(**options(mounts=[at_once.mount(tmp_path)]))
+        made.append(workspace)
+        codes.append((await workspace.run(at_once.script(number), shell=True)).exit_code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(at_once.CROWD):
+            tasks.start_soon(one, number)
+    assert [0] * at_once.CROWD == codes
