@@ -89,12 +89,14 @@ def test_a_run_without_peers_names_only_what_targets_need(monkeypatch: pytest.Mo
     monkeypatch.setattr(create, "one_life", lambda: None)
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": lambda _: Quick()})
 
-    [row] = create.measure(Settings(quick=True))
+    rows = list(create.measure(Settings(quick=True)))
 
-    assert isinstance(row, Row)
-    assert "bwrap" == row.peer
-    assert 10 == row.samples
-    assert 0.8 == row.target.must
+    assert [create.WHAT, create.ALONE] == [row.what for row in rows if isinstance(row, Row)]
+    for row in rows:
+        assert isinstance(row, Row)
+        assert "bwrap" == row.peer
+        assert 10 == row.samples
+        assert 0.8 == row.target.must
 
 
 class Quick:
@@ -184,13 +186,14 @@ def test_create_says_its_time_without_bubblewrap_and_no_row_for_other_missing_pe
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": absent})
     monkeypatch.setattr(gather, "ONCE", {"nsjail": absent})
 
-    missing_bwrap, row, missing_nsjail = create.measure(Settings(quick=True, peers=True))
+    missing_bwrap, row, alone, missing_nsjail = create.measure(Settings(quick=True, peers=True))
 
     assert Missing("bwrap", "not installed") == missing_bwrap
     assert Missing("nsjail", "not installed") == missing_nsjail
-    assert isinstance(row, Row)
-    assert "" == row.peer
-    assert row.ours is not None
+    for each in (row, alone):
+        assert isinstance(each, Row)
+        assert "" == each.peer
+        assert each.ours is not None
 
 
 @pytest.mark.slow

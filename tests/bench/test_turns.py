@@ -50,6 +50,21 @@ def test_median_is_of_each_contender_without_warm_ups() -> None:
     assert 4000 == samples.median_ms("peer")
 
 
+def test_pauses_are_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, pauses = Watch(), []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        watch.now += seconds
+
+    monkeypatch.setattr("time.sleep", pause)
+    ours = watch.worker(OURS, 1)
+    samples = take_turns({OURS: ours}, 2, warm_up=0, pause_s=5, clock=watch)  # type: ignore[dict-item]
+
+    assert [5, 5] == pauses
+    assert [1, 1] == samples.seconds[OURS]
+
+
 def test_a_contender_with_its_own_watch_is_believed() -> None:
     samples = take_turns({"peer": lambda: 0.25}, 3)
 

@@ -39,11 +39,15 @@ def take_turns(
     rounds: int,
     *,
     warm_up: int = 2,
+    pause_s: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Samples:
     """One run of each in every round; every other round backwards: nobody always follows the same.
 
     A peer that raises is out and named in `failed`; when we do, the error is the caller's.
+
+    Args:
+        pause_s: Between any two runs: what one leaves behind to be done is not the next one's cost.
     """
     samples = Samples(list(contenders))
     collecting = gc.isenabled()
@@ -52,6 +56,7 @@ def take_turns(
         for number in range(-warm_up, rounds):
             for name in _order(list(contenders), number):
                 if name not in samples.failed:
+                    time.sleep(pause_s)
                     _one_run(name, contenders[name], samples, clock, counts=number >= 0)
     finally:
         if collecting:

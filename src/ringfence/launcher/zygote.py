@@ -58,12 +58,24 @@ def rename_process(name: bytes) -> None:
     privileges.set_name(name)
 
 
+class Owned:
+    """What must be undone once a sandbox is empty.
+
+    Attributes:
+        read: Whether the host wants to read its cgroups even then; it says when it has.
+    """
+
+    def __init__(self, sandbox_id: str, directories: list[str], *, read: bool) -> None:
+        self.id, self.directories, self.read = sandbox_id, directories, read
+
+
 class Zygote:
     """Owns the processes and cgroups of every sandbox it made."""
 
     def __init__(self, host: wire.Socket) -> None:
         self.host = host
-        self.sandboxes: dict[int, list[str]] = {}  # pid of PID 1 -> its cgroup directories
+        self.sandboxes: dict[int, Owned] = {}  # by pid of PID 1
+        self.ended: dict[str, list[str]] = {}  # cgroups that the host may still read, by sandbox id
         # What the host removes, and we only when it is gone, by sandbox id: two who remove the same
         # at once each find something in their way. And the files that tell of it.
         self.placeholders: dict[str, list[Placeholder]] = {}
@@ -91,6 +103,9 @@ class Zygote:
         if message is None:
             return False
         verb, argument = message
+        if verb == "bury":
+            self.bury(argument, fds)
+            return True
         reply = wire.adopt(fds[0])
         try:
             _VERBS[verb](self, argument, reply, fds[1:])
@@ -112,10 +127,6 @@ class Zygote:
     def released(self, sandbox_id: str, _reply: wire.Socket, _fds: list[int]) -> None:
         self.placeholders.pop(sandbox_id, None)
         self.notes.pop(sandbox_id, None)
-
-    def remove_cgroups(self, directories: list[str], reply: wire.Socket, _fds: list[int]) -> None:
-        cgroups.remove(directories)
-        wire.send_raw(reply, b"O")
 
     # -- creating ---------------------------------------------------------------------------
 
@@ -157,7 +168,7 @@ class Zygote:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         child = newborn.clone(shape, self.template(shape["template"]), control, warm=warm)
-        self.sandboxes[child.pid] = shape["cgroup_dirs"]
+        self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=not warm)
         try:
             child.let_go(shape)
         except OSError:
@@ -194,8 +205,9 @@ class Zygote:
         tasks: list[int] = []
         trees: list[int] = []
         try:
-            new = [d for d in shape["cgroup_dirs"] if d not in self.sandboxes[child.pid]]
-            self.sandboxes[child.pid] = shape["cgroup_dirs"]
+            owned = self.sandboxes[child.pid]
+            new = [d for d in shape["cgroup_dirs"] if d not in owned.directories]
+            owned.directories, owned.read = shape["cgroup_dirs"], True
             self.remember(shape)
             if new or shape["cgroup_values"] != child.values:
                 cgroups.make(new, shape["cgroup_values"])
@@ -289,18 +301,35 @@ class Zygote:
 
     def forget(self, pid: int) -> None:
         """The PID namespace is empty now: nothing is left that the cgroups could hold."""
-        directories = self.sandboxes.pop(pid, None)
-        if directories:
-            cgroups.remove(directories)
+        owned = self.sandboxes.pop(pid, None)
+        if owned and owned.read:
+            self.ended[owned.id] = owned.directories
+        elif owned:
+            cgroups.remove(owned.directories)
         for sandbox_id in [key for key, child in self.warm.items() if child.pid == pid]:
             self.warm.pop(sandbox_id).close()
             self.ahead.pop(sandbox_id, None)
 
+    def bury(self, sandbox_id: str, fds: list[int]) -> None:
+        """The host wants nothing more of it; with that come descriptors which take time to close."""
+        for fd in fds:
+            os.close(fd)
+        self.reap()
+        if sandbox_id in self.ended:
+            cgroups.remove(self.ended.pop(sandbox_id))
+            return
+        for owned in self.sandboxes.values():  # it could not be made, or does not die
+            if owned.id == sandbox_id:
+                owned.read = False
+
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
-        for pid, directories in self.sandboxes.items():
+        for pid, owned in self.sandboxes.items():
+            owned.read = False
             os.kill(pid, signal.SIGKILL)  # cannot be a stranger: only we reap it
-            cgroups.thaw(directories)
+            cgroups.thaw(owned.directories)
+        for directories in self.ended.values():
+            cgroups.remove(directories)
         while self.sandboxes:
             pid, _status = os.waitpid(-1, 0)
             self.forget(pid)
@@ -318,7 +347,6 @@ _VERBS: dict[str, Callable[..., None]] = {
     "enter": Zygote.enter,
     "hold": Zygote.hold,
     "released": Zygote.released,
-    "remove_cgroups": Zygote.remove_cgroups,
 }
 
 

@@ -11,6 +11,7 @@ import os.path
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 # LANDLOCK_ACCESS_FS_*, include/uapi/linux/landlock.h
 EXECUTE = 1 << 0
@@ -118,6 +119,25 @@ def plan_landlock(
     """
     if abi < 2:
         return LandlockPlan(0, 0, 0, (), _missing(abi, (), network))
+    asked = (abi, tuple(writable), tuple(writable_files), tuple(read_only), network)
+    if asked not in _decided:
+        if len(_decided) >= _MOST_DECIDED:
+            _decided.clear()
+        _decided[asked] = _decide(*asked)
+    return _decided[asked]
+
+
+_MOST_DECIDED = 64
+_decided: dict[tuple[Any, ...], LandlockPlan] = {}  # most sandboxes ask for the same
+
+
+def _decide(
+    abi: int,
+    writable: tuple[str, ...],
+    writable_files: tuple[str, ...],
+    read_only: tuple[str, ...],
+    network: bool,
+) -> LandlockPlan:
     handled_fs = _ABI_1 | sum(right for since, right in _FILE_RIGHTS if abi >= since)
     handled_net = 0 if network else sum(right for since, right in _NET_RIGHTS if abi >= since)
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= 6 else 0

@@ -39,6 +39,8 @@ def make_spec(
             raise InvalidRequest("give a spec or its parts, not both", field="spec")
         return spec
     given = {key: value for key, value in others.items() if value is not None}
+    if not (mounts or given) and limits is None and network == "none":
+        return _default()
     if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
         given["user"] = str(given["user"])
     try:
@@ -52,6 +54,16 @@ def make_spec(
         raise InvalidRequest(
             str(exc).replace("SandboxSpec.__init__()", "create()"), field="spec"
         ) from exc
+
+
+def _default() -> SandboxSpec:
+    """What most sandboxes are: checked once, and frozen down to its mappings."""
+    if not _defaults:
+        _defaults.append(SandboxSpec())
+    return _defaults[0]
+
+
+_defaults: list[SandboxSpec] = []
 
 
 def parse_mount(mount: Mount | str) -> Mount:

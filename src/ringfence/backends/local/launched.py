@@ -47,6 +47,7 @@ class Launched:
         self._pidfd = os.pidfd_open(self.pid)
         self._send_lock = allocate_lock()
         self.owner = os.getpid()
+        self._hung_up = False
 
     def tell(self, verb: str, argument: Any, fds: list[int]) -> None:
         """One request whose answer comes another way."""
@@ -63,12 +64,21 @@ class Launched:
         Raises:
             SandboxLost: It is gone.
         """
+        self.note(verb, argument, [reply.fileno(), *fds])
+
+    def note(self, verb: str, argument: Any, fds: list[int]) -> None:
+        """Something that nobody answers.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
         try:
             with self._send_lock:
-                wire.send(self._socket, (verb, argument), [reply.fileno(), *fds])
+                wire.send(self._socket, (verb, argument), fds)
         except OSError as exc:
             if exc.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                 raise
+            self._hung_up = True  # its sockets close a moment before it has ended
             text = f"the {self.what} process is gone"
             raise SandboxLost(text, hint="create a new sandbox") from exc
 
@@ -106,7 +116,7 @@ class Launched:
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        if self._pidfd < 0:
+        if self._pidfd < 0 or self._hung_up:
             return False
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)

@@ -159,10 +159,9 @@ class NativeBackend:
             directories = group.directories
             verb = "claim" if warm else "create"
             sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
-        except BaseException as exc:
+        except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
-            if isinstance(exc, SandboxLost):  # the zygote, too: it cannot clear up any more
-                launcher_cgroups.remove(directories)
+            zygote.clear_up(sandbox_id, directories, [])
             if first and not warm:
                 self.host_ids().give_back(first)
             raise
@@ -343,7 +342,6 @@ class NativeBackend:
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
-        launcher_cgroups.remove(sandbox.group.directories)
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 _ASK_S = 30.0
+_QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
 class NativeSandbox:
@@ -353,8 +354,6 @@ class NativeSandbox:
             if self._state is State.TERMINATED:
                 return
             was_suspended = self._state is State.SUSPENDED
-            if not was_suspended and not self._is_gone():
-                self._remember_stats()
             self._state = State.TERMINATED
             self.hurry(True)
             try:
@@ -367,6 +366,7 @@ class NativeSandbox:
                     self.group.thaw()
                 except OSError:
                     pass
+            self._remember_stats()  # while it dies
             self._wait_until_empty()
             self._release()
 
@@ -405,12 +405,30 @@ class NativeSandbox:
             for control in (self.control, *self.agents.values()):
                 control.close()
         with self._fds_lock:
-            closing, self.pidfd, self.namespace_fds = [self.pidfd, *self.namespace_fds], -1, []
-        for fd in closing:
-            os.close(fd)
+            pidfd, namespace_fds = self.pidfd, self.namespace_fds
+            self.pidfd, self.namespace_fds = -1, []
+        os.close(pidfd)
         self.network.close()
         journal.give_up(self.protected, self.note, self.id, self.zygote)
+        self._leave(namespace_fds)
         self.backend.released(self)
+
+    def _leave(self, namespace_fds: list[int]) -> None:
+        """Let go of its cgroups and of its mounts.
+
+        With the last descriptor of the mounts go all its files, and the kernel waits for every
+        processor: the zygote can do that as well. But not what would keep it from others for long,
+        nor what holds a directory of the host's, which its owner may want to unmount at once.
+        """
+        last = self._last_stats
+        peak = last.peak_memory_bytes if last else None
+        few = peak is not None and peak < _QUICKLY_FREED_BYTES and not self.host_directory
+        try:
+            fds = namespace_fds if few else []
+            self.zygote.clear_up(self.id, self.group.directories, fds)
+        finally:
+            for fd in namespace_fds:
+                os.close(fd)
 
     # -- the rest of the contract -------------------------------------------------------------
 

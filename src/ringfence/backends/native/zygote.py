@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...errors import SandboxLost
+from ...launcher import cgroups
 from ...launcher.spawn import ZYGOTE
 from ..local.launched import Launched
 
@@ -15,3 +17,13 @@ class Zygote(Launched):
 
     def __init__(self, started: Started | None = None) -> None:
         super().__init__("zygote", ZYGOTE, started)
+
+    def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
+        """Have it remove the cgroups of a sandbox that is no more, and close its copies of `fds`.
+
+        It does so soon, and before anything else that it is told; where it is gone, it is done here.
+        """
+        try:
+            self.note("bury", sandbox_id, fds)
+        except SandboxLost:
+            cgroups.remove(directories)

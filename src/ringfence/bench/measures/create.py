@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ..turns import Samples
 
 WHAT = "create, first exec, terminate (library, no pool)"
+ALONE = "the same, one alone and not one after the other"
+# Both clear up a little after they have said that they are done. Far less than what ends a burst.
+_PAUSE_S = 0.02
+_ALONE_S = 0.15  # after so long nothing is ready for the next one: decision 16
 _TARGETS = {"bwrap": Target(must=0.8, aim=0.5)}
 _SLOW = {"runc", "runsc", "docker"}
 
@@ -29,14 +33,23 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
             yield from gathered.missing
             if gathered.peers or name in gather.BUBBLEWRAP:
                 yield from _beside(gathered.peers, settings)
+            if name in gather.BUBBLEWRAP:
+                yield from _alone(gathered.peers, settings)
 
 
 def _beside(peers: Mapping[str, Peer], settings: Settings) -> Iterator[Row]:
     """In turns with one peer alone: what a third leaves to the kernel would slow both down."""
     rounds = settings.slow_rounds if _SLOW & peers.keys() else settings.rounds
     contenders = {name: peer.run_true for name, peer in peers.items()}
-    samples = take_turns({OURS: one_life, **contenders}, rounds)
+    samples = take_turns({OURS: one_life, **contenders}, rounds, pause_s=_PAUSE_S)
     yield from rows(WHAT, "create", samples, list(contenders) or [""], _TARGETS)
+
+
+def _alone(peers: Mapping[str, Peer], settings: Settings) -> Iterator[Row]:
+    """In a burst the next sandbox is built ahead; whoever makes a single one waits for all of it."""
+    contenders = {name: peer.run_true for name, peer in peers.items()}
+    samples = take_turns({OURS: one_life, **contenders}, settings.rounds, pause_s=_ALONE_S)
+    yield from rows(ALONE, "create", samples, list(contenders) or [""], _TARGETS)
 
 
 def one_life() -> None:
