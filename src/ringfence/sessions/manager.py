@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from ..backends.protocol import Backend
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
-    from ..sandbox.sync import Sandbox
-
     from ..model.snapshot import Snapshot
+    from ..sandbox.sync import Sandbox
 
     Sessions = list[ClientSession]  # `list` is a method here
     Snapshots = list[Snapshot]
