@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from .. import __version__
 from ..errors import RingfenceError
 from . import problems
+from .forms import Problem
 from .guard import Guard
 from .routes import ROUTERS
+from .schema import with_nouns
 from .service import Service
 
 logger = logging.getLogger("ringfence.api")
@@ -31,14 +35,36 @@ def make_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
+    app.openapi = partial(_document, app)  # type: ignore[method-assign]
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, service=service)
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unforeseen)
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, made when it is first asked for."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title="Ringfence",
+            version=app.version,
+            summary="Run untrusted code in sandboxes on this machine.",
+            routes=app.routes,
+        )
+        components = made.setdefault("components", {})
+        components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer", "description": "not on the unix socket"}
+        }
+        made["security"] = [{"key": []}]
+        for name in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(name, None)
+        app.openapi_schema = with_nouns(made)
+    return app.openapi_schema
 
 
 async def _ringfence_error(_request: Request, exc: Any) -> Response:
@@ -50,6 +76,8 @@ async def _validation_error(_request: Request, exc: Any) -> Response:
 
 
 async def _http_error(_request: Request, exc: Any) -> Response:
+    if isinstance(exc.__cause__, RingfenceError):
+        return problems.problem(exc.__cause__)  # met while the body was read
     response = problems.problem(problems.of_status(exc.status_code, str(exc.detail)), exc.headers)
     response.status_code = exc.status_code
     return response

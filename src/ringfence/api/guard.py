@@ -1,35 +1,180 @@
-"""What every request passes before any route sees it: who asks?"""
+"""What every request passes before any route sees it, and what is kept of it afterwards."""
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 from typing import Any
+from uuid import uuid4
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import Unauthenticated
-from .problems import problem
-from .service import Caller
+from ..errors import RingfenceError, TooLarge, Unauthenticated, Unsupported
+from . import door, problems
+from .admission import Body
+from .service import Caller, Service
 
 PEER = "peer_uid"
 """The key in a request's state under which the uid of a unix socket's peer is."""
 LOCAL = "local"
 """The client of whoever comes through the unix socket."""
 
+_STREAMED = re.compile(r"/(?:files/(?:content|tree)|stdin|ports/\d+/http(?:/.*)?)\Z")
+_REQUEST_ID = re.compile(r"\A[A-Za-z0-9._-]{1,64}\Z")
+
+logger = logging.getLogger("ringfence.requests")
+
 
 class Guard:
-    """ASGI middleware that puts the `Caller` into the request's state, or refuses."""
+    """ASGI middleware: who asks, from where, for how much; then counted and written down."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, WebSocket or lifespan."""
+        """One request or WebSocket."""
         if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
-        state: dict[str, Any] = scope.setdefault("state", {})
-        if PEER not in state:
-            await problem(Unauthenticated("no key was given"))(scope, receive, send)
+        request = _Passing(self._service, scope, receive, send)
+        try:
+            caller = request.admit()
+            with self._service.admission.one(caller.client):
+                await self._app(scope, request.body(), request.send)
+        except RingfenceError as exc:
+            await request.refuse(exc)
+        finally:
+            request.note()
+
+
+class _Passing:
+    """One request on its way through."""
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self._service, self._scope, self._receive, self._send = service, scope, receive, send
+        self._headers = Headers(scope=scope)
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        self._began = time.monotonic()
+        self._status = 0
+        given = self._headers.get("x-request-id", "")
+        self._id = given if _REQUEST_ID.match(given) else uuid4().hex
+        self._state["request_id"] = self._id
+        self._caller: Caller | None = None
+        self._why = ""
+
+    # -- coming in ------------------------------------------------------------------------------
+
+    def admit(self) -> Caller:
+        """Who asks.
+
+        Raises:
+            Unauthenticated, Forbidden: They may not.
+            TooLarge, Unsupported: They announce more than is taken, or in a way that is not.
+        """
+        service, headers = self._service, self._headers
+        if PEER not in self._state:
+            door.check_host(service.door, headers.get("host", ""))
+        door.check_origin(service.door, headers.get("origin"), headers.get("sec-fetch-site"))
+        caller = self._caller = self._who()
+        if problem := door.check_scope(caller, self._scope["path"]):
+            raise problem
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Unsupported("compressed bodies are not taken", field="content-encoding")
+        length = headers.get("content-length", "0")
+        if not self._is_streamed and int(length or "0") > service.admission.bounds.body_bytes:
+            raise TooLarge(f"a body of {length} bytes is more than is taken")
+        self._state["caller"] = caller
+        return caller
+
+    def _who(self) -> Caller:
+        given = self._headers.get("authorization", "")
+        kind, _, text = given.partition(" ")
+        if kind.lower() != "bearer":
+            text = self._headers.get("x-api-key", "")
+        if text:
+            found = self._service.doorkeeper.caller(text.strip())
+            if found is None:
+                raise Unauthenticated("the server does not have this key")
+            return found
+        if PEER in self._state:
+            return Caller(LOCAL, is_admin=True)
+        raise Unauthenticated("no key was given", hint="Authorization: Bearer KEY")
+
+    @property
+    def _is_streamed(self) -> bool:
+        return _STREAMED.search(self._scope["path"]) is not None
+
+    def body(self) -> Receive:
+        """The body, bounded; a WebSocket's messages as they are."""
+        if self._scope["type"] == "websocket":
+            return self._receive
+        return Body(self._receive, self._service.admission.bounds, streamed=self._is_streamed)
+
+    # -- going out ------------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """Sees the status on its way out, and says which request it was."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self._id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
+            origin = self._headers.get("origin")
+            if origin is not None:
+                message["headers"].append(
+                    (b"access-control-allow-origin", origin.encode("latin-1"))
+                )
+                message["headers"].append((b"vary", b"origin"))
+        elif message["type"] == "websocket.accept":
+            self._status = 101
+        await self._send(message)
+
+    async def refuse(self, error: RingfenceError) -> None:
+        """Answer with a problem, unless an answer is under way."""
+        self._why = error.code
+        if self._status:
+            raise error
+        if self._scope["type"] == "websocket":
+            self._status = problems.STATUS.get(error.code, 500)
+            await self._send({"type": "websocket.close", "code": 1008, "reason": error.code})
             return
-        state["caller"] = Caller(LOCAL, is_admin=True)
-        await self.app(scope, receive, send)
+        more = {} if self._caller else {"connection": "close"}
+        await problems.problem(error, more)(self._scope, self._receive, self.send)
+
+    def note(self) -> None:
+        """Count it, and write it down where it changed something or was refused."""
+        scope, seconds = self._scope, time.monotonic() - self._began
+        method = scope.get("method", "WEBSOCKET")
+        route = getattr(scope.get("route"), "path", "(none)")
+        status = self._status or 499  # the client went away
+        self._service.requests.add(route, method, status, seconds)
+        if not self._service.audit.is_of_interest(method, status):
+            return
+        facts: dict[str, Any] = {
+            "request": self._id,
+            "client": self._caller.client if self._caller else None,
+            "key": self._caller.key if self._caller else None,
+            "peer": _peer(scope, self._state),
+            "method": method,
+            "path": scope["path"],
+            "status": status,
+            "ms": round(seconds * 1000, 3),
+        }
+        if self._why:
+            facts["code"] = self._why
+        if made := self._state.get("made"):
+            facts["made"] = made
+        self._service.audit.write(**facts)
+        if status in (401, 403):
+            logger.warning("refused %s %r: %s", method, scope["path"], self._why or status)
+
+
+def _peer(scope: Scope, state: dict[str, Any]) -> str:
+    if PEER in state:
+        return f"uid {state[PEER]}"
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else "?"

@@ -11,35 +11,42 @@ from starlette.requests import HTTPConnection
 from ..errors import LifecycleError, SandboxNotFound, Unauthenticated
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
+from .admission import Admission, Bounds
+from .audit import Audit
+from .caller import Caller
+from .door import Door
 from .lanes import Lanes
+from .measured import Requests
 
 
 @dataclass(frozen=True)
-class Caller:
-    """Who asks.
+class Settings:
+    """What the daemon's configuration says about the API.
 
     Attributes:
-        client: Whose things it makes; and, unless it is an admin, the only ones it finds.
-        sandbox: For a sandbox's own token, the one that it opens; else empty.
+        host_roots: Directories of the host that users' keys may mount from; admins may from any.
     """
 
-    client: str
-    is_admin: bool = False
-    sandbox: str = ""
-    key: str = ""
-
-    @property
-    def sees(self) -> str | None:
-        """The `client_id` that a manager's methods take: None finds everything."""
-        return None if self.is_admin else self.client
+    door: Door = field(default_factory=Door)
+    bounds: Bounds = field(default_factory=Bounds)
+    host_roots: tuple[str, ...] = ()
 
 
 @dataclass
 class Service:
-    """The application's state."""
+    """The application's state. Of one event loop."""
 
     manager: SessionManager
+    settings: Settings = field(default_factory=Settings)
+    audit: Audit = field(default_factory=lambda: Audit(None))
     lanes: Lanes = field(default_factory=Lanes)
+    requests: Requests = field(default_factory=Requests)
+
+    def __post_init__(self) -> None:
+        from .keys import Doorkeeper
+
+        self.door, self.admission = self.settings.door, Admission(self.settings.bounds)
+        self.doorkeeper = Doorkeeper(self.manager.store)
 
     def live(self, any_id: str, caller: Caller) -> Live:
         """A session that lives, without waiting for anything.

@@ -29,6 +29,7 @@ class DaemonConfig(Noun):
         tls_certificate, tls_key: PEM files for `listen`.
         allowed_hosts: Names, beside the address itself, that a `Host` header may say.
         allowed_origins: Of web pages that may call.
+        host_roots: Directories that users' keys may mount from; admins may from any.
     """
 
     state_dir: str = ""
@@ -39,14 +40,17 @@ class DaemonConfig(Noun):
     tls_key: str = ""
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    host_roots: tuple[str, ...] = ()
     manager: ManagerConfig = field(default_factory=ManagerConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(
             self, "state_dir", os.path.abspath(self.state_dir or default_directory())
         )
-        for name in ("backends", "allowed_hosts", "allowed_origins"):
+        for name in ("backends", "allowed_hosts", "allowed_origins", "host_roots"):
             object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        for i, root in enumerate(self.host_roots):
+            checks.absolute_path(root, f"host_roots[{i}]")
         checks.flag(self.allow_public, "allow_public")
         if bool(self.tls_certificate) != bool(self.tls_key):
             checks.refuse("tls_key", "certificate and key belong together")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from ..api.service import Settings
     from .config import DaemonConfig
 
 logger = logging.getLogger("ringfence.daemon")
@@ -36,6 +37,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         InvalidRequest: An address cannot be had, or must not be.
     """
     from ..api.app import make_app
+    from ..api.audit import Audit
     from ..api.service import Service
     from ..execution.service import ExecutionService
     from ..sessions.manager import SessionManager
@@ -45,7 +47,9 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         manager = stack.enter_context(
             SessionManager(config.manager, state_dir=config.state_dir, backends=config.backends)
         )
-        service = Service(manager)
+        audit = Audit(os.path.join(config.state_dir, "audit.log"))
+        stack.callback(audit.close)
+        service = Service(manager, _settings(config), audit)
         stack.callback(service.lanes.close)
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager)))
         unix = listen_unix(config.socket_path)
@@ -59,6 +63,18 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         app = make_app(service)
         app.state.executions = executions
         _run(config, app, listeners, ready)
+
+
+def _settings(config: DaemonConfig) -> Settings:
+    from ..api.door import Door
+    from ..api.service import Settings
+    from .sockets import read_address
+
+    names = {name.lower() for name in config.allowed_hosts}
+    if config.listen:
+        names.add(read_address(config.listen)[0].lower())
+    origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+    return Settings(Door(frozenset(names), origins), host_roots=config.host_roots)
 
 
 def _run(

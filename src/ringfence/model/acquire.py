@@ -93,8 +93,8 @@ class AcquireOptions(Noun):
             checks.name(self.preferred_backend, "preferred_backend")
         if self.timeouts is not None:
             checks.instance(self.timeouts, "timeouts", SessionTimeouts)
-        if len(checks.text(self.key, "key")) > _LONGEST_KEY:
-            checks.refuse("key", f"is longer than {_LONGEST_KEY} characters")
+        if len(checks.text(self.key, "key")) > _LONGEST_KEY or not self.key.isprintable():
+            checks.refuse("key", f"must be up to {_LONGEST_KEY} printable characters")
         for name in ("required_labels", "metadata"):
             object.__setattr__(self, name, checks.string_map(getattr(self, name), name))
 

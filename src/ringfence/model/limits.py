@@ -71,6 +71,11 @@ class Limits(Noun):
         return {key: value for key, value in jsonform.dump(self).items() if value is not None}
 
 
+def bounds(name: str) -> tuple[float, float]:
+    """What the limit of that name may be at least and at most."""
+    return _SECONDS.get(name) or _COUNTS[name]
+
+
 _SIZE_UNITS = {"": 1, "b": 1}
 _SIZE_UNITS |= {
     letter + ending: factor

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..model.client_session import ClientSession
     from ..model.session import Session
+    from ..store.records import SessionRecord
     from .live import Live
     from .manager import SessionManager
 
@@ -38,6 +39,11 @@ def describe(manager: SessionManager, any_id: str, client_id: str | None = None)
         raise SandboxNotFound(f"no session or sandbox {any_id!r}")
     if session.state != SessionState.TERMINATED and live is not None:
         return describe_live(live)  # the disk is full: it is not written down yet
+    return describe_ended(manager, session)
+
+
+def describe_ended(manager: SessionManager, session: SessionRecord) -> SandboxView:
+    """One that is over, from what was written down."""
     record = manager.store.sandbox(session.sandbox)
     spec = SandboxSpec.from_json(json.loads(record.spec)) if record else SandboxSpec()
     return _view(view_of(session), spec, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ..errors import InvalidRequest, LifecycleError, RingfenceError, SandboxNotFound
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
@@ -13,7 +14,7 @@ from . import acquiring, looking, snapshots
 from .admission import Slots
 from .book import Book
 from .clock import Clock
-from .config import ManagerConfig
+from .config import ManagerConfig, PoolConfig
 from .events import Events
 from .keys import Keys
 from .lease import Lease
@@ -373,6 +374,12 @@ class SessionManager:
         return health(self)
 
     # -- in time ------------------------------------------------------------------------------
+
+    def change_pool(self, config: PoolConfig) -> None:
+        """Keep other sandboxes warm from now on. What fits no profile any more is discarded."""
+        self.check_open()
+        self.config = replace(self.config, pool=config)
+        self.pool.change(config)
 
     def cleanup_expired(self) -> Sessions:
         """Look at every session now; those that have ended by it."""

@@ -44,6 +44,11 @@ def render(stats: ManagerStats) -> str:
     return "\n".join(lines) + "\n"
 
 
+def escape(text: str) -> str:
+    """A label's value: only these three characters mean anything there."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 def _quantiles(found: Percentiles) -> list[tuple[str, float | None]]:
     parts = (("0.5", found.p50_ms), ("0.95", found.p95_ms), ("0.99", found.p99_ms))
     return [

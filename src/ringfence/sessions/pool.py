@@ -53,6 +53,7 @@ class Pool:
         self._orders: Counter[str] = Counter()  # beyond min_warm, each once
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._runs_in_background = False
         self._pause_s, self._not_before = 0.0, 0.0
         self.last_error = ""
         self.given_up: dict[str, str] = {}  # profiles that no backend builds ahead, and why
@@ -114,6 +115,7 @@ class Pool:
 
     def start(self) -> None:
         """Fill the shelf in the background from now on."""
+        self._runs_in_background = True
         if self.config.enabled and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ringfence-pool", daemon=True)
             self._thread.start()
@@ -207,6 +209,23 @@ class Pool:
                 return kept
             self._shelf.append(kept)
             return None
+
+    def change(self, config: PoolConfig) -> None:
+        """Keep other ones from now on. What was built for another profile, or a spec that is no more, goes."""
+        with self._changed:
+            was, self.config = self.config, config
+            names = config.warm_profiles if config.enabled else ()
+            kept = [each for each in names if was.profiles.get(each) == config.profiles[each]]
+            over = [each for each in self._shelf if each.profile not in kept]
+            for each in over:
+                self._shelf.remove(each)
+            self._orders.clear()
+            self.given_up.clear()
+        for each in over:
+            self._discard(each)
+        if self._runs_in_background:
+            self.start()
+        self.poke()
 
     def poke(self) -> None:
         """There may be room again: do not wait any longer."""

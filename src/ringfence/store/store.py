@@ -110,6 +110,12 @@ class Store:
         sql = f"SELECT * FROM sessions WHERE {' AND '.join(wanted)} ORDER BY id"
         return _read(SessionRecord, self._database.rows(sql, values))
 
+    def ended_sessions(self, owner: str | None, after: str, most: int) -> list[SessionRecord]:
+        """At most so many that are over, oldest first, from behind the session `after`."""
+        mine, values = ("owner = ? AND ", [owner]) if owner is not None else ("", [])
+        sql = f"SELECT * FROM sessions WHERE {mine}state = 'terminated' AND id > ? ORDER BY id LIMIT ?"
+        return _read(SessionRecord, self._database.rows(sql, [*values, after, most]))
+
     def session_under_key(self, owner: str, key: str) -> SessionRecord | None:
         """The newest session that this client asked for under `key`, ended or not."""
         sql = "SELECT * FROM sessions WHERE owner = ? AND key = ? ORDER BY id DESC LIMIT 1"
@@ -126,7 +132,7 @@ class Store:
         """By its public part."""
         return self._one(KeyRecord, "SELECT * FROM keys WHERE id = ?", key_id)
 
-    def keys(self) -> list[KeyRecord]:
+    def every_key(self) -> list[KeyRecord]:
         """Every key, oldest first."""
         rows = self._database.rows("SELECT * FROM keys ORDER BY created_at, id")
         return _read(KeyRecord, rows)

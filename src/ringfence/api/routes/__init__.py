@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
-from . import execs, execution, health, sandboxes
+from . import (
+    events,
+    execs,
+    execution,
+    health,
+    keys,
+    mounts,
+    network,
+    pools,
+    sandboxes,
+    sessions,
+    snapshots,
+)
 
-ROUTERS = (health.router, sandboxes.router, execs.router, execution.router)
+ROUTERS = (
+    health.router,
+    sandboxes.router,
+    execs.router,
+    execution.router,
+    network.router,
+    mounts.router,
+    snapshots.router,
+    sessions.router,
+    pools.router,
+    events.router,
+    keys.router,
+)

@@ -1,60 +1,209 @@
-"""Sandboxes: create, look at, end."""
+"""Sandboxes: create, list, look at, freeze, end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from ...errors import InvalidRequest
 from ...model.acquire import AcquireOptions
+from ...model.capabilities import Protection
 from ...model.create import CreateRequest
+from ...model.granted import SandboxCapabilities
 from ...model.sandbox import SandboxView
-from ...sessions.describe import describe
+from ...model.spec import SandboxSpec
+from ...model.state import State
+from ...model.stats import SandboxStats
+from ...sessions import describe, listing, snapshots
+from ...sessions.keys import digest_of
+from .. import forms, keys, leave
+from ..caller import Caller
 from ..lanes import ENDING
-from ..nouns import AsNoun, answer
-from ..service import TheCaller, TheService
+from ..nouns import AsNoun, answer, json_answer, page
+from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=forms.PROBLEMS)
 View = Annotated[SandboxView, AsNoun()]
+StateName = Annotated[str, Field(pattern="^(provisioned|running|suspended|terminated)$")]
 
 
-@router.post("", status_code=201, response_model=View)
+@router.post("", status_code=201, response_model=View, responses={200: {"model": View}})
 async def create(
     body: Annotated[CreateRequest, AsNoun()],
+    request: Request,
     service: TheService,
     caller: TheCaller,
     idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
-    """Make a sandbox. With an `Idempotency-Key`, asking again gives the same one."""
-    metadata = {**body.metadata, "name": body.name} if body.name else body.metadata
+    """Make a sandbox. With an `Idempotency-Key`, asking again gives the same one, ended or not."""
+    spec = body.spec
+    if body.snapshot_id is not None:
+        spec = await _restored(service, caller, body)
+    leave.check_spec(caller, spec, service.settings.host_roots)
+    metadata = {**body.metadata, describe.NAME: body.name} if body.name else body.metadata
     options = AcquireOptions(
-        preferred_id=body.spec.id,
+        preferred_id=spec.id,
         preferred_backend=body.backend,
         use_pool=body.use_pool,
         timeouts=body.timeouts,
         key=idempotency_key,
         metadata=metadata,
+        snapshot_id=body.snapshot_id,
     )
-    lease = await service.lanes.call(
-        service.manager.acquire, replace(body.spec, id=None), options, client_id=caller.client
+    made, view = await service.lanes.call(_create, service, caller, replace(spec, id=None), options)
+    request.state.made = view.id
+    return answer(view, 201 if made else 200, admin=caller.is_admin)
+
+
+async def _restored(service: Service, caller: Caller, body: CreateRequest) -> SandboxSpec:
+    """What the snapshot was taken under, but for what the client says otherwise."""
+    assert body.snapshot_id is not None
+    record = await service.lanes.call(
+        snapshots.need, service.manager, body.snapshot_id, caller.client
     )
-    view = describe(service.manager, lease.id)
-    return answer(view, 201 if lease.newly_created else 200, admin=caller.is_admin)
+    changes = {name: getattr(body.spec, name) for name in body.given}
+    return replace(snapshots.spec_of(record), **{"id": None, **changes})
+
+
+def _create(
+    service: Service, caller: Caller, spec: SandboxSpec, options: AcquireOptions
+) -> tuple[bool, SandboxView]:
+    """Whether it is new, and the sandbox."""
+    manager = service.manager
+    if options.key:
+        # While it lives, the manager knows the key; a sandbox that is over is not made again.
+        known = manager.store.session_under_key(caller.client, options.key)
+        if known is not None and manager.book.find(known.id) is None:
+            if known.request != digest_of(spec, options):
+                raise InvalidRequest("this key was used for another request", field="key")
+            return False, describe.describe(manager, known.id)
+    lease = manager.acquire(spec, options, client_id=caller.client)
+    if options.preferred_id not in (None, lease.session.sandbox_id):
+        lease.release()
+        raise InvalidRequest("is or was a sandbox's already", field="id")
+    return lease.newly_created, describe.describe(manager, lease.id)
+
+
+@router.get("", response_model=forms.Page[View])
+async def list_(
+    service: TheService,
+    caller: TheCaller,
+    label: Annotated[list[str], Query(max_length=64, description="KEY=VALUE; all must hold")] = [],  # noqa: B006
+    state: Annotated[list[StateName], Query(description="without: those that live")] = [],  # noqa: B006
+    name: Annotated[str | None, Query(max_length=255)] = None,
+    limit: forms.Limit = 100,
+    cursor: forms.Cursor = "",
+) -> Response:
+    """Sandboxes, oldest first."""
+    states = tuple(State(each) for each in state)
+    wanted = listing.Wanted(caller.sees, forms.read_labels(label), states, name)
+    after = forms.read_cursor(cursor)
+    found, more = await service.lanes.call(listing.page, service.manager, wanted, after, limit)
+    return page([each.to_json(admin=caller.is_admin) for each in found], forms.write_cursor(more))
 
 
 @router.get("/{sandbox_id}", response_model=View)
-async def get(sandbox_id: str, service: TheService, caller: TheCaller) -> Response:
+async def get(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """A sandbox, also for a while after it has ended."""
-    view = await service.lanes.call(describe, service.manager, sandbox_id, caller.sees)
+    return await _shown(service, caller, sandbox_id)
+
+
+async def _shown(service: Service, caller: Caller, sandbox_id: str) -> Response:
+    view = await service.lanes.call(describe.describe, service.manager, sandbox_id, caller.sees)
     return answer(view, admin=caller.is_admin)
 
 
 @router.delete("/{sandbox_id}", response_model=View)
-async def delete(sandbox_id: str, service: TheService, caller: TheCaller) -> Response:
+async def delete(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """End a sandbox. Legal in every state; ending it twice is once."""
     manager, lanes = service.manager, service.lanes
     await lanes.call(manager.terminate, sandbox_id, caller.sees, key=sandbox_id, lane=ENDING)
-    view = await lanes.call(describe, manager, sandbox_id, caller.sees)
-    return answer(view, admin=caller.is_admin)
+    return await _shown(service, caller, sandbox_id)
+
+
+class Extend(forms.Form):
+    """How long it is to live from now."""
+
+    ttl_s: Annotated[float, Field(gt=0, le=366 * 86_400, strict=False)]
+
+
+@router.post("/{sandbox_id}/extend", response_model=View)
+async def extend(
+    sandbox_id: forms.SandboxId, body: Extend, service: TheService, caller: TheCaller
+) -> Response:
+    """Let a sandbox end `ttl_s` seconds from now, whenever it was to end before."""
+    manager = service.manager
+    await service.lanes.call(manager.extend, sandbox_id, body.ttl_s, caller.sees, key=sandbox_id)
+    return await _shown(service, caller, sandbox_id)
+
+
+@router.post("/{sandbox_id}/suspend", response_model=View)
+async def suspend(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
+    """Freeze every process; suspending twice is once."""
+    await service.lanes.call(service.manager.suspend, sandbox_id, caller.sees, key=sandbox_id)
+    return await _shown(service, caller, sandbox_id)
+
+
+@router.post("/{sandbox_id}/resume", response_model=View)
+async def resume(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
+    """Let them go on; resuming twice is once."""
+    await service.lanes.call(service.manager.resume, sandbox_id, caller.sees, key=sandbox_id)
+    return await _shown(service, caller, sandbox_id)
+
+
+@router.get("/{sandbox_id}/stats", response_model=Annotated[SandboxStats, AsNoun()])
+async def stats(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
+    """What it uses, from the kernel; what cannot be read is null."""
+    live = await service.need(sandbox_id, caller)
+    return answer(await service.lanes.call(live.sandbox.stats, key=live.sandbox_id))
+
+
+@router.get("/{sandbox_id}/capabilities", response_model=Annotated[SandboxCapabilities, AsNoun()])
+async def capabilities(
+    sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
+) -> Response:
+    """What it can do and what keeps it from the rest, each tried inside."""
+    live = await service.need(sandbox_id, caller)
+    found = await service.lanes.call(
+        service.manager.capabilities, live.id, caller.sees, key=live.sandbox_id
+    )
+    return answer(found)
+
+
+@router.get("/{sandbox_id}/protections", response_model=forms.Page[Annotated[Protection, AsNoun()]])
+async def protections(
+    sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
+) -> Response:
+    """What protects the host from it, read back from the kernel."""
+    live = await service.need(sandbox_id, caller)
+    found = await service.lanes.call(live.sandbox.protections, key=live.sandbox_id)
+    return page([each.to_json() for each in found])
+
+
+class Token(BaseModel):
+    """What opens one sandbox; `key` is shown this once."""
+
+    id: str
+    sandbox_id: str
+    key: str
+
+
+@router.post("/{sandbox_id}/tokens", status_code=201, response_model=Token)
+async def make_token(
+    sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
+) -> Response:
+    """A key that opens this sandbox and nothing else."""
+    live = await service.need(sandbox_id, caller)
+    record, text = await service.lanes.call(
+        keys.make,
+        service.manager.store,
+        owner=live.client_id,
+        scope=keys.SANDBOX,
+        sandbox=live.sandbox_id,
+    )
+    service.doorkeeper.add(record)
+    return json_answer({"id": record.id, "sandbox_id": live.sandbox_id, "key": text}, 201)

@@ -1,0 +1,99 @@
+"""How much is taken in at once, and how patiently."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..errors import ResourceExhausted, TimeoutExceeded, TooLarge, TooManyRequests
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.types import Message, Receive
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much the server takes.
+
+    Attributes:
+        requests: At once, of everybody together; then 503.
+        requests_of_client: At once, of one client; then 429.
+        body_bytes: Of a body that is read whole.
+        body_s: For all of such a body.
+        chunk_s: Between two pieces of one that is streamed.
+    """
+
+    requests: int = 2048
+    requests_of_client: int = 512
+    body_bytes: int = 16 << 20
+    body_s: float = 30.0
+    chunk_s: float = 60.0
+
+
+class Admission:
+    """Counts requests that are being served."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._of: Counter[str] = Counter()
+        self.now = 0
+
+    @contextmanager
+    def one(self, client: str) -> Iterator[None]:
+        """In the block, a request of this client is being served.
+
+        Raises:
+            ResourceExhausted: As many as may be are being served.
+            TooManyRequests: As many of this client's.
+        """
+        if self.now >= self.bounds.requests:
+            raise ResourceExhausted(f"{self.now} requests are being served already")
+        if self._of[client] >= self.bounds.requests_of_client:
+            raise TooManyRequests(f"{self._of[client]} of this client's requests are being served")
+        self.now += 1
+        self._of[client] += 1
+        try:
+            yield
+        finally:
+            self.now -= 1
+            self._of[client] -= 1
+            if not self._of[client]:
+                del self._of[client]
+
+
+class Body:
+    """A request's body, bounded in size and time."""
+
+    def __init__(self, receive: Receive, bounds: Bounds, *, streamed: bool) -> None:
+        self._receive, self._bounds, self._streamed = receive, bounds, streamed
+        self._taken, self._whole = 0, False
+        self._until = time.monotonic() + bounds.body_s
+
+    async def __call__(self) -> Message:
+        """The next piece.
+
+        Raises:
+            TooLarge: There is more than may be.
+            TimeoutExceeded: It does not come.
+        """
+        if self._whole:
+            return await self._receive()  # the client's leaving, which may take as long as it likes
+        left = self._bounds.chunk_s if self._streamed else self._until - time.monotonic()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+        except TimeoutError:
+            raise TimeoutExceeded("the request's body did not come") from None
+        if message["type"] == "http.request":
+            self._taken += len(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+            if not self._streamed and self._taken > self._bounds.body_bytes:
+                raise TooLarge(f"the body is larger than {self._bounds.body_bytes} bytes")
+        else:
+            self._whole = True
+        return message

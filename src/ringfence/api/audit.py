@@ -1,0 +1,66 @@
+"""Who did what: one JSON line for each request that changes something, or that was refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LARGEST = 64 << 20
+_QUIET = ("GET", "HEAD", "OPTIONS")
+
+
+class Audit:
+    """A file that is only appended to; at 64 MiB it becomes `NAME.1`. None keeps nothing.
+
+    Attributes:
+        lost: Lines that could not be written, the disk being full, say.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path, self._lock, self._fd = path, threading.Lock(), -1
+        self.lost = 0
+
+    @staticmethod
+    def is_of_interest(method: str, status: int) -> bool:
+        """Whether a request belongs here."""
+        return method not in _QUIET or status in (401, 403, 429)
+
+    def write(self, **facts: Any) -> None:
+        """One line. JSON escapes whatever a client chose: nobody can forge another line."""
+        if self._path is None:
+            return
+        line = json.dumps({"time": round(time.time(), 6), **facts}, separators=(",", ":")) + "\n"
+        with self._lock:
+            try:
+                if self._fd < 0:
+                    self._open()
+                os.write(self._fd, line.encode())
+                if os.fstat(self._fd).st_size > _LARGEST:
+                    self._rotate()
+            except OSError:
+                self.lost += 1
+
+    def _open(self) -> None:
+        assert self._path is not None
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o600)
+
+    def _rotate(self) -> None:
+        assert self._path is not None
+        os.rename(self._path, f"{self._path}.1")
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+            self._path = None

@@ -1,0 +1,75 @@
+"""Whether a request may come in at all: pure judgement of its headers and address."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from ..errors import Forbidden, RingfenceError
+from .caller import Caller
+
+_HOST = re.compile(r"\A(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?\Z")
+_OF_A_SANDBOX = re.compile(r"\A/v1/sandboxes/([^/]+)(?:/|\Z)")
+
+ADMIN_ONLY = re.compile(r"\A(?:/v1/keys(?:/|\Z)|/metrics\Z)")
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a server is called, and which pages may call it.
+
+    Attributes:
+        hosts: Names that a `Host` header may say on TCP, lower case, without ports.
+        origins: As browsers write them: `https://app.example.com`.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+
+def check_host(door: Door, host: str) -> None:
+    """Refuse a name that is not ours: a page may have pointed its own name at us (DNS rebinding).
+
+    Raises:
+        Forbidden: It says anything but our address or one of our names.
+    """
+    match = _HOST.match(host.lower())
+    name = match[1].strip("[]") if match else ""
+    if name and (name in door.hosts or name == "localhost" or _is_loopback(name)):
+        return
+    raise Forbidden("the Host header names another server", hint="see --allow-host")
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def check_origin(door: Door, origin: str | None, fetch_site: str | None) -> None:
+    """Refuse web pages, but those that are named.
+
+    Raises:
+        Forbidden: A page of another origin sent it.
+    """
+    if origin is not None and origin.lower() not in door.origins:
+        raise Forbidden("pages of this origin may not call", hint="see --allow-origin")
+    if origin is None and fetch_site in ("cross-site", "same-site"):
+        raise Forbidden("pages may not call")
+
+
+def check_scope(caller: Caller, path: str) -> RingfenceError | None:
+    """Why a caller may not ask for this path at all; None where the route decides.
+
+    A sandbox's token opens that sandbox, and of anything else it is not said whether it exists.
+    """
+    if caller.sandbox:
+        match = _OF_A_SANDBOX.match(path)
+        if match is None or match[1] != caller.sandbox:
+            return Forbidden("this token opens one sandbox and nothing else")
+        return None
+    if not caller.is_admin and ADMIN_ONLY.match(path):
+        return Forbidden("only an admin may do this")
+    return None

@@ -1,0 +1,102 @@
+"""Small bodies, parameters and pages that are no nouns."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict
+
+from ..errors import InvalidRequest
+from ..model import checks
+from ..model.ids import check_id
+
+T = TypeVar("T")
+
+_ID = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+SandboxId = Annotated[str, Path(pattern=_ID, description="of the sandbox, or of its session")]
+AnyId = Annotated[str, Path(pattern=_ID)]
+FilePath = Annotated[
+    str,
+    Query(min_length=1, max_length=4095, description="absolute inside, or from the session's root"),
+]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str, Query(max_length=200, description="`next_cursor` of the page before")]
+
+
+class Form(BaseModel):
+    """A JSON object that has these keys and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Page(BaseModel, Generic[T]):
+    """One page of a list; `next_cursor` is null on the last."""
+
+    items: list[T]
+    next_cursor: str | None = None
+
+
+class Problem(BaseModel):
+    """RFC 9457, with what every error of Ringfence says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    message: str
+    hint: str
+    field: str
+    retryable: bool
+
+
+def _problem(text: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": text, "content": {"application/problem+json": {"schema": schema}}}
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: _problem("The body is not JSON."),
+    401: _problem("No key, or one that the server does not have."),
+    403: _problem("The caller, or the sandbox's user, may not."),
+    404: _problem("There is no such thing, or it is another client's."),
+    405: _problem("Not with this method."),
+    409: _problem("The state of things does not allow it."),
+    410: _problem("The sandbox went away by itself."),
+    413: _problem("More than the server takes."),
+    422: _problem("The request is malformed; `field` names the part."),
+    429: _problem("Too much at once; see `Retry-After`."),
+    503: _problem("No room now; see `Retry-After`."),
+    507: _problem("A disk is full."),
+}
+"""What every route may answer."""
+
+
+def write_cursor(text: str | None) -> str | None:
+    """What to go on from, in a form that nobody is tempted to read."""
+    return None if text is None else base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def read_cursor(cursor: str) -> str:
+    """What `write_cursor` was given; empty for the beginning."""
+    try:
+        found = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
+        return check_id(found, "cursor") if found else ""
+    except (binascii.Error, UnicodeError):
+        raise InvalidRequest("is not the next_cursor of a page", field="cursor") from None
+
+
+def read_labels(given: list[str]) -> dict[str, str]:
+    """`K=V` each."""
+    labels = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise InvalidRequest(f"{each!r} is not KEY=VALUE", field="label")
+        labels[checks.text(key, "label")] = checks.text(value, "label")
+    return labels

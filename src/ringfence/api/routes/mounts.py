@@ -1,0 +1,40 @@
+"""Directories shown inside a sandbox."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ...model.mount import Mount
+from ...model.session import ResolvedMount
+from .. import forms, leave
+from ..nouns import AsNoun, answer, page
+from ..service import TheCaller, TheService
+
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/mounts", tags=["mounts"], responses=forms.PROBLEMS
+)
+Resolved = Annotated[ResolvedMount, AsNoun()]
+
+
+@router.get("", response_model=forms.Page[Resolved])
+async def list_(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
+    """Every mount, in the order they were made; where targets overlap, the newest wins."""
+    live = await service.need(sandbox_id, caller)
+    return page([each.to_json(admin=caller.is_admin) for each in live.inner.session.mounts])
+
+
+@router.post("", status_code=201, response_model=Resolved)
+async def add(
+    sandbox_id: forms.SandboxId,
+    body: Annotated[Mount, AsNoun()],
+    service: TheService,
+    caller: TheCaller,
+) -> Response:
+    """Add a mount to the live sandbox; running processes see it too."""
+    leave.check_mount(caller, body, service.settings.host_roots, "source")
+    live = await service.need(sandbox_id, caller)
+    made = await service.lanes.call(live.sandbox.mount, body, key=live.sandbox_id)
+    return answer(made, 201, admin=caller.is_admin)

@@ -1,0 +1,182 @@
+"""Sessions: a client's leases, with everything that `SessionManager` has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from ...errors import Forbidden
+from ...model.acquire import AcquireOptions, AttachRequest
+from ...model.client_session import ClientSession, SessionState
+from ...model.spec import SandboxSpec
+from ...sessions.lease import Lease
+from .. import forms, leave
+from ..lanes import ENDING
+from ..nouns import AsNoun, answer, json_answer, page
+from ..service import Service, TheCaller, TheService
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=forms.PROBLEMS)
+Session = Annotated[ClientSession, AsNoun()]
+StateName = Annotated[str, Field(pattern="^(active|detached|suspended)$")]
+
+
+class Acquire(forms.Form):
+    """What sandbox, and how to come by it."""
+
+    spec: Annotated[SandboxSpec, AsNoun()] = SandboxSpec()
+    options: Annotated[AcquireOptions, AsNoun()] = AcquireOptions()
+
+
+class Leased(BaseModel):
+    """A session, and whether it is new."""
+
+    session: Session
+    newly_created: bool
+
+
+class Release(forms.Form):
+    """Whether to have a fresh sandbox of the same kind warm instead."""
+
+    keep_alive: bool = False
+
+
+class Default(forms.Form):
+    """The sandbox that a client means when it names none; null for none."""
+
+    sandbox_id: Annotated[str, Field(max_length=63)] | None
+
+
+class DefaultSession(BaseModel):
+    """The session of the default sandbox; null where there is none, or it has ended."""
+
+    session: Session | None
+
+
+def _leased(request: Request, lease: Lease) -> Response:
+    session = lease.session
+    request.state.made = session.session_id
+    form: dict[str, Any] = {"session": session.to_json(), "newly_created": lease.newly_created}
+    return json_answer(form, 201 if lease.newly_created else 200)
+
+
+@router.post("", status_code=201, response_model=Leased, responses={200: {"model": Leased}})
+async def acquire(
+    body: Acquire, request: Request, service: TheService, caller: TheCaller
+) -> Response:
+    """A session on a sandbox as `spec` asks, which no other client has ever used."""
+    leave.check_spec(caller, body.spec, service.settings.host_roots)
+    lease = await service.lanes.call(
+        service.manager.acquire, body.spec, body.options, client_id=caller.client
+    )
+    return _leased(request, lease)
+
+
+@router.post("/attach", status_code=200, response_model=Leased, responses={201: {"model": Leased}})
+async def attach(
+    body: Annotated[AttachRequest, AsNoun()],
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+) -> Response:
+    """Work with a certain sandbox: detached, suspended, or in use by the same client already."""
+    if body.client_id != caller.client and not caller.is_admin:
+        raise Forbidden("only an admin may act for another client", field="client_id")
+    if body.create_spec is not None:
+        leave.check_spec(caller, body.create_spec, service.settings.host_roots)
+    return _leased(request, await service.lanes.call(service.manager.attach, body))
+
+
+@router.get("", response_model=forms.Page[Session])
+async def list_(
+    service: TheService,
+    caller: TheCaller,
+    state: Annotated[list[StateName], Query()] = [],  # noqa: B006
+    label: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+) -> Response:
+    """Sessions that have not ended, oldest first."""
+    found = await service.lanes.call(
+        service.manager.list,
+        caller.sees,
+        states=tuple(SessionState(each) for each in state),
+        labels=forms.read_labels(label),
+    )
+    return page([each.to_json() for each in found])
+
+
+@router.get("/default", response_model=DefaultSession)
+async def default(service: TheService, caller: TheCaller) -> Response:
+    """The caller's default sandbox."""
+    found = await service.lanes.call(service.manager.default_sandbox, caller.client)
+    return json_answer({"session": found.to_json() if found else None})
+
+
+@router.put("/default", response_model=DefaultSession)
+async def set_default(body: Default, service: TheService, caller: TheCaller) -> Response:
+    """Choose it."""
+    manager = service.manager
+    await service.lanes.call(manager.set_default_sandbox, caller.client, body.sandbox_id)
+    return await default(service, caller)
+
+
+@router.get("/{session_id}", response_model=Session)
+async def get(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """A session, also for a while after it has ended."""
+    return answer(await service.lanes.call(service.manager.get, session_id, caller.sees))
+
+
+@router.post("/{session_id}/release", response_model=Session)
+async def release(
+    session_id: forms.AnyId,
+    service: TheService,
+    caller: TheCaller,
+    body: Release | None = None,
+) -> Response:
+    """End a session that is no longer needed; releasing it twice is once."""
+    found = await service.lanes.call(
+        service.manager.release,
+        session_id,
+        keep_alive=body.keep_alive if body else False,
+        client_id=caller.sees,
+        key=session_id,
+        lane=ENDING,
+    )
+    return answer(found)
+
+
+async def _verb(service: Service, caller: TheCaller, session_id: str, verb: str) -> Response:
+    call = getattr(service.manager, verb)
+    lane = {"lane": ENDING} if verb == "terminate" else {}
+    return answer(await service.lanes.call(call, session_id, caller.sees, key=session_id, **lane))
+
+
+@router.post("/{session_id}/detach", response_model=Session)
+async def detach(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """Leave a session alone for a while; what runs goes on. Detaching twice is once."""
+    return await _verb(service, caller, session_id, "detach")
+
+
+@router.post("/{session_id}/suspend", response_model=Session)
+async def suspend(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """Freeze every process of a session."""
+    return await _verb(service, caller, session_id, "suspend")
+
+
+@router.post("/{session_id}/resume", response_model=Session)
+async def resume(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """Let its processes go on, and make it active."""
+    return await _verb(service, caller, session_id, "resume")
+
+
+@router.post("/{session_id}/touch", response_model=Session)
+async def touch(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """Say that it is still wanted: its timeouts begin anew."""
+    return await _verb(service, caller, session_id, "touch")
+
+
+@router.post("/{session_id}/terminate", response_model=Session)
+async def terminate(session_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """End it and its sandbox. Legal in every state; ending it twice is once."""
+    return await _verb(service, caller, session_id, "terminate")

@@ -1,0 +1,274 @@
+"""Who may come in: keys, tokens, hosts, origins. Every refusal has a control."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that is users' to mount from, with a way out of it."""
+    found = tmp_path_factory.mktemp("roots")
+    (found / "shared").mkdir()
+    (found / "out").symlink_to("/etc")
+    return found
+
+
+@pytest.fixture(scope="module")
+def daemon(start_daemon: StartDaemon, roots: Path) -> Daemon:
+    """Also on TCP."""
+    config = roots / "config.json"
+    config.write_text(json.dumps({"host_roots": [str(roots)]}))
+    return start_daemon(
+        "--listen", "127.0.0.1:0", "--allow-origin", "https://app.example", "--config", str(config)
+    )
+
+
+def _key(client: httpx.Client, owner: str, scope: str = "user") -> str:
+    made = client.post("/v1/keys", json={"owner": owner, "scope": scope})
+    assert 201 == made.status_code, made.text
+    text: str = made.json()["key"]
+    return text
+
+
+@pytest.fixture
+def alice(daemon: Daemon, client: httpx.Client) -> Iterator[httpx.Client]:
+    """A user with a key, on TCP."""
+    headers = {"authorization": f"Bearer {_key(client, 'alice')}"}
+    with httpx.Client(base_url=daemon.tcp, headers=headers, timeout=60) as found:
+        yield found
+
+
+@pytest.fixture
+def bob(daemon: Daemon, client: httpx.Client) -> Iterator[httpx.Client]:
+    headers = {"x-api-key": _key(client, "bob")}
+    with httpx.Client(base_url=daemon.tcp, headers=headers, timeout=60) as found:
+        yield found
+
+
+def test_tcp_needs_a_key_that_the_server_has(daemon: Daemon, alice: httpx.Client) -> None:
+    key = alice.headers["authorization"].removeprefix("Bearer ")
+    head, _, secret = key.partition(".")
+    wrong = [None, "nonsense", "rf_", f"{head}.", f"{head}.{secret[:-1]}", f"{head}x.{secret}"]
+    for text in wrong:
+        headers = {} if text is None else {"authorization": f"Bearer {text}"}
+        refused = httpx.get(f"{daemon.tcp}/v1/info", headers=headers)
+        assert (401, "unauthenticated") == (refused.status_code, refused.json()["code"]), text
+        assert "application/problem+json" == refused.headers["content-type"]
+
+    assert "alice" == alice.get("/v1/info").json()["client"]
+
+
+def test_a_removed_key_opens_nothing(client: httpx.Client, daemon: Daemon) -> None:
+    made = client.post("/v1/keys", json={"owner": "carol"}).json()
+    headers = {"authorization": f"Bearer {made['key']}"}
+    before = httpx.get(f"{daemon.tcp}/v1/info", headers=headers).status_code
+    removed = client.delete(f"/v1/keys/{made['id']}").status_code
+    after = httpx.get(f"{daemon.tcp}/v1/info", headers=headers).status_code
+
+    assert (200, 204, 401) == (before, removed, after)
+    assert made["key"] not in client.get("/v1/keys").text
+    assert 404 == client.delete(f"/v1/keys/{made['id']}").status_code
+
+
+def test_keys_are_kept_as_digests(client: httpx.Client, daemon: Daemon) -> None:
+    key = _key(client, "dora")
+
+    kept = b"".join(path.read_bytes() for path in daemon.state_dir.glob("state.sqlite3*"))
+    assert b"dora" in kept
+    assert key.rpartition(".")[2].encode() not in kept
+
+
+def test_another_clients_sandbox_is_not_there(alice: httpx.Client, bob: httpx.Client) -> None:
+    sandbox_id = alice.post("/v1/sandboxes", json={"name": "mine"}).json()["id"]
+    base = f"/v1/sandboxes/{sandbox_id}"
+    exec_body = {"argv": ["true"], "wait": True}
+    asked = [
+        ("GET", base, None),
+        ("DELETE", base, None),
+        ("POST", f"{base}/execs", exec_body),
+        ("POST", f"{base}/suspend", None),
+        ("GET", f"{base}/stats", None),
+        ("GET", f"{base}/network", None),
+        ("PUT", f"{base}/network", {"mode": "limited", "allowed_hosts": ["a.com"]}),
+        ("POST", f"{base}/snapshots", None),
+        ("POST", f"{base}/tokens", None),
+        ("GET", f"{base}/mounts", None),
+        ("GET", f"/v1/sessions/{sandbox_id}", None),
+        ("POST", f"/v1/sessions/{sandbox_id}/terminate", None),
+    ]
+    for method, path, body in asked:
+        answer = bob.request(method, path, json=body)
+        assert (404, "sandbox_not_found") == (answer.status_code, answer.json()["code"]), path
+
+    assert [] == bob.get("/v1/sandboxes").json()["items"]
+    assert [sandbox_id] == [each["id"] for each in alice.get("/v1/sandboxes").json()["items"]]
+    assert 0 == alice.post(f"{base}/execs", json=exec_body).json()["exit_code"]
+    assert 200 == alice.delete(base).status_code
+
+
+def test_a_token_opens_one_sandbox(daemon: Daemon, alice: httpx.Client) -> None:
+    mine, other = (alice.post("/v1/sandboxes", json={}).json()["id"] for _ in range(2))
+    token = alice.post(f"/v1/sandboxes/{mine}/tokens").json()["key"]
+    headers = {"authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=daemon.tcp, headers=headers, timeout=60) as inside:
+        body = {"argv": ["true"], "wait": True}
+        assert 0 == inside.post(f"/v1/sandboxes/{mine}/execs", json=body).json()["exit_code"]
+        refused = ["/v1/sandboxes", f"/v1/sandboxes/{other}", "/v1/info", "/v1/keys", "/v1/events"]
+        for path in [*refused, "/v1/sessions", "/metrics", f"/v1/sandboxes/{mine}x"]:
+            assert 403 == inside.get(path).status_code, path
+        assert 403 == inside.post("/v1/sandboxes", json={}).status_code
+    for each in (mine, other):
+        alice.delete(f"/v1/sandboxes/{each}")
+
+
+def test_users_may_not_do_what_admins_may(
+    alice: httpx.Client, client: httpx.Client, roots: Path
+) -> None:
+    shared = {"target": "/work", "source": str(roots / "shared")}
+    refused = [
+        {"profile": "unrestricted"},
+        {"python_env": True},
+        {"allow_degraded": ["*"]},
+        {"network": {"mode": "unrestricted"}},
+        {"memory_dir": "/tmp"},
+        {"mounts": [{"target": "/work", "source": "/etc"}]},
+        {"mounts": [{"target": "/work", "source": str(roots / "out")}]},
+        {"mounts": [{"target": "/work", "source": f"{roots}/shared/../../x"}]},
+        {"mounts": [{"target": "/work", "source": f"{roots}x"}]},
+    ]
+    for body in refused:
+        answer = alice.post("/v1/sandboxes", json=body)
+        assert (403, "forbidden") == (answer.status_code, answer.json()["code"]), body
+    for path in ("/v1/keys", "/metrics"):
+        assert 403 == alice.get(path).status_code
+        assert 200 == client.get(path).status_code
+    assert 403 == alice.put("/v1/pools", json={"enabled": False}).status_code
+
+    for who, body in ((alice, {"mounts": [shared]}), (client, {"profile": "unrestricted"})):
+        made = who.post("/v1/sandboxes", json=body)
+        assert 201 == made.status_code, made.text
+        if who is alice:
+            assert all("host_path" not in each for each in made.json()["mounts"])
+        who.delete(f"/v1/sandboxes/{made.json()['id']}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": ""},
+        {"host": "10.0.0.1"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "https://app.example.evil.example"},
+        {"sec-fetch-site": "cross-site"},
+    ],
+    ids=lambda headers: "-".join(f"{key}={value}" for key, value in headers.items()),
+)
+def test_other_hosts_and_pages_are_refused(alice: httpx.Client, headers: dict[str, str]) -> None:
+    refused = alice.get("/v1/info", headers=headers)
+
+    assert (403, "forbidden") == (refused.status_code, refused.json()["code"])
+
+
+def test_known_hosts_and_pages_are_not(alice: httpx.Client) -> None:
+    for headers in ({"host": "localhost:1"}, {"host": "[::1]"}, {"origin": "https://app.example"}):
+        answer = alice.get("/v1/info", headers=headers)
+        assert 200 == answer.status_code, headers
+    assert "https://app.example" == answer.headers["access-control-allow-origin"]
+
+
+def test_a_page_is_refused_on_the_unix_socket_too(client: httpx.Client) -> None:
+    assert 403 == client.get("/v1/info", headers={"origin": "http://evil"}).status_code
+    assert 200 == client.get("/v1/info").status_code
+
+
+def test_what_was_done_and_refused_is_written_down(daemon: Daemon, client: httpx.Client) -> None:
+    sandbox_id = client.post("/v1/sandboxes", json={}).json()["id"]
+    client.delete(f"/v1/sandboxes/{sandbox_id}")
+    forged = 'x"\n{"status":200}'
+    httpx.get(f"{daemon.tcp}/v1/{'%0a%22'}", headers={"authorization": "Bearer no"})
+    httpx.get(f"{daemon.tcp}/v1/info", headers={"x-request-id": forged.replace("\n", " ")})
+
+    lines = [json.loads(line) for line in (daemon.state_dir / "audit.log").read_text().splitlines()]
+    assert sandbox_id in [each.get("made") for each in lines]
+    assert ("DELETE", f"/v1/sandboxes/{sandbox_id}") in [(e["method"], e["path"]) for e in lines]
+    assert [401, 401] == [each["status"] for each in lines[-2:]]
+    assert '/v1/\n"' == lines[-2]["path"]
+    assert 0o600 == (daemon.state_dir / "audit.log").stat().st_mode & 0o777
+
+
+def test_the_unix_socket_is_this_users_alone(daemon: Daemon) -> None:
+    assert 0o600 == Path(daemon.socket).stat().st_mode & 0o777
+
+
+@pytest.mark.root
+def test_another_user_is_refused_by_the_kernels_word(daemon: Daemon) -> None:
+    """Even where the file's mode and directory would let them."""
+    path = Path(daemon.socket)
+    ask = (
+        "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "print(s.sendall(b'GET /v1/info HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'), s.recv(100))"
+    )
+    parents = [path.parent, *path.parent.parents]
+    modes = {each: each.stat().st_mode & 0o7777 for each in parents if "pytest" in str(each)}
+    try:
+        for each, mode in modes.items():
+            each.chmod(mode | 0o055)
+        path.chmod(0o666)
+        command = ["/usr/bin/python3", "-c", ask, str(path)]
+        other = ["setpriv", "--reuid=23457", "--regid=23457", "--clear-groups", *command]
+        refused = subprocess.run(other, capture_output=True, text=True, check=False)
+        allowed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    finally:
+        path.chmod(0o600)
+        for each, mode in modes.items():
+            each.chmod(mode)
+
+    # The answer may be lost: the server does not wait for the request.
+    told = refused.stdout + refused.stderr
+    assert any(each in told for each in ("HTTP/1.1 403", "ConnectionReset", "BrokenPipe")), told
+    assert "HTTP/1.1 200" in allowed
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_a_public_address_needs_tls_or_leave(start_daemon: StartDaemon, address: str) -> None:
+    with pytest.raises(AssertionError, match="ended with 125"):
+        start_daemon("--listen", address)
+
+
+def test_a_public_address_with_leave(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--listen", "0.0.0.0:0", "--allow-public")
+
+    assert daemon.tcp.startswith("http://0.0.0.0:")
+    daemon.stop()
+
+
+def test_heads_that_never_end_are_cut(daemon: Daemon) -> None:
+    """Too large; the control is a large one that is not too large."""
+    port = int(daemon.tcp.rpartition(":")[2])
+
+    def ask(padding: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+            try:
+                sock.sendall(b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\n")
+                for _ in range(padding):
+                    sock.sendall(b"x-pad: " + b"a" * 1000 + b"\r\n")
+                sock.sendall(b"\r\n")
+            except OSError:
+                pass
+            return sock.recv(100)
+
+    assert ask(30).startswith(b"HTTP/1.1 401")
+    assert ask(200).startswith(b"HTTP/1.1 431")
