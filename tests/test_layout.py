@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
 # What an adapter may import: the framework that its extra installs.
 FRAMEWORKS = {
+    "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},
     "pydantic_ai": {"anyio", "pydantic_ai"},
 }

@@ -21,8 +21,9 @@ cannot_run() {  # NAME WHY
 
 find_uv() {  # installs it, as locked, into build/uv
   uv=$PWD/build/uv/bin/uv
+  add_dev_tools || return 1
   cmp -s tools/suites/uv.lock build/uv/uv.lock && return 0
-  add_dev_tools && rm -rf build/uv &&
+  rm -rf build/uv &&
     .venv/bin/python -m pip install -q --require-hashes --target build/uv --root-user-action ignore \
       -r tools/suites/uv.lock >>build/pip.log 2>&1 && cp tools/suites/uv.lock build/uv/uv.lock
 }
@@ -38,6 +39,8 @@ make_stage() {
   trap 'rm -rf "$stage"' EXIT
   mkdir "$stage/tree"
   copy_tree "$stage/tree"
+  # The suites get what users get: a wheel, with its entry points.
+  .venv/bin/python -m hatchling build -t wheel -d "$stage" >build/wheel.log 2>&1
   chmod 755 "$stage"
   become=()
   if [ "$(id -u)" = 0 ]; then
@@ -56,7 +59,8 @@ install() {  # NAME: its environment, from uv's cache where that has it
     python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}" env) || return 1
   "$python" -c "import sys; sys.exit(sys.version_info < ($(tr . , <<<"$wanted")))" || return 1
   "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
-    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock"
+    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock" &&
+    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --no-config --offline --no-deps "$stage"/*.whl
 }
 
 run() {  # NAME

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ..model.exec import ExecResult
 
 TIMED_OUT = 124  # as timeout(1) has it
-_SIGNALLED = 128  # as every shell has it
+NOT_EXECUTABLE = 126  # as every shell has these two
+_SIGNALLED = 128
 
 # bash where the sandbox has it: what models write is rarely pure POSIX.
 _SHELL = 'if command -v bash >/dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'

@@ -1,0 +1,128 @@
+"""Inspect's own checks of sandboxes, and what they leave open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai import eval as evaluate
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import (
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentSpec,
+    sandbox,
+)
+from inspect_ai.util._sandbox import self_check
+from inspect_ai.util._sandbox.self_check import *  # noqa: F403
+
+from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironment
+from tests.suites import at_once
+from tests.suites.places import options
+
+
+async def make(**more: object) -> RingfenceEnvironment:
+    made = await RingfenceEnvironment.sample_init("task", RingfenceConfig(**options(**more)), {})
+    return made["default"].as_type(RingfenceEnvironment)
+
+
+async def end(environment: SandboxEnvironment) -> None:
+    await RingfenceEnvironment.sample_cleanup("task", None, {"default": environment}, False)
+
+
+@pytest.fixture
+async def sandbox_env(request: pytest.FixtureRequest) -> AsyncIterator[SandboxEnvironment]:
+    if getattr(request.node, "originalname", "") == "test_exec_as_user":
+        # It runs adduser as root. Root has no capabilities in a native sandbox, and where an
+        # ordinary user made it, there is no second user at all.
+        reason = "no account can be added inside"
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    environment = await make()
+    yield environment
+    await end(environment)
+
+
+def test_it_is_the_whole_suite() -> None:
+    assert 44 == len(self_check.__all__)
+
+
+async def test_cancelled_it_leaves_no_process(sandbox_env: SandboxEnvironment) -> None:
+    command = ["sh", "-c", "echo > began; setsid sleep 4342 & wait"]
+    task = asyncio.create_task(sandbox_env.exec(command))
+    while not (await sandbox_env.exec(["test", "-e", "began"])).success:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while (await sandbox_env.exec(["pgrep", "-f", "sleep 434[2]"])).success:
+        await asyncio.sleep(0.01)
+
+
+async def test_output_is_whole_or_an_error(sandbox_env: SandboxEnvironment) -> None:
+    whole = await sandbox_env.exec(["head", "-c", str(10 << 20), "/dev/zero"])
+    assert 10 << 20 == len(whole.stdout)
+    with pytest.raises(OutputLimitExceededError):
+        await sandbox_env.exec(["head", "-c", str((10 << 20) + 1), "/dev/zero"])
+
+
+async def test_a_configuration_comes_back_from_a_log() -> None:
+    config = RingfenceConfig(network="none", limits={"pids": 64})
+    assert config == RingfenceEnvironment.config_deserialize(config.model_dump(mode="json"))
+
+
+async def test_a_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "sandbox.toml"
+    path.write_text('network = "none"\n[env]\nCOLOUR = "blue"\n')
+    made = await RingfenceEnvironment.sample_init("task", str(path), {})
+    answer = await made["default"].exec(["printenv", "COLOUR"])
+    await end(made["default"])
+
+    assert "blue\n" == answer.stdout
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # anyio's, in Inspect
+def test_a_task_finds_it_by_name(tmp_path: Path) -> None:
+    """A whole evaluation with a scripted model; Inspect's own tools are injected, and run inside."""
+
+    @solver
+    def look() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            del generate
+            plain = await sandbox().exec(["cat", "given.txt"])
+            remote = await sandbox().exec_remote(["id", "-un"], stream=False)
+            state.output = ModelOutput.from_content("mockllm", plain.stdout + remote.stdout)
+            return state
+
+        return solve
+
+    task = Task(
+        dataset=[Sample(input="look", target="a file sandbox", files={"given.txt": "a file "})],
+        solver=look(),
+        scorer=includes(),
+        sandbox=SandboxEnvironmentSpec("ringfence", RingfenceConfig(**options())),
+    )
+    (log,) = evaluate(task, model="mockllm/model", log_dir=str(tmp_path), display="none")
+
+    assert "success" == log.status, log.error
+    assert log.results is not None
+    assert 1.0 == log.results.scores[0].metrics["accuracy"].value
+
+
+async def test_fifty_at_once(tmp_path: Path) -> None:
+    async def one(number: int) -> int:
+        environment = await make(mounts=[at_once.mount(tmp_path)])
+        try:
+            return (await environment.exec(["sh", "-c", at_once.script(number)])).returncode
+        finally:
+            await end(environment)
+
+    crowd = range(at_once.CROWD)
+    assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
