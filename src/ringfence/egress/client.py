@@ -6,7 +6,8 @@ import os
 from _thread import allocate_lock
 
 from ..errors import NetworkPolicyError
-from .line import Line, Served
+from .line import Line
+from .served import Served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Egress:
         Connections that it does not allow any more are cut.
 
         Raises:
-            NetworkPolicyError: It is not in force; nothing is let through instead.
+            NetworkPolicyError: It is not in force; the one before is.
         """
         body = _body(sandbox_id, policy, secrets, network_bytes, authority)
         old, new = self._kinds.get(sandbox_id), _kind_of(policy)
@@ -123,9 +124,9 @@ class Egress:
             NetworkPolicyError: Nobody does; nothing is let through.
         """
         line = self._line_of(sandbox_id)
-        if line is None or line.served(sandbox_id) is None:
+        if line is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network")
-        line.check()
+        line.settle(sandbox_id)
 
     def events(self, sandbox_id: str) -> list[NetworkEvent]:
         """What happened up to now, oldest first; bounded.
@@ -197,7 +198,12 @@ class Egress:
         if taken is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network that could be changed")
         line = self._line(new)
-        line.serve(body, [os.dup(fd) for fd in taken.fds])
+        line.serve(body, [os.dup(fd) for fd in taken.fds], is_move=True)
+        try:
+            line.settle(sandbox_id)
+        except BaseException:
+            line.drop(sandbox_id)
+            raise
         with self._lock:
             self._kinds[sandbox_id] = new
         self._line(old).drop(sandbox_id)

@@ -6,7 +6,6 @@ import _socket as socket
 import errno
 import os
 from _thread import allocate_lock, start_new_thread
-from collections import deque
 from time import monotonic, sleep
 
 from ..errors import NetworkPolicyError
@@ -14,92 +13,20 @@ from ..launcher import wire
 from ..launcher.spawn import spawn
 from ..model import jsonform
 from ..model.netlog import NetworkEvent
+from .served import Served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 _CODE = "import sys; sys.path.append(sys.argv[1]); from ringfence.egress.main import main; main()"
-_ANSWER_S = 10.0
+_LOOKS = 10  # at a process that has not answered; then it is replaced
+_LOOK_S = 1.0
 _SHORT_LIFE_S = 5.0  # a process that lives longer was well
 _MOST_SHORT_LIVES = 8  # in a row; then it is given up
 _FIRST_PAUSE_S = 0.02
 # EBADF: it has ended, and the next one is not there yet.
 _GONE = (errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-MOST_EVENTS = 1000  # of one sandbox, and of one sort
-MOST_PLACES = 4096
-
-
-class Served:
-    """One sandbox: what the process is told of it again after a restart, and what it said of it."""
-
-    TOTALS = ("allowed", "refused", "missed", "bytes_in", "bytes_out")
-
-    def __init__(self, body: dict[str, Any], fds: list[int]) -> None:
-        self.body, self.fds = body, fds
-        self.allowed = self.refused = self.missed = 0
-        self.bytes_in = self.bytes_out = 0
-        self.listener: Callable[[NetworkEvent], None] | None = None
-        self.refusal = ""
-        self._lock = allocate_lock()  # for the record
-        # Who floods the record with one sort does not push the other out.
-        self._passed: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
-        self._others: deque[NetworkEvent] = deque(maxlen=MOST_EVENTS)
-        self._first: dict[tuple[str, str, int], NetworkEvent] = {}  # to each place
-
-    def add(self, event: NetworkEvent) -> None:
-        """Put it on record."""
-        with self._lock:
-            if event.allowed and event.kind != "dns":
-                self._passed.append(event)
-                if len(self._first) < MOST_PLACES:
-                    self._first.setdefault((event.host, event.address, event.port), event)
-            else:
-                self._others.append(event)
-            self.allowed += event.allowed
-            self.refused += not event.allowed
-            self.bytes_in += event.bytes_in
-            self.bytes_out += event.bytes_out
-        if self.listener is not None:
-            self.listener(event)
-
-    def events(self) -> list[NetworkEvent]:
-        """Oldest first: the newest of each sort, and the first that went to each place."""
-        every = {
-            id(event): event for event in (*self._first.values(), *self._passed, *self._others)
-        }
-        return sorted(every.values(), key=lambda event: event.time)
-
-    def inherit(self, before: Served) -> None:
-        """Go on with what was known of the sandbox before."""
-        with self._lock:
-            self._passed.extendleft(reversed(before._passed))
-            self._others.extendleft(reversed(before._others))
-            self._first = {**self._first, **before._first}
-            self.listener = before.listener
-            for name in self.TOTALS:
-                setattr(self, name, getattr(self, name) + getattr(before, name))
-
-    def give_up(self) -> None:
-        """Let nothing listen in the sandbox any more, whoever else has the sockets.
-
-        Who connects is refused then, and does not wait for somebody who never comes.
-        """
-        for fd in self.fds:
-            sock = wire.Socket(fileno=os.dup(fd))
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # ENOTCONN is what the resolver's socket says, and is shut down all the same
-            finally:
-                sock.close()
-        self.close()
-
-    def close(self) -> None:
-        """Close its sockets."""
-        while self.fds:
-            os.close(self.fds.pop())
 
 
 class Line:
@@ -132,9 +59,13 @@ class Line:
 
     # -- telling ------------------------------------------------------------------------------
 
-    def serve(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Begin with a sandbox; its descriptors are ours from then on, and closed even on failure."""
-        served = Served(body, fds)
+    def serve(self, body: dict[str, Any], fds: list[int], *, is_move: bool = False) -> None:
+        """Begin with a sandbox; its descriptors are ours from then on, and closed even on failure.
+
+        Args:
+            is_move: Another process serves it until this one does: see `settle`.
+        """
+        served = Served(body, fds, is_move=is_move)
         with self._lock:
             try:
                 self._check()
@@ -149,17 +80,40 @@ class Line:
             before.close()
 
     def change(self, body: dict[str, Any]) -> None:
-        """Give a sandbox other settings; returns once they are in force."""
+        """Give a sandbox other settings; returns once they are in force.
+
+        Raises:
+            NetworkPolicyError: They are not; those from before are.
+        """
         with self._lock:
             self._check()
             served = self._served.get(body["id"])
             if served is None:
                 raise NetworkPolicyError(f"sandbox {body['id']} has no network to be changed")
+            before = served.body, served.refusal
             served.body, served.refusal = body, ""
             self._send("change", body)
         self.flush()
-        if served.refusal:
-            raise NetworkPolicyError(f"the policy was not applied: {served.refusal}")
+        with self._lock:
+            if refusal := served.refusal:
+                served.body, served.refusal = before  # which the next process is told
+                raise not_applied(refusal)
+
+    def settle(self, sandbox_id: str) -> None:
+        """Wait until a sandbox that was told of is served.
+
+        Raises:
+            NetworkPolicyError: It is not: its policy was refused.
+        """
+        self.flush()
+        with self._lock:
+            self._check()
+            served = self._served.get(sandbox_id)
+            if served is None:
+                raise NetworkPolicyError(f"sandbox {sandbox_id} has no network")
+            if served.refusal:
+                raise not_applied(served.refusal)
+            served.is_move = False
 
     def drop(self, sandbox_id: str) -> Served | None:
         """Cut everything of a sandbox and forget it; returns what there was, its last moment included."""
@@ -242,18 +196,8 @@ class Line:
         self.pid, self._socket = started.pid, started.control
         self._started_at = monotonic()
         # It always reads. If it is stopped all the same, callers must not stop with it.
-        seconds = int(_ANSWER_S).to_bytes(8, "little") + bytes(8)
+        seconds = int(_LOOK_S * _LOOKS).to_bytes(8, "little") + bytes(8)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-
-    def check(self) -> None:
-        """Ask the process whether it is well.
-
-        Raises:
-            NetworkPolicyError: It is not.
-        """
-        self.flush()
-        with self._lock:
-            self._check()
 
     def _check(self) -> None:
         if self._given_up:
@@ -291,11 +235,34 @@ class Line:
             token = self._tokens
             self._answers[token] = answer
             self._send(verb, {**body, "token": token})
+            pid = self.pid
         try:
-            return answer.wait()
+            if not self._await(answer, pid):
+                self._replace(pid)
+                answer.wait(_LOOK_S * _LOOKS)
+            return answer.value
         finally:
             with self._lock:
                 self._answers.pop(token, None)
+
+    def _await(self, answer: _Answer, pid: int) -> bool:
+        """Whether there was an answer; no reason to wait for a process that somebody has stopped.
+
+        In looks, not by the clock: who was frozen together with it has not waited.
+        """
+        for _ in range(_LOOKS):
+            if answer.wait(_LOOK_S):
+                return True
+            if _is_stopped(pid):
+                return answer.wait(0)
+        return False
+
+    def _replace(self, pid: int) -> None:
+        """End a process that does not answer: its connections die, and the next one is told all."""
+        with self._lock:
+            if self.pid == pid:
+                self.fault = "it did not answer, and was replaced"
+                self._hang_up()
 
     # -- listening ----------------------------------------------------------------------------
 
@@ -368,10 +335,18 @@ class Line:
         if "fault" in message:
             self.fault = str(message["fault"])
         if "refused" in message:
-            served = self._served.get(message["refused"]["id"])
-            if served is not None:
-                served.refusal = str(message["refused"]["reason"])
+            self._hear_refusal(message["refused"])
         self._hear_answer(message)
+
+    def _hear_refusal(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            served = self._served.get(message["id"])
+            if served is None or message["verb"] not in ("serve", "change"):
+                self.fault = str(message["reason"])
+                return
+            served.refusal = str(message["reason"])
+            if message["verb"] == "serve" and not served.is_move:
+                served.give_up()  # nobody serves it: who connects is to be refused, not to wait
 
     def _hear_answer(self, message: dict[str, Any]) -> None:
         part = message.get("live")
@@ -390,18 +365,33 @@ class _Answer:
     def __init__(self) -> None:
         self._lock = allocate_lock()
         self._lock.acquire()
-        self._value: dict[str, Any] = {}
+        self._is_set = False
+        self.value: dict[str, Any] = {}
         self.live: list[dict[str, Any]] = []
 
     def set(self, value: dict[str, Any]) -> None:
-        """Once."""
-        if self._lock.locked():
-            self._value = value
+        """The first counts."""
+        if not self._is_set:
+            self.value, self._is_set = value, True
             self._lock.release()
 
-    def wait(self) -> dict[str, Any]:
-        self._lock.acquire(timeout=_ANSWER_S)
-        return self._value
+    def wait(self, seconds: float) -> bool:
+        """Whether it was said by then; for one thread."""
+        return self._is_set or self._lock.acquire(timeout=seconds)
+
+
+def not_applied(refusal: str) -> NetworkPolicyError:
+    """The error for a policy that the egress process has refused."""
+    return NetworkPolicyError(f"the policy was not applied: {refusal}")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger holds a child of ours."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+    except OSError:
+        return False
 
 
 def _receive(sock: wire.Socket) -> bytes:

@@ -14,7 +14,6 @@ import sys
 
 from ..launcher import wire
 from ..linux import files, privileges
-from ..model.network import NetworkPolicy
 from . import confine
 from .commons import Commons
 from .control import CONTROL_FD, Control
@@ -98,7 +97,7 @@ class Egress:
             if verb == "serve":
                 self._add(body, fds)
             elif verb == "change":
-                self._change(body)
+                self.commons.sandboxes[body["id"]].apply(body)
             elif verb == "drop":
                 self._drop(body["id"])
             elif verb == "relay":
@@ -110,9 +109,8 @@ class Egress:
         except Exception as exc:  # noqa: BLE001  one sandbox's trouble is not the others'
             for fd in fds:
                 os.close(fd)
-            self.control.tell(
-                {"refused": {"id": body.get("id", ""), "reason": told(exc)}}, must=True
-            )
+            refused = {"verb": verb, "id": body.get("id", ""), "reason": told(exc)}
+            self.control.tell({"refused": refused}, must=True)
 
     def _add(self, body: dict[str, Any], fds: list[int]) -> None:
         """Serve a sandbox; a policy that is refused leaves nothing open."""
@@ -128,15 +126,6 @@ class Egress:
         if before is not None:
             before.close()
         self.commons.sandboxes[body["id"]] = sandbox
-
-    def _change(self, body: dict[str, Any]) -> None:
-        """Give a sandbox another policy; when that fails it may reach nothing, not what it could."""
-        sandbox = self.commons.sandboxes[body["id"]]
-        try:
-            sandbox.apply(body)
-        except BaseException:
-            sandbox.apply({**body, "policy": NetworkPolicy.none().to_json(), "ca": None})
-            raise
 
     def _drop(self, sandbox_id: str) -> None:
         for known in (self.commons.sandboxes, self.unruled):

@@ -67,22 +67,33 @@ class Sandbox:
     # -- policy -------------------------------------------------------------------------------
 
     def apply(self, settings: dict[str, Any]) -> None:
-        """Take a policy; connections that it does not allow are cut."""
-        self.policy = read_policy(settings["policy"])
-        self.limits = self.policy.limits
-        self.secrets: dict[str, str] = settings["secrets"]
+        """Take a policy; connections that it does not allow are cut.
+
+        Raises:
+            Exception: There is something wrong with it. All is as it was before.
+        """
+        policy = read_policy(settings["policy"])
+        judge = Judge(policy, self.commons.own.texts)
+        limits, names = policy.limits, exact_names(policy)
+        authority = self.authority
         if settings["ca"] != self._given_authority:
-            self._given_authority = settings["ca"]
-            self.authority = self.commons.authority_of(settings["ca"])
-        self.meter.limit(settings["network_bytes"], self.limits.bytes_per_s)
-        per_s = self.limits.connections_per_s
+            authority = self.commons.authority_of(settings["ca"])
+        # From here on nothing can fail.
+        self.policy, self.limits = policy, limits
+        self.secrets: dict[str, str] = settings["secrets"]
+        self.authority, self._given_authority = authority, settings["ca"]
+        self.meter.limit(settings["network_bytes"], limits.bytes_per_s)
+        per_s = limits.connections_per_s
         self._arrivals = Rate(per_s, per_s or 0)
-        self.names.pin(exact_names(self.policy))
-        self.rejudge()
+        self.names.pin(names)
+        self._judge_by(judge)
 
     def rejudge(self) -> None:
-        """The policy, or the host's own addresses, are others than before."""
-        self.judge = Judge(self.policy, self.commons.own.texts)
+        """The host's own addresses are others than before."""
+        self._judge_by(Judge(self.policy, self.commons.own.texts))
+
+    def _judge_by(self, judge: Judge) -> None:
+        self.judge = judge
         self._names_judged: dict[tuple[str, int | None], Decision] = {}
         self._addresses_judged: dict[tuple[str | None, str, int], Decision] = {}
         self._terminated: dict[tuple[str, int], bool] = {}
@@ -207,7 +218,7 @@ def read_policy(form: dict[str, Any]) -> NetworkPolicy:
 
     Not `from_json`: to name what is wrong with a key it imports `dataclasses`.
     """
-    return NetworkPolicy(
+    return NetworkPolicy.reread(
         form["mode"],
         tuple(form.get("allowed_hosts", ())),
         tuple(_read_rule(rule) for rule in form.get("rules", ())),

@@ -107,6 +107,19 @@ class NetworkPolicy(Noun):
         return cls(UNRESTRICTED)
 
     @classmethod
+    def reread(
+        cls, mode: str, allowed_hosts: tuple[str, ...], rules: tuple[NetworkRule, ...], **more: Any
+    ) -> NetworkPolicy:
+        """What was a policy in another process: its rules are not checked, which takes long for many.
+
+        Precondition: they are a policy's `allowed_hosts` and `rules`, and come from one we trust.
+        """
+        policy = cls(mode, **more)
+        object.__setattr__(policy, "allowed_hosts", allowed_hosts)
+        object.__setattr__(policy, "rules", rules)
+        return policy
+
+    @classmethod
     def parse(cls, text: str, *, learn: bool = False) -> NetworkPolicy:
         """Read `none`, `unrestricted` or `a.com,b.com:80,443,!x.b.com`, as the command line has it.
 

@@ -5,11 +5,13 @@ Deny wins, and the order of rules never matters. Nothing is allowed by default.
 
 from __future__ import annotations
 
+from _socket import AF_INET, AF_INET6, inet_pton
 from ipaddress import ip_network
 
 from ..errors import InvalidRequest
 from ..model import hosts
 from ..model.paths import matches, read_path
+from ..model.rules import NetworkRule
 from . import addresses
 
 TYPE_CHECKING = False
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..model.network import NetworkPolicy
-    from ..model.rules import Credential, NetworkRule
+    from ..model.rules import Credential
     from .addresses import Address, Network
+
+    _Key = str | tuple[int, int, int]  # a name; version, length of the prefix, and prefix
 
 _LEARNING = "nothing denies it while the policy learns"
 
@@ -76,6 +80,34 @@ class _Rule:
         return any(matches(each, path) for each in rule.paths)
 
 
+class _Shelf:
+    """Rules by name or network, each taken apart when it is first asked for: thousands take long."""
+
+    __slots__ = ("_given", "_read")
+
+    def __init__(self) -> None:
+        self._given: dict[_Key, list[str | NetworkRule]] = {}
+        self._read: dict[_Key, list[_Rule]] = {}
+
+    def add(self, key: _Key, rule: str | NetworkRule) -> None:
+        self._given.setdefault(key, []).append(rule)
+
+    def get(self, key: _Key) -> list[_Rule]:
+        if key not in self._given:
+            return []
+        found = self._read.get(key)
+        if found is None:
+            given = self._given[key]
+            rules = [each if isinstance(each, NetworkRule) else _parse(each) for each in given]
+            # Sorted, so that the rule a decision names does not depend on the order either.
+            found = self._read[key] = sorted(map(_Rule, rules), key=lambda each: each.text)
+        return found
+
+
+def _parse(text: str) -> NetworkRule:
+    return NetworkRule.parse(text)
+
+
 class Judge:
     """One policy, ready to answer.
 
@@ -92,22 +124,23 @@ class Judge:
             raise ValueError("only a limited policy can be judged")
         self.policy = policy
         self._own = frozenset(addresses.read(text.partition("%")[0]) for text in own)
-        self._exact: dict[str, list[_Rule]] = {}
-        self._below: dict[str, list[_Rule]] = {}
-        self._networks: dict[tuple[int, int], dict[int, list[_Rule]]] = {}
-        # Sorted, so that the rule a decision names does not depend on the order either.
-        for rule in sorted(map(_Rule, policy.all_rules), key=lambda each: each.text):
-            self._shelve(rule)
+        self._exact, self._below, self._networks = _Shelf(), _Shelf(), _Shelf()
+        lengths: set[tuple[int, int]] = set()
+        for text in policy.allowed_hosts:
+            self._shelve(hosts.split_rule(text)[1], text, lengths)
+        for rule in policy.rules:
+            self._shelve(rule.host, rule, lengths)
+        self._lengths = sorted(lengths)  # of prefixes, by version
 
-    def _shelve(self, rule: _Rule) -> None:
-        network, host = rule.network, rule.rule.host
-        if network is not None:
-            shelf = self._networks.setdefault((network.version, network.prefixlen), {})
-            shelf.setdefault(int(network.network_address), []).append(rule)
+    def _shelve(self, host: str, rule: str | NetworkRule, lengths: set[tuple[int, int]]) -> None:
+        if hosts.looks_like_address(host):
+            version, length, prefix = _prefix(host)
+            lengths.add((version, length))
+            self._networks.add((version, length, prefix), rule)
         elif host.startswith("*."):
-            self._below.setdefault(host[2:], []).append(rule)
+            self._below.add(host[2:], rule)
         else:
-            self._exact.setdefault(host, []).append(rule)
+            self._exact.add(host, rule)
 
     # -- names ------------------------------------------------------------------------------
 
@@ -253,21 +286,28 @@ class Judge:
         return [each for each in self._for_name(known) if each.covers(port)]
 
     def _for_name(self, name: str) -> list[_Rule]:
-        found = list(self._exact.get(name, ()))
+        found = list(self._exact.get(name))
         _, dot, domain = name.partition(".")
         while dot:
-            found += self._below.get(domain, ())
+            found += self._below.get(domain)
             _, dot, domain = domain.partition(".")
         return found
 
     def _for_address(self, address: Address) -> list[_Rule]:
         found: list[_Rule] = []
         value, width = int(address), address.max_prefixlen
-        for (version, bits), shelf in self._networks.items():
+        for version, bits in self._lengths:
             if version == address.version:
                 shift = width - bits
-                found += shelf.get(value >> shift << shift, ())
+                found += self._networks.get((version, bits, value >> shift << shift))
         return found
+
+
+def _prefix(host: str) -> tuple[int, int, int]:
+    """Version, length and prefix of a canonical address or network."""
+    address, _, bits = host.partition("/")
+    version, family, most = (6, AF_INET6, 128) if ":" in address else (4, AF_INET, 32)
+    return version, int(bits or most), int.from_bytes(inet_pton(family, address), "big")
 
 
 def _left(allow: _Rule | None, denies: Sequence[_Rule]) -> bool:

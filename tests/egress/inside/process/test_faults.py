@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import NetworkPolicy
+from ringfence import NetworkPolicy, NetworkRule
 from ringfence.egress import line as egress_line
 from ringfence.egress.client import Egress
 from ringfence.errors import NetworkPolicyError
@@ -32,8 +32,8 @@ def wait_until(condition: Callable[[], bool], patience_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def kill(egress: Egress, signum: int = signal.SIGKILL) -> int:
-    (pid,) = egress.processes
+def kill(egress: Egress, signum: int = signal.SIGKILL, kind: str = "plain") -> int:
+    pid = egress._lines[kind].pid
     os.kill(pid, signum)
     return pid
 
@@ -109,38 +109,86 @@ def _is_over(egress: Egress) -> bool:
     return all(line._given_up for line in egress._lines.values())
 
 
-def test_stopped_it_holds_nobody_up_for_ever(
+def test_stopped_it_is_replaced_and_holds_nobody_up(box: MakeBox, egress: Egress) -> None:
+    """Whoever has its uid may stop it: then it dies of the next question, and another one serves."""
+    sandbox, other = box("echo.test:7"), box("a.test:7")
+    with Client(sandbox) as client:
+        client.do("connect", key="x", host="echo.test", port=7)
+        pid = kill(egress, signal.SIGSTOP)
+
+        other.terminate()
+
+        assert {"error": "ECONNRESET"} == client.do("receive", key="x")
+        assert client.do("connect", key="y", host="echo.test", port=7) is True
+    assert [pid] != egress.processes
+    (line,) = egress._lines.values()
+    assert "replaced" in line.fault
+    line.fault = ""  # what this test has made
+
+
+def test_one_that_is_silent_is_replaced(
     box: MakeBox, egress: Egress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody with the same uid may stop it: what is asked of it comes back all the same."""
-    monkeypatch.setattr(egress_line, "_ANSWER_S", 0.5)
+    """Whatever it does: nobody waits for it for ever."""
+    monkeypatch.setattr(egress_line, "_LOOK_S", 0.05)
+    monkeypatch.setattr(egress_line, "_is_stopped", lambda _pid: False)
     sandbox = box("echo.test:7")
-    assert [] == egress.events(sandbox.id)
     pid = kill(egress, signal.SIGSTOP)
-    try:
-        started = time.monotonic()
-        egress.events(sandbox.id)
-        assert time.monotonic() - started < 5
-    finally:
-        os.kill(pid, signal.SIGCONT)
+
+    egress.change(sandbox.id, NetworkPolicy.parse("a.test:7"), {}, None)
+
+    assert "NONAME" == attempt(sandbox, "tcp", host="echo.test", port=7)["error"]
+    assert attempt(sandbox, "tcp", host="a.test", port=7)["connected"]
+    assert [pid] != egress.processes
+    egress._lines["plain"].fault = ""
 
 
-def test_a_policy_that_cannot_be_applied_leaves_nothing_open(box: MakeBox, egress: Egress) -> None:
+UNREADABLE = {"policy": {"mode": "unrestricted"}}
+UNREADABLE_AUTHORITY = {"cert": "no certificate", "key": "no key"}
+
+
+def test_a_policy_that_is_refused_leaves_the_old_one_in_force(box: MakeBox, egress: Egress) -> None:
+    """And what is connected stays so; the same from one kind of process to the other."""
     sandbox = box("echo.test:7")
     line = egress._lines["plain"]
     served = line.served(sandbox.id)
     assert served is not None
+    ended = NetworkPolicy(rules=(NetworkRule("a.test", inspect=True),))
+    with Client(sandbox) as client:
+        client.do("connect", key="x", host="echo.test", port=7)
+
+        with pytest.raises(NetworkPolicyError, match="not applied"):
+            line.change({**served.body, **UNREADABLE})
+        with pytest.raises(NetworkPolicyError, match="not applied"):
+            egress.change(sandbox.id, ended, {}, None, authority=UNREADABLE_AUTHORITY)
+
+        client.do("send", key="x", text="x")
+        assert "x" == client.do("receive", key="x")
+        for _ in range(2):
+            egress.check(sandbox.id)
+            assert client.do("connect", key="y", host="echo.test", port=7) is True
+            assert "error" in client.do("connect", key="z", host="a.test", port=7)
+            kill(egress)
+    egress.change(sandbox.id, NetworkPolicy.parse("a.test:7"), {}, None)
+    assert attempt(sandbox, "tcp", host="a.test", port=7)["connected"]
+
+
+def test_a_policy_that_is_refused_from_the_first_leaves_nobody_waiting(
+    box: MakeBox, egress: Egress
+) -> None:
+    sandbox = box("echo.test:7")
+    line = egress._lines["plain"]
+    served = line.served(sandbox.id)
+    assert served is not None
+    synthetic = attempt(sandbox, "resolve", name="echo.test")["addresses"][0]
+    fds = [os.dup(fd) for fd in served.fds]
+    egress.drop(sandbox.id)
+
+    line.serve({**served.body, **UNREADABLE}, fds)
 
     with pytest.raises(NetworkPolicyError, match="not applied"):
-        line.change({**served.body, "policy": {"mode": "unrestricted"}})
-
-    found = attempt(sandbox, "tcp", host="echo.test", port=7)
-    assert "NONAME" == found["error"]
-    assert found["seconds"] < 1
-    egress.change(sandbox.id, NetworkPolicy.parse("echo.test:7"), {}, None)
-    assert (
-        "x" == attempt(sandbox, "tcp", host="echo.test", port=7, say=["x"], patience_s=0.3)["heard"]
-    )
+        line.settle(sandbox.id)
+    assert "ECONNREFUSED" == attempt(sandbox, "tcp", host=synthetic, port=7)["error"]
 
 
 def test_a_forked_child_lets_go(egress: Egress, box: MakeBox) -> None:
