@@ -17,7 +17,8 @@ def test_a_sandbox_from_create_to_delete(client: httpx.Client) -> None:
 
     assert 201 == made.status_code
     assert ("first", {"team": "a"}) == (made.json()["name"], made.json()["labels"])
-    assert 3 == ran.json()["exit_code"]
-    assert ("out\n", "err\n") == (ran.json()["stdout"], ran.json()["stderr"])
+    result = ran.json()["result"]
+    assert 3 == result["exit_code"]
+    assert ("out\n", "err\n") == (result["stdout"], result["stderr"])
     assert ("terminated", "terminated") == (gone.json()["state"], again.json()["state"])
     assert 200 == client.get(f"/v1/sandboxes/{sandbox_id}").status_code

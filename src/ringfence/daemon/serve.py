@@ -39,6 +39,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     from ..api.app import make_app
     from ..api.audit import Audit
     from ..api.service import Service
+    from ..execs.execs import Execs
     from ..execution.service import ExecutionService
     from ..sessions.manager import SessionManager
     from .sockets import listen_tcp, listen_unix
@@ -51,6 +52,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         stack.callback(audit.close)
         service = Service(manager, _settings(config), audit)
         stack.callback(service.lanes.close)
+        execs = stack.enter_context(contextlib.closing(Execs(manager)))
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager)))
         unix = listen_unix(config.socket_path)
         stack.callback(_forget, unix, config.socket_path)
@@ -61,7 +63,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
             stack.callback(tcp.close)
             listeners.append((tcp, tls))
         app = make_app(service)
-        app.state.executions = executions
+        app.state.execs, app.state.executions = execs, executions
         _run(config, app, listeners, ready)
 
 

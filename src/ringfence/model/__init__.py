@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .exec import ExecResult as ExecResult
     from .exec import ExecStatus as ExecStatus
     from .exec import ResourceUsage as ResourceUsage
+    from .exec_start import StartRequest as StartRequest
+    from .exec_view import ExecProblem as ExecProblem
+    from .exec_view import ExecState as ExecState
+    from .exec_view import ExecView as ExecView
     from .files import FileInfo as FileInfo
     from .granted import SandboxCapabilities as SandboxCapabilities
     from .ids import check_id as check_id
@@ -57,6 +61,8 @@ _ROOMS = {
     "create": ("CreateRequest",),
     "event": ("Event",),
     "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
+    "exec_start": ("StartRequest",),
+    "exec_view": ("ExecProblem", "ExecState", "ExecView"),
     "files": ("FileInfo",),
     "granted": ("SandboxCapabilities",),
     "ids": ("check_id", "new_id"),

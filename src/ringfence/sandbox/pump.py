@@ -14,10 +14,23 @@ from .stream import DEFAULT_OUTPUT_BYTES, Stream
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from ..backends.protocol import BackendExec
     from ..model.exec import ExecRequest, ExecStatus
     from ..model.limits import Limits
+
+    class Sink(Protocol):
+        """Where the bytes of one stream go."""
+
+        def take(self, fd: int) -> int:
+            """Take what a descriptor has now; how many bytes, 0 at its end. BlockingIOError: nothing."""
+            ...
+
+        def close(self) -> None:
+            """Nothing more will come; idempotent."""
+            ...
+
 
 _CHUNK = 1 << 18
 _PIPE_BYTES = 1 << 20
@@ -26,8 +39,45 @@ _DRAIN_BYTES = 4 << 20  # what a surviving child may still add after the process
 _GRACE_S = 10.0  # beyond the timeout until the sandbox itself counts as hung
 
 
+class StreamSink:
+    """Into a `Stream`, and to whoever wants to hear of each piece as it comes."""
+
+    def __init__(self, stream: Stream, callback: Callable[[bytes], None] | None) -> None:
+        self._stream, self._callback = stream, callback
+
+    def take(self, fd: int) -> int:
+        """See `Sink`."""
+        data = read_or_end(fd, _CHUNK)
+        if data:
+            self._stream.feed(data)
+            if self._callback:
+                self._callback(data)
+        return len(data)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._stream.close()
+
+
+def read_or_end(fd: int, most: int) -> bytes:
+    """What a pipe or terminal has now; empty at its end.
+
+    Raises:
+        BlockingIOError: Nothing.
+    """
+    try:
+        return os.read(fd, most)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return b""  # a terminal whose other side is closed says EIO
+
+
 class Pump:
     """The streams of one running exec.
+
+    Args:
+        sinks: Of standard output and standard error; None keeps both in memory.
 
     Attributes:
         wants: descriptor to poll(2) events; the driver polls these and calls `ready`.
@@ -40,6 +90,7 @@ class Pump:
         limits: Limits,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        sinks: tuple[Sink, Sink] | None = None,
     ) -> None:
         limit = request.max_output_bytes
         if limit is None:
@@ -49,20 +100,21 @@ class Pump:
         # is soon somebody else's.
         self.open = allocate_lock()
         self.stdout, self.stderr = Stream(limit), Stream(limit)
-        self._sinks: dict[int, tuple[Stream, Callable[[bytes], None] | None]] = {}
+        self._sinks: dict[int, Sink] = {}
         self._cut = False
         self._grown: set[int] = set()
         self._stdin = memoryview(request.stdin or b"")
         self.wants: dict[int, int] = {run.done: select.POLLIN}
-        for fd, stream, callback in (
-            (run.stdout, self.stdout, on_stdout),
-            (run.stderr, self.stderr, on_stderr),
-        ):
+        out, err = sinks or (
+            StreamSink(self.stdout, on_stdout),
+            StreamSink(self.stderr, on_stderr),
+        )
+        for fd, sink in ((run.stdout, out), (run.stderr, err)):
             if fd is not None:
-                self._sinks[fd] = (stream, callback)
+                self._sinks[fd] = sink
                 self.wants[fd] = select.POLLIN
             else:
-                stream.close()
+                sink.close()
         if request.stdin is not None and run.stdin is not None:
             if self._stdin:
                 self.wants[run.stdin] = self.wants.get(run.stdin, 0) | select.POLLOUT
@@ -111,23 +163,17 @@ class Pump:
             overdue()
 
     def _read(self, fd: int) -> int:
+        sink = self._sinks[fd]
         try:
-            data = os.read(fd, _CHUNK)
+            count = sink.take(fd)
         except BlockingIOError:
             return 0
-        except OSError:
-            data = b""  # a terminal whose other side is closed says EIO
-        stream, callback = self._sinks[fd]
-        if not data:
+        if not count:
             self.wants.pop(fd, None)
-            stream.close()
-            return 0
-        if len(data) >= 1 << 16 and fd not in self._grown:
+            sink.close()
+        elif count >= 1 << 16 and fd not in self._grown:
             self._grow(fd)
-        stream.feed(data)
-        if callback:
-            callback(data)
-        return len(data)
+        return count
 
     def _grow(self, fd: int) -> None:
         """A busy stream gets a larger pipe: fewer wake-ups."""
@@ -154,12 +200,12 @@ class Pump:
 
     def _drain(self) -> None:
         """What was written before the end is in the pipes: read it, and wait for nobody else."""
-        for fd, (stream, _callback) in self._sinks.items():
+        for fd, sink in self._sinks.items():
             left = _DRAIN_BYTES
             while fd in self.wants and left > 0 and (count := self._read(fd)):
                 left -= count
             self._cut = self._cut or left <= 0
-            stream.close()
+            sink.close()
 
     def result(self) -> ExecResult:
         """The result; the descriptors are closed."""
@@ -184,8 +230,8 @@ class Pump:
 
     def fail(self) -> None:
         """End without a result."""
-        for stream, _callback in self._sinks.values():
-            stream.close()
+        for sink in self._sinks.values():
+            sink.close()
         self._close()
 
     def _close(self) -> None:

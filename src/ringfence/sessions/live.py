@@ -68,7 +68,8 @@ class Live:
         self.granted: SandboxCapabilities | None = None  # as last read back
         self.use = Use(self.touch)
         own = {name: self._of_mine(verb) for name, verb in verbs.items()}
-        self.sandbox = LeasedSandbox(WatchedSandbox(inner, self.use, own), spec)
+        self.watched = WatchedSandbox(inner, self.use, own)
+        self.sandbox = LeasedSandbox(self.watched, spec)
 
     def touch(self) -> None:
         """It is being used."""

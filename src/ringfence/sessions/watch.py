@@ -97,11 +97,19 @@ class WatchedSandbox:
         self.inner, self._use, self._verbs = inner, use, verbs
         self.files = WatchedFiles(inner.files, use)
 
-    def start(self, request: ExecRequest) -> WatchedExec:
+    def start(self, request: ExecRequest, label: str = "") -> WatchedExec:
+        """See `BackendSandbox`; by `label` a later process knows it, where the backend outlives ours."""
         with self._use.call():
-            run = WatchedExec(self.inner.start(request), self._use)
-            self._use.started(run)
-            return run
+            keeps = label and hasattr(self.inner, "adopted_execs")
+            start: Any = self.inner.start
+            begun = start(request, label) if keeps else start(request)
+            return self.adopt(begun)
+
+    def adopt(self, begun: BackendExec) -> WatchedExec:
+        """An exec that began elsewhere is watched from now on."""
+        run = WatchedExec(begun, self._use)
+        self._use.started(run)
+        return run
 
     def snapshot(self, metadata: Any) -> Any:
         with self._use.call():

@@ -82,6 +82,9 @@ class Reader:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 

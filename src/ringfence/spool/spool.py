@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 NAMES = ("stdout", "stderr")
+_END = 1 << 62
 
 
 class Spool:
@@ -89,9 +90,9 @@ class Spool:
         for callback in self._listeners:
             callback()
 
-    def follow(self, place: Place = (0, 0)) -> Follower:
-        """Read both streams in the order in which they came, from a place on."""
-        return Follower(self, self._order, place)
+    def follow(self, place: Place = (0, 0), wanted: tuple[int, ...] = (OUT, ERR)) -> Follower:
+        """Read streams, both in the order in which they came, from a place on."""
+        return Follower(self, self._order, place, wanted)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Event:
     """Bytes of one of the streams, or the news that some are missing.
 
     Attributes:
-        seq: How many bytes of both streams came before it; ascending.
+        seq: How many bytes of the streams that are read came before it; ascending.
         stream: OUT or ERR.
         offset: Of the first byte, in its stream.
         dropped_bytes: Missing right before `offset`.
@@ -115,10 +116,12 @@ class Event:
 
 
 class Follower:
-    """A place in both streams. Not thread-safe; close it, or use it as a context manager."""
+    """A place in both streams, or in one. Not thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, spool: Spool, order: Order, place: Place) -> None:
+    def __init__(self, spool: Spool, order: Order, place: Place, wanted: tuple[int, ...]) -> None:
         self._spool, self._order, self.place = spool, order, place
+        # Of a stream that is not wanted everything has been read, as far as the order goes.
+        self._skipped: Place = (0 if OUT in wanted else _END, 0 if ERR in wanted else _END)
         self._readers = (
             Reader(spool.tracks[OUT], place[OUT]),
             Reader(spool.tracks[ERR], place[ERR]),
@@ -126,18 +129,18 @@ class Follower:
 
     def next(self, most: int) -> Event | None:
         """What is there now, at most so many bytes of one stream; None if nothing new has come."""
-        run = self._order.next_run(self.place, self._spool.totals)
+        skipped = self._skipped
+        place = (max(self.place[OUT], skipped[OUT]), max(self.place[ERR], skipped[ERR]))
+        run = self._order.next_run(place, self._spool.totals)
         if run is None:
             return None
         stream, end = run
-        reader = self._readers[stream]
-        begin = self.place[stream]
-        piece = reader.next(min(most, end - begin))
+        piece = self._readers[stream].next(min(most, end - place[stream]))
         if piece is None:
             return None
-        other = self.place[1 - stream]
-        self.place = (piece.end, other) if stream == OUT else (other, piece.end)
-        seq = piece.offset + other
+        before = 0 if skipped[1 - stream] else self.place[1 - stream]
+        self.place = _with(self.place, stream, piece.end)
+        seq = piece.offset + before
         return Event(seq, stream, piece.offset, piece.data, piece.dropped_bytes, self.place)
 
     def close(self) -> None:
@@ -150,3 +153,7 @@ class Follower:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _with(place: Place, stream: int, offset: int) -> Place:
+    return (offset, place[ERR]) if stream == OUT else (place[OUT], offset)

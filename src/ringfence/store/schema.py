@@ -8,7 +8,7 @@ which may have put things there that we would break: it is refused, not guessed 
 from __future__ import annotations
 
 from ..errors import StateTooNew
-from . import executions
+from . import execs, executions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ CREATE TABLE snapshots (
 CREATE INDEX snapshots_by_owner ON snapshots (owner, id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _KEYS_AND_SNAPSHOTS, executions.SCHEMA)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _KEYS_AND_SNAPSHOTS, executions.SCHEMA, execs.SCHEMA)
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:

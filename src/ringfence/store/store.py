@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 
 from .database import IN_MEMORY, Database
 from .directory import StateDirectory
+from .execs import ExecRecords
 from .executions import Executions
 from .records import (
     ENDED,
@@ -44,6 +45,7 @@ class Store:
             path = self.directory.file(FILE) if self.directory else IN_MEMORY
             self._database = Database(path)
             self.executions = Executions(self._database)
+            self.execs = ExecRecords(self._database)
         except BaseException:
             if self.directory:
                 self.directory.close()

@@ -2,37 +2,222 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from ...model.exec import ExecRequest, ExecResult
-from ...sandbox.aio import AsyncSandbox
-from ..nouns import AsNoun, answer
-from ..service import TheCaller, TheService
+from ...errors import InvalidRequest
+from ...execs.run import Run
+from ...model.exec_start import StartRequest
+from ...model.exec_view import ExecView
+from ...model.ids import check_id
+from ..nouns import AsNoun, answer, json_answer
+from ..runs import TheExecs, find_run, sandbox_of, wait_for
+from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["execs"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/execs", tags=["execs"])
+View = Annotated[ExecView, AsNoun()]
+ExecId = Annotated[str, Path(max_length=63)]
+
+_LONGEST_WAIT_S = 86_400.0
+_STALL_S = 30.0  # for a process that does not read its input
 
 
-@router.post("/execs", response_model=Annotated[ExecResult, AsNoun()])
+class SignalBody(BaseModel):
+    """Which signal, and whether to the whole process group as a terminal's are."""
+
+    signal: int | str
+    group: bool = False
+
+
+class SizeBody(BaseModel):
+    """Of a terminal."""
+
+    rows: int = Field(ge=1, le=65_535)
+    cols: int = Field(ge=1, le=65_535)
+
+
+@router.post("", status_code=201, response_model=View, responses={200: {"model": View}})
 async def start(
     sandbox_id: str,
-    body: dict[str, Any],
+    body: Annotated[StartRequest, AsNoun()],
     service: TheService,
+    execs: TheExecs,
     caller: TheCaller,
 ) -> Response:
-    """Run a command to its end."""
+    """Run a command. It goes on whether or not the client stays.
+
+    With `wait` the answer comes when it has ended, with status 200 and its output in `result`.
+    """
     live = await service.need(sandbox_id, caller)
-    body.pop("wait", None)
-    asked = ExecRequest.from_json(body)
-    result = await AsyncSandbox(live.sandbox).exec(
-        asked.argv,
-        cwd=asked.cwd,
-        env=asked.env,
-        user=asked.user,
-        stdin=asked.stdin,
-        timeout_s=asked.timeout_s,
-        max_output_bytes=asked.max_output_bytes,
-    )
-    return answer(result)
+    run = await service.lanes.call(execs.start, live, body.request, key=live.sandbox_id)
+    if not body.wait or not await wait_for(run, body.wait_s):
+        return answer(run.view(), 201)
+    problem = run.view().problem
+    if problem is not None:
+        raise problem.error()
+    return answer(await _with_result(service, run), 200)
+
+
+async def _with_result(service: Service, run: Run) -> ExecView:
+    view = run.view()
+    if view.status is None:
+        return view
+    if view.stdout_bytes + view.stderr_bytes < 1 << 16:
+        return replace(view, result=run.result())  # a thread would take longer
+    return replace(view, result=await service.lanes.call(run.result))
+
+
+@router.get("")
+async def list_(
+    sandbox_id: str,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str, Query(max_length=63)] = "",
+) -> Response:
+    """Execs of a sandbox, oldest first."""
+    found = await sandbox_of(service, caller, sandbox_id)
+    after = check_id(cursor, "cursor") if cursor else ""
+    views = await service.lanes.call(execs.list, found, after, limit)
+    more = views[-1].id if len(views) == limit else None
+    return json_answer({"items": [view.to_json() for view in views], "next_cursor": more})
+
+
+@router.get("/{exec_id}", response_model=View)
+async def get(
+    sandbox_id: str, exec_id: ExecId, service: TheService, execs: TheExecs, caller: TheCaller
+) -> Response:
+    """An exec now, without its output."""
+    return answer((await find_run(service, execs, caller, sandbox_id, exec_id)).view())
+
+
+@router.get("/{exec_id}/wait", response_model=View)
+async def wait(
+    sandbox_id: str,
+    exec_id: ExecId,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+    timeout_s: Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S)] = 60.0,
+) -> Response:
+    """An exec when it has ended, with its output; after `timeout_s` as it is, still running."""
+    run = await find_run(service, execs, caller, sandbox_id, exec_id)
+    await wait_for(run, timeout_s)
+    return answer(await _with_result(service, run))
+
+
+@router.post("/{exec_id}/signal", response_model=View)
+async def signal(
+    sandbox_id: str,
+    exec_id: ExecId,
+    body: SignalBody,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+) -> Response:
+    """Send a signal to the process; nothing happens when it has ended."""
+    run = await find_run(service, execs, caller, sandbox_id, exec_id)
+    number = signal_number(body.signal)
+    await service.lanes.call(run.signal, number, group=body.group, key=run.sandbox_id)
+    return answer(run.view())
+
+
+@router.post("/{exec_id}/kill", response_model=View)
+async def kill(
+    sandbox_id: str, exec_id: ExecId, service: TheService, execs: TheExecs, caller: TheCaller
+) -> Response:
+    """Kill the process and everything that it started; nothing happens when it has ended."""
+    run = await find_run(service, execs, caller, sandbox_id, exec_id)
+    await service.lanes.call(run.kill, key=run.sandbox_id)
+    return answer(run.view())
+
+
+@router.post("/{exec_id}/resize", response_model=View)
+async def resize(
+    sandbox_id: str,
+    exec_id: ExecId,
+    body: SizeBody,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+) -> Response:
+    """Tell its terminal the new size."""
+    run = await find_run(service, execs, caller, sandbox_id, exec_id)
+    run.resize(body.rows, body.cols)
+    return answer(run.view())
+
+
+@router.post("/{exec_id}/stdin")
+async def stdin(
+    sandbox_id: str,
+    exec_id: ExecId,
+    request: Request,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+    offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    eof: bool = False,
+) -> Response:
+    """Give it input: the body is what comes at `offset` of all its input.
+
+    The answer's `offset` is where to go on. To send the same again changes nothing. A process that
+    does not read for a while leaves `offset` before the end of the body: send the rest later.
+    """
+    run = await find_run(service, execs, caller, sandbox_id, exec_id)
+    async for chunk in request.stream():
+        end = offset + len(chunk)
+        reached = await give(run, offset, chunk)
+        if reached < end:
+            return json_answer({"offset": reached, "eof": False})
+        offset = end
+    if eof:
+        run.end_input(offset)
+    return json_answer({"offset": offset, "eof": eof})
+
+
+async def give(run: Run, offset: int, data: bytes, stall_s: float = _STALL_S) -> int:
+    """Write input, waiting for the process to read it; the offset to go on from."""
+    view, end = memoryview(data), offset + len(data)
+    while True:
+        reached = run.give(offset, view)
+        if reached >= end or not await _has_room(run, stall_s):
+            return reached
+        view, offset = view[reached - offset :], reached
+
+
+async def _has_room(run: Run, stall_s: float) -> bool:
+    fd = run.input_place()
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(fd, ready.set)
+    try:
+        await asyncio.wait_for(ready.wait(), stall_s)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_writer(fd)
+        os.close(fd)
+    return True
+
+
+def signal_number(given: int | str) -> int:
+    """The number of `15`, `"TERM"` or `"SIGTERM"`.
+
+    Raises:
+        InvalidRequest: There is no such signal.
+    """
+    import signal as signals
+
+    if isinstance(given, str):
+        name = given.upper()
+        found: Any = getattr(signals.Signals, name if name.startswith("SIG") else f"SIG{name}", 0)
+        given = int(found)
+    if not 1 <= given < signals.NSIG:
+        raise InvalidRequest("is not a signal", field="signal")
+    return given

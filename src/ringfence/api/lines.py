@@ -1,0 +1,115 @@
+"""Output as events: a line of JSON each, or server-sent."""
+
+from __future__ import annotations
+
+import json
+
+from ..errors import InvalidRequest
+from ..model.jsonform import bytes_to_json
+from ..spool.order import ERR, OUT
+from ..spool.spool import NAMES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..execs.run import Run
+    from ..spool.order import Place
+    from ..spool.spool import Event
+
+NDJSON, SSE = "application/x-ndjson", "text/event-stream"
+BOTH = "both"
+_PIECE = 48 << 10
+_BATCH = 1 << 20
+_MOST_DIGITS = 18
+
+
+class Lines:
+    """What one reader is sent. Not thread-safe; close it, or use it as a context manager.
+
+    Args:
+        stream: `stdout`, `stderr` or `both`.
+        cursor: Where to go on: the `cursor` of the last event, or empty.
+        kind: `NDJSON` or `SSE`.
+
+    Raises:
+        InvalidRequest: That is no cursor, or beyond what has come.
+    """
+
+    def __init__(self, run: Run, stream: str, cursor: str, kind: str) -> None:
+        self._run, self._kind = run, kind
+        self._wanted = (OUT, ERR) if stream == BOTH else (NAMES.index(stream),)
+        place = self._place(cursor)
+        if place[OUT] > run.spool.totals[OUT] or place[ERR] > run.spool.totals[ERR]:
+            raise InvalidRequest(
+                "is beyond what has come",
+                field="offset",
+                hint=f"the present is at {self._cursor(run.spool.totals)}",
+            )
+        self._follower = run.spool.follow(place, self._wanted)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._follower.close()
+
+    def batch(self) -> bytes:
+        """All that is there now, up to a bound; empty if nothing new has come. May read from disk."""
+        lines: list[bytes] = []
+        size = 0
+        while size < _BATCH and (event := self._follower.next(_PIECE)):
+            lines += self._lines_of(event)
+            size += len(lines[-1])
+        return b"".join(lines)
+
+    def _lines_of(self, event: Event) -> list[bytes]:
+        common = {"seq": event.seq, "stream": NAMES[event.stream], "offset": event.offset}
+        lines, dropped = [], event.dropped_bytes
+        if dropped:
+            at = [*event.place]
+            at[event.stream] = event.offset
+            told = {"seq": event.seq - dropped, "offset": event.offset - dropped, "bytes": dropped}
+            lines.append(self._line("dropped", (at[OUT], at[ERR]), **{**common, **told}))
+        if event.data:
+            data = bytes_to_json("data", event.data)
+            lines.append(self._line("output", event.place, **common, **data))
+        return lines
+
+    def heartbeat(self) -> bytes:
+        """Nothing has come for a while, and the connection is to stay open."""
+        if self._kind == SSE:
+            return b": heartbeat\n\n"
+        return self._line("heartbeat", self._follower.place)
+
+    def last(self) -> bytes:
+        """There is no more: the exec is over, or nobody wanted to wait."""
+        name = "running" if self._run.running else "end"
+        return self._line(name, self._follower.place, exec=self._run.view().to_json())
+
+    def _line(self, name: str, place: Place, **fields: Any) -> bytes:
+        cursor = self._cursor(place)
+        text = json.dumps({"type": name, **fields, "cursor": cursor}, separators=(",", ":"))
+        if self._kind == SSE:
+            return f"id: {cursor}\nevent: {name}\ndata: {text}\n\n".encode()
+        return text.encode() + b"\n"
+
+    # -- cursors ------------------------------------------------------------------------------
+
+    def _cursor(self, place: Place) -> str:
+        if len(self._wanted) == 1:
+            return str(place[self._wanted[0]])
+        return f"{place[OUT]}.{place[ERR]}"
+
+    def _place(self, text: str) -> Place:
+        """Where a cursor is: `OUT.ERR` for both streams, one number for one."""
+        parts = text.split(".") if text else []
+        digits = all(each.isdecimal() and len(each) <= _MOST_DIGITS for each in parts)
+        if parts in ([], ["0"]):
+            return 0, 0
+        if not digits or len(parts) != len(self._wanted):
+            what = "two numbers and a dot" if len(self._wanted) == 2 else "a number"
+            raise InvalidRequest(f"must be {what}, not {text!r}", field="offset")
+        if len(parts) == 2:
+            return int(parts[0]), int(parts[1])
+        return (int(parts[0]), 0) if self._wanted == (OUT,) else (0, int(parts[0]))

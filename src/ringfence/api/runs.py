@@ -1,0 +1,119 @@
+"""Finding execs for routes, and following their output from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
+
+from ..errors import SandboxNotFound
+from ..execs.execs import Execs
+from ..execs.run import Run
+from .service import Caller, Service
+
+
+async def _execs(connection: HTTPConnection) -> Execs:
+    found: Execs = connection.app.state.execs
+    return found
+
+
+TheExecs = Annotated[Execs, Depends(_execs)]
+
+
+async def sandbox_of(service: Service, caller: Caller, any_id: str) -> str:
+    """The id of a sandbox that the caller may see, alive or over.
+
+    Raises:
+        SandboxNotFound: There is none, or it is another client's.
+    """
+    try:
+        return service.live(any_id, caller).sandbox_id
+    except SandboxNotFound:
+        over = await service.lanes.call(service.manager.get, any_id, caller.sees)
+        if caller.sandbox not in ("", over.sandbox_id):
+            raise
+        return over.sandbox_id
+
+
+async def find_run(
+    service: Service, execs: Execs, caller: Caller, any_id: str, exec_id: str
+) -> Run:
+    """An exec that the caller may see, running or over.
+
+    Raises:
+        SandboxNotFound, ExecNotFound: There is none, or it is another client's.
+    """
+    sandbox_id = await sandbox_of(service, caller, any_id)
+    run = execs.running(sandbox_id, exec_id)
+    return run if run is not None else await service.lanes.call(execs.find, sandbox_id, exec_id)
+
+
+async def wait_for(run: Run, timeout_s: float | None) -> bool:
+    """Wait for the end of an exec, `timeout_s` at most; whether it has come."""
+    if run.done.done():
+        return True
+    future = asyncio.wrap_future(run.done)
+    try:
+        # Shielded: whoever waits may give up; the end is there for everybody else.
+        await asyncio.wait_for(asyncio.shield(future), timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+class Bell:
+    """Rings in the event loop when output or the end of an exec has come. Use it in a `with`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._loop = run, asyncio.get_running_loop()
+        self._event, self._rung = asyncio.Event(), False
+
+    def __enter__(self) -> Bell:
+        self._stop = self._run.spool.listen(self._ring)
+        self._run.done.add_done_callback(self._ring)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop()
+
+    def _ring(self, *_args: Any) -> None:
+        """In the writer's thread: once is enough until somebody has looked."""
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(RuntimeError):  # the loop is over
+                self._loop.call_soon_threadsafe(self._event.set)
+
+    def clear(self) -> None:
+        """What comes from now on is news."""
+        self._event.clear()
+        self._rung = False
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Wait for news since `clear`; false when there were none for so long."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Watching:
+    """An open stream, so that its sandbox counts as in use. Use it in a `with`."""
+
+    closed = False
+
+    def __init__(self, service: Service, run: Run) -> None:
+        self._live = service.manager.book.find(run.sandbox_id)
+
+    def __enter__(self) -> Watching:
+        if self._live is not None:
+            self._live.use.opened(self)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.closed = True
+        if self._live is not None:
+            self._live.touch()

@@ -1,0 +1,1 @@
+"""Execs that outlive whoever started them: written down, spooled to disk, found again by id."""

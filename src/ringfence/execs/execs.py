@@ -1,0 +1,213 @@
+"""Every exec that the server's clients start, and those of the servers before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from ..errors import ExecNotFound, RingfenceError, SandboxLost, TaskFailed
+from ..model.exec import ExecRequest
+from ..model.exec_view import ExecState, ExecView
+from ..model.ids import new_id
+from ..sandbox.reactor import Reactor
+from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
+from ..spool.spool import Spool
+from ..store.execs import ExecRecord
+from .pump import SpooledPump
+from .run import Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ..backends.protocol import BackendExec
+    from ..model.exec import ExecResult, ExecStatus
+    from ..sessions.live import Live
+    from ..sessions.manager import SessionManager
+
+EXEC = "exec"
+SPOOL = "spool"
+KEPT_BYTES = 64 << 20
+
+
+class Execs:
+    """Starts execs, finds them again, and knows how they ended. Thread-safe.
+
+    Args:
+        manager: Whose sandboxes they run in; its store remembers them.
+        kept_bytes: Of each stream on disk, where neither request nor sandbox says.
+    """
+
+    def __init__(self, manager: SessionManager, kept_bytes: int = KEPT_BYTES) -> None:
+        self._manager, self._records = manager, manager.store.execs
+        self._kept_bytes = kept_bytes
+        directory = manager.store.directory
+        self._temporary = "" if directory else tempfile.mkdtemp(prefix="ringfence-spool-")
+        self.directory = directory.file(SPOOL) if directory else self._temporary
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}  # running, or ended and not written down
+        self._reactor = Reactor()
+        self._recover()
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def start(self, live: Live, request: ExecRequest) -> Run:
+        """Begin an exec; whoever asked may go away.
+
+        Raises:
+            RingfenceError: As the sandbox's own `start`; nothing runs, and nothing is remembered.
+        """
+        if request.pty is not None and not request.stream_stdin and request.stdin is None:
+            request = replace(request, stream_stdin=True)
+        run = self._new_run(live, request)
+        self._put(run.view())
+        try:
+            begun = live.watched.start(request, label=run.id)
+        except BaseException:
+            with suppress(RingfenceError):
+                self._records.remove(run.id)
+            raise
+        self._attend(live, run, begun, request)
+        return run
+
+    def _new_run(self, live: Live, request: ExecRequest) -> Run:
+        most = request.max_output_bytes
+        if most is None:
+            most = live.spec.limits.output_bytes
+        view = ExecView(
+            id=new_id(EXEC),
+            sandbox_id=live.sandbox_id,
+            state=ExecState.RUNNING,
+            argv=request.argv,
+            created_at=time.time(),
+            cwd=request.cwd,
+            user=request.user,
+            pty=request.pty,
+            stream_stdin=request.stream_stdin,
+            timeout_s=request.timeout_s,
+            max_output_bytes=DEFAULT_OUTPUT_BYTES if most is None else most,
+            kept_bytes=self._kept_bytes if most is None else most,
+        )
+        return Run(view, self._spool(view))
+
+    def _spool(self, view: ExecView) -> Spool:
+        place = os.path.join(self.directory, view.sandbox_id, view.id)
+        return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes))
+
+    def _attend(self, live: Live, run: Run, begun: BackendExec, request: ExecRequest) -> None:
+        def ended(status: ExecStatus, cut: bool) -> None:
+            self._end(run, run.final(ExecState.ENDED, status=status, truncated=cut))
+
+        pump = SpooledPump(begun, request, live.spec.limits, run.spool, ended)
+        run.attend(pump)
+        with self._lock:
+            self._runs[run.id] = run
+        self._reactor.drive(pump).add_done_callback(lambda future: self._failed(run, future))
+
+    def _failed(self, run: Run, future: Future[ExecResult]) -> None:
+        """What a future says of an exec that has not ended as it should."""
+        error = future.exception()
+        if error is None or not run.running:
+            return
+        if not isinstance(error, RingfenceError):
+            error = TaskFailed(f"its output could not be moved: {error!r}")
+        self._end(run, run.problem(error))
+
+    def _end(self, run: Run, view: ExecView) -> None:
+        written = True
+        try:
+            self._put(view)
+        except RingfenceError:
+            written = False  # the disk is full: it is remembered here, as long as we live
+        run.end(view)
+        if written:
+            with self._lock:
+                self._runs.pop(run.id, None)
+
+    def _put(self, view: ExecView) -> None:
+        text = json.dumps(view.to_json())
+        state = str(view.state)
+        self._records.put(
+            ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
+        )
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def find(self, sandbox_id: str, exec_id: str) -> Run:
+        """An exec of a sandbox, running or over.
+
+        Raises:
+            ExecNotFound: There is none.
+        """
+        with self._lock:
+            run = self._runs.get(exec_id)
+        if run is None:
+            record = self._records.get(exec_id)
+            run = self._over(record) if record is not None else None
+        if run is None or run.sandbox_id != sandbox_id:
+            raise ExecNotFound(f"no exec {exec_id!r} in sandbox {sandbox_id}")
+        return run
+
+    def running(self, sandbox_id: str, exec_id: str) -> Run | None:
+        """An exec of a sandbox that runs, without waiting for anything."""
+        with self._lock:
+            run = self._runs.get(exec_id)
+        return run if run is not None and run.sandbox_id == sandbox_id else None
+
+    def list(self, sandbox_id: str, after: str = "", limit: int = 100) -> list[ExecView]:
+        """Execs of a sandbox with ids beyond `after`, oldest first."""
+        views = []
+        for record in self._records.of_sandbox(sandbox_id, after, limit):
+            with self._lock:
+                run = self._runs.get(record.id)
+            views.append(run.view() if run else ExecView.from_json(json.loads(record.view)))
+        return views
+
+    def _over(self, record: ExecRecord) -> Run:
+        view = ExecView.from_json(json.loads(record.view))
+        spool = self._spool(view)
+        spool.close()
+        return Run(view, spool)
+
+    # -- going on -----------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Go on with what an earlier process left, as far as its sandboxes live."""
+        for record in self._records.unended():
+            view = ExecView.from_json(json.loads(record.view))
+            run = Run(view, self._spool(view))
+            live = self._manager.book.find(view.sandbox_id)
+            begun = _adopted(live).get(view.id) if live else None
+            if live is None or begun is None:
+                lost = SandboxLost(
+                    "it was not found when the server came back" if live else "its sandbox is gone"
+                )
+                run.spool.close()
+                self._end(run, run.problem(lost))
+                continue
+            request = ExecRequest(view.argv, timeout_s=view.timeout_s, pty=view.pty)
+            self._attend(live, run, live.watched.adopt(begun), request)
+
+    def tidy(self) -> None:
+        """Remove the output of sandboxes that nobody remembers."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.directory):
+                if self._manager.store.sandbox(name) is None:
+                    shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+
+    def close(self) -> None:
+        """Forget what is not on disk."""
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _adopted(live: Live) -> dict[str, BackendExec]:
+    """Execs of an earlier process that still run in a sandbox, or whose end nobody has heard, by id."""
+    ask = getattr(live.inner, "adopted_execs", None)
+    return {run.label: run for run in ask()} if ask else {}

@@ -1,0 +1,209 @@
+"""One exec, running or over."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ..errors import ExecError, LifecycleError, RingfenceError
+from ..model.exec import ExecResult
+from ..model.exec_view import ExecProblem, ExecState
+from ..sandbox.process import StdinWriter
+from ..spool.order import ERR, OUT
+from .given import Given
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..model.exec_view import ExecView
+    from ..spool.spool import Spool
+    from .pump import SpooledPump
+
+_STDIN = "stdin"  # the file that counts what was given
+_NEVER_BEGAN = ("exec_failed", "invalid_request")
+
+
+class Run:
+    """An exec. Every method may be called from any thread.
+
+    Attributes:
+        spool: Its output.
+        done: Resolves to None once its end is written down.
+    """
+
+    def __init__(self, view: ExecView, spool: Spool) -> None:
+        self.id, self.sandbox_id = view.id, view.sandbox_id
+        self.spool = spool
+        self.done: Future[None] = Future()
+        self._view = view
+        self._pump: SpooledPump | None = None
+        self._lock = threading.Lock()
+        self._given: Given | None = None
+        if not view.running:
+            self.done.set_result(None)
+
+    def attend(self, pump: SpooledPump) -> None:
+        """It has begun, and this is what moves its bytes."""
+        self._pump = pump
+        self._stdin = StdinWriter(pump)
+
+    # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether its end is not known yet."""
+        return self._view.running
+
+    def view(self) -> ExecView:
+        """What its owner sees now."""
+        view = self._view
+        if not view.running:
+            return view
+        return replace(view, **self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        out, err = self.spool.tracks
+        return {
+            "stdout_bytes": out.total,
+            "stderr_bytes": err.total,
+            "stdout_dropped_bytes": out.dropped_bytes,
+            "stderr_dropped_bytes": err.dropped_bytes,
+            "storage_fault": out.fault or err.fault,
+            "stdin_bytes": self._given.count if self._given else self._view.stdin_bytes,
+        }
+
+    def result(self) -> ExecResult:
+        """How it ended, with its output.
+
+        Raises:
+            RingfenceError: It failed or was lost: what its problem says.
+            LifecycleError: It runs.
+        """
+        view = self._view
+        if view.problem is not None:
+            raise view.problem.error()
+        status = view.status
+        if status is None:
+            raise LifecycleError(f"exec {self.id} has not ended")
+        stdout, out_dropped = self.spool.tracks[OUT].ends(view.max_output_bytes)
+        stderr, err_dropped = self.spool.tracks[ERR].ends(view.max_output_bytes)
+        return ExecResult(
+            stdout=stdout,
+            stderr=stderr,
+            exit_code=status.exit_code,
+            signal=status.signal,
+            timed_out=status.timed_out,
+            oom_killed=status.oom_killed,
+            killed_by=status.killed_by,
+            truncated=view.truncated,
+            stdout_dropped_bytes=out_dropped,
+            stderr_dropped_bytes=err_dropped,
+            duration_s=status.duration_s,
+            resource_usage=status.resource_usage,
+        )
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def final(self, state: ExecState, **fields: Any) -> ExecView:
+        """What its owner will see once it is over."""
+        more = {**self._counts(), **fields}
+        return replace(self._view, state=state, ended_at=time.time(), **more)
+
+    def problem(self, error: RingfenceError) -> ExecView:
+        """The same, of one of which no end is known."""
+        state = ExecState.FAILED if error.code in _NEVER_BEGAN else ExecState.LOST
+        return self.final(state, problem=ExecProblem.of(error))
+
+    def end(self, view: ExecView) -> None:
+        """Its end is written down: tell everybody."""
+        self._view, self._pump = view, None
+        if self._given:
+            self._given.close()
+        self.done.set_result(None)
+
+    # -- doing --------------------------------------------------------------------------------
+
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to the process itself, or to its group; nothing happens when it has ended."""
+        pump = self._pump
+        if pump is not None:
+            pump.run.signal(signum, group=group)
+
+    def kill(self) -> None:
+        """Kill it and everything that it started; nothing happens when it has ended."""
+        pump = self._pump
+        if pump is not None:
+            pump.run.kill()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell its terminal the new size.
+
+        Raises:
+            InvalidRequest: It has none.
+        """
+        pump = self._pump
+        if pump is not None:
+            with pump.open:
+                if pump.run.stdout is not None or pump.run.done >= 0:
+                    pump.run.resize(rows, columns)
+
+    def give(self, offset: int, data: memoryview) -> int:
+        """Write input that begins at `offset` in its input, as much as fits now.
+
+        What was given before is passed over, so that the same piece may be sent again.
+
+        Returns: the offset to go on from: less than the end of `data` if the process does not read.
+
+        Raises:
+            ExecError: It reads no more; it takes no input.
+            LifecycleError: It has ended, or bytes before `offset` are missing.
+        """
+        with self._lock:
+            given = self._writable()
+            data = data[given.accept(offset, len(data)) :]
+            while data:
+                given.begin(min(len(data), 1 << 16))
+                count = 0
+                try:
+                    count = self._stdin.write_some(data)
+                finally:
+                    given.end(count)
+                if not count:
+                    break
+                data = data[count:]
+            return given.count
+
+    def end_input(self, offset: int) -> None:
+        """Close its input, which has `offset` bytes; again is once.
+
+        Raises:
+            LifecycleError: Bytes before `offset` are missing, or it is on a terminal.
+        """
+        with self._lock:
+            if self._view.pty is not None:
+                raise LifecycleError(
+                    "a terminal's input does not end", hint='send "\\x04" (Ctrl-D) instead'
+                )
+            self._writable().accept(offset, 0)
+            self._stdin.close()
+
+    def input_place(self) -> int:
+        """A descriptor to wait on until more input fits; the caller's to close.
+
+        Raises:
+            ExecError: It takes no more.
+        """
+        return self._stdin.duplicate()
+
+    def _writable(self) -> Given:
+        if self._pump is None:
+            raise LifecycleError(f"exec {self.id} has ended")
+        if not self._view.stream_stdin and self._view.pty is None:
+            raise ExecError("it takes no input", hint='start it with "stream_stdin": true')
+        if self._given is None:
+            self._given = Given(os.path.join(self.spool.directory, _STDIN))
+        return self._given

@@ -1,0 +1,60 @@
+"""What a client of the server asks for when it wants to run a command."""
+
+from __future__ import annotations
+
+from . import checks, jsonform
+from .exec import ExecRequest
+from .noun import Noun
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+    from typing import Any, Self
+else:
+    from .record import dataclass
+
+ROWS, COLUMNS = 24, 80
+_LONGEST_WAIT_S = 86_400.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StartRequest(Noun):
+    """A command, and whether to wait for it. In JSON the request's fields are its own.
+
+    Attributes:
+        wait: Answer when it has ended, with its output, rather than when it has begun.
+        wait_s: With `wait`, answer after so long in any case; the command goes on.
+    """
+
+    request: ExecRequest
+    wait: bool = False
+    wait_s: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance(self.request, "request", ExecRequest)
+        checks.flag(self.wait, "wait")
+        if self.wait_s is not None:
+            put = object.__setattr__
+            put(self, "wait_s", checks.number(self.wait_s, "wait_s", 0.0, _LONGEST_WAIT_S))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {**self.request.to_json(), "wait": self.wait, "wait_s": self.wait_s}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form, or a shorter one.
+
+        `script` is short for the `argv` of a POSIX shell; `tty` with `rows` and `cols` for `pty`.
+        """
+        given = jsonform.json_object(data, cls.__name__)
+        own = {name: given.pop(name) for name in ("wait", "wait_s") if name in given}
+        if "script" in given:
+            if given.get("argv"):
+                checks.refuse("script", "cannot be given together with argv")
+            given["argv"] = ["sh", "-c", checks.text(given.pop("script"), "script")]
+        wants_tty = checks.flag(given.pop("tty", False), "tty")
+        size = [given.pop("rows", ROWS), given.pop("cols", COLUMNS)]
+        if wants_tty and given.get("pty") is None:
+            given["pty"] = size
+        return cls(ExecRequest.from_json(given), **own)

@@ -1,0 +1,79 @@
+"""Execs, written down before they begin and kept for a while after their end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .database import Database, Row
+
+SCHEMA = """
+-- An exec is written down before it begins; its output is in files, found by its id and its sandbox's.
+CREATE TABLE execs (
+    id TEXT PRIMARY KEY,
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+    state TEXT NOT NULL,
+    view TEXT NOT NULL,             -- JSON, as its owner sees it; without environment and input
+    created_at REAL NOT NULL,
+    ended_at REAL                   -- NULL: not known to have ended
+) STRICT, WITHOUT ROWID;
+CREATE INDEX execs_by_sandbox ON execs (sandbox, id);
+CREATE INDEX execs_by_end ON execs (ended_at);
+"""
+
+
+@dataclass(frozen=True)
+class ExecRecord:
+    """An exec: see the table `execs`."""
+
+    id: str
+    sandbox: str
+    state: str
+    view: str
+    created_at: float
+    ended_at: float | None = None
+
+
+_NAMES = tuple(each.name for each in fields(ExecRecord))
+
+
+class ExecRecords:
+    """The table. Decides nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, record: ExecRecord) -> None:
+        """Write it down, in place of what was written before under its id."""
+        marks = ", ".join("?" * len(_NAMES))
+        sql = f"INSERT OR REPLACE INTO execs ({', '.join(_NAMES)}) VALUES ({marks})"
+        self._database.write(sql, [*asdict(record).values()])
+
+    def get(self, exec_id: str) -> ExecRecord | None:
+        """The record of that id."""
+        found = self._database.rows("SELECT * FROM execs WHERE id = ?", (exec_id,))
+        return _read(found[0]) if found else None
+
+    def of_sandbox(self, sandbox_id: str, after: str, limit: int) -> list[ExecRecord]:
+        """Those of a sandbox with ids beyond `after`, oldest first."""
+        sql = "SELECT * FROM execs WHERE sandbox = ? AND id > ? ORDER BY id LIMIT ?"
+        return [_read(row) for row in self._database.rows(sql, (sandbox_id, after, limit))]
+
+    def unended(self) -> list[ExecRecord]:
+        """Those of which no end is known, oldest first."""
+        sql = "SELECT * FROM execs WHERE ended_at IS NULL ORDER BY id"
+        return [_read(row) for row in self._database.rows(sql)]
+
+    def ended(self) -> list[tuple[str, str, float]]:
+        """Id, sandbox and end of all others, the one that ended first at the start."""
+        sql = "SELECT id, sandbox, ended_at FROM execs WHERE ended_at IS NOT NULL ORDER BY ended_at"
+        return [(row["id"], row["sandbox"], row["ended_at"]) for row in self._database.rows(sql)]
+
+    def remove(self, exec_id: str) -> None:
+        """Forget it."""
+        self._database.write("DELETE FROM execs WHERE id = ?", (exec_id,))
+
+
+def _read(row: Row) -> ExecRecord:
+    return ExecRecord(**{name: row[name] for name in _NAMES})
