@@ -112,7 +112,7 @@ def test_another_clients_sandbox_is_not_there(alice: httpx.Client, bob: httpx.Cl
 
     assert [] == bob.get("/v1/sandboxes").json()["items"]
     assert [sandbox_id] == [each["id"] for each in alice.get("/v1/sandboxes").json()["items"]]
-    assert 0 == alice.post(f"{base}/execs", json=exec_body).json()["exit_code"]
+    assert 0 == alice.post(f"{base}/execs", json=exec_body).json()["result"]["exit_code"]
     assert 200 == alice.delete(base).status_code
 
 
@@ -122,7 +122,9 @@ def test_a_token_opens_one_sandbox(daemon: Daemon, alice: httpx.Client) -> None:
     headers = {"authorization": f"Bearer {token}"}
     with httpx.Client(base_url=daemon.tcp, headers=headers, timeout=60) as inside:
         body = {"argv": ["true"], "wait": True}
-        assert 0 == inside.post(f"/v1/sandboxes/{mine}/execs", json=body).json()["exit_code"]
+        assert (
+            0 == inside.post(f"/v1/sandboxes/{mine}/execs", json=body).json()["result"]["exit_code"]
+        )
         refused = ["/v1/sandboxes", f"/v1/sandboxes/{other}", "/v1/info", "/v1/keys", "/v1/events"]
         for path in [*refused, "/v1/sessions", "/metrics", f"/v1/sandboxes/{mine}x"]:
             assert 403 == inside.get(path).status_code, path
