@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from tests.features import require
@@ -11,9 +11,6 @@ from tests.features import require
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.testing.conformance import BackendConformance
-
-if TYPE_CHECKING:
-    from ringfence.testing.conformance.base import MakeSandbox
 
 SERVER = """
 import socket, sys
@@ -39,12 +36,6 @@ class TestGvisor(BackendConformance):
 
     def make_backend(self) -> GvisorBackend:
         return GvisorBackend(state_dir=_state.name)
-
-    @pytest.mark.xfail(
-        reason="gVisor lets a few more processes begin than were asked for", strict=False
-    )
-    def test_processes(self, make_sandbox: MakeSandbox) -> None:
-        super().test_processes(make_sandbox)
 
     def make_spec(self, **changes: Any) -> SandboxSpec:
         return SandboxSpec(**{"tier": STRONG, **changes})

@@ -10,10 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..errors import RingfenceError
     from ..launcher.spawn import Started
-    from .protocol import Backend
+    from ..model.spec import SandboxSpec
+    from .protocol import Backend, BackendSandbox
 
-NAMES = ("native", "fake")
+_TIERS = {"native": ("light",), "gvisor": ("strong",), "fake": ("light", "strong")}
+NAMES = tuple(_TIERS)
+TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
 _lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
@@ -49,6 +53,49 @@ def backend_named(name: str) -> Backend:
         return _shared[key]
 
 
+def tier_of(name: str) -> str:
+    """The tier that is meant where only a backend is named."""
+    return _TIERS.get(name, ("light",))[0]
+
+
+def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
+    """A sandbox of the backend of that name; of None, of the first of the spec's tier that can.
+
+    Raises:
+        InvalidRequest: There is no backend of that name.
+        BackendUnavailable: None of that tier works here; the message says of every one why not.
+        RingfenceError: As `Backend.provision` does.
+    """
+    if name is not None:
+        return backend_named(name).provision(spec)
+    candidates = [each for each in NAMES if spec.tier in _TIERS[each] and each not in TEST_DOUBLES]
+    if len(candidates) == 1 and spec.tier == "light":
+        return backend_named(candidates[0]).provision(spec)
+    return _first_that_can(spec, candidates)
+
+
+def _first_that_can(spec: SandboxSpec, candidates: list[str]) -> BackendSandbox:
+    """The attempt is the probe: it costs nothing besides, and what it finds cannot be out of date."""
+    from ..errors import BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported
+
+    refusals: dict[str, RingfenceError] = {}
+    for name in candidates:
+        try:
+            return backend_named(name).provision(spec)
+        except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
+            refusals[name] = exc
+    told = {name: exc.message for name, exc in refusals.items()}
+    for name in NAMES:
+        if name not in TEST_DOUBLES:
+            told.setdefault(name, f"it is tier {' and '.join(_TIERS[name])}")
+    able = [exc for exc in refusals.values() if not isinstance(exc, BackendUnavailable)]
+    if len(able) == 1:
+        raise able[0]  # it works here, and says itself what of the request it cannot do
+    said = "; ".join(f"{name}: {why}" for name, why in told.items())
+    hint = next((exc.hint for exc in refusals.values() if exc.hint), "")
+    raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
+
+
 def new_backend(name: str, **options: Any) -> Backend:
     """A backend of the caller's own, who closes it; options as its class takes them.
 
@@ -59,6 +106,10 @@ def new_backend(name: str, **options: Any) -> Backend:
         from .native.backend import NativeBackend
 
         return NativeBackend(**options)
+    if name == "gvisor":
+        from .gvisor.backend import GvisorBackend
+
+        return GvisorBackend(**options)
     return _make(name) if name in NAMES else backend_named(name)
 
 
@@ -88,6 +139,8 @@ def _make(name: str) -> Backend:
         from .fake import FakeBackend
 
         return FakeBackend()
+    if name != "native":
+        return new_backend(name)
     from .native.backend import NativeBackend
     from .native.zygote import Zygote
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import NAMES, backend_named
+from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, tier_of
+from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
 from .terminal import Colours
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from ..model.capabilities import BackendReport, Protection
 
-_TEST_DOUBLES = ("fake",)  # they isolate nothing
 _COLOUR_OF = {"enforced": "green", "degraded": "yellow", "missing": "red"}
 _LONGEST_NAME = 26
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         from .attack import main as attack
 
         return attack(as_json="json" in given)
-    reports = [backend_named(name).report() for name in NAMES if name not in _TEST_DOUBLES]
+    reports = [backend_named(name).report() for name in NAMES if name not in TEST_DOUBLES]
     if "json" in given:
         _print_json(reports)
     else:
@@ -113,5 +113,14 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
             counts[each.status] += 1
         said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         lines.append(f"{report.backend}: {said}")
-    lines.append("tier strong: no backend for it is installed; asking for it is refused")
-    return lines
+    return [*lines, *(_tier(tier, reports) for tier in TIERS)]
+
+
+def _tier(tier: str, reports: Sequence[BackendReport]) -> str:
+    """Who gets what asks for a tier, or why nobody does."""
+    candidates = [report for report in reports if tier_of(report.backend) == tier]
+    chosen = next((each.backend for each in candidates if each.available), None)
+    if chosen is not None:
+        return f"tier {tier}: {chosen}"
+    reasons = "; ".join(f"{each.backend}: {each.reason}" for each in candidates)
+    return f"tier {tier}: nobody, and asking for it is refused ({reasons})"

@@ -36,6 +36,10 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         InvalidRequest: A value is malformed; `field` names it.
     """
     parts: dict[str, Any] = {_SAME[name]: given[name] for name in _SAME if name in given}
+    if "backend" in given and "tier" not in given:
+        from ..backends.registry import tier_of
+
+        parts["tier"] = tier_of(given["backend"])
     if any(name.startswith(("net", "secret")) for name in given):
         from .network import network_of
 

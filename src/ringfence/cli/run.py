@@ -55,7 +55,7 @@ def _report_failure(exc: BaseException, *, as_json: bool) -> None:
 
 
 def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
-    from ..backends.registry import backend_named
+    from ..backends.registry import close_all, provision
     from .request import make_request, make_spec
 
     streams: dict[str, Any] = {"stream_stdin": not _is_null(0)}
@@ -68,11 +68,10 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
     record = _record(given)
-    backend = backend_named(given.get("backend", "native"))
     # Read while the kernel builds the sandbox and this thread waits for it.
     start_new_thread(_read_ahead, ())
     try:
-        sandbox = backend.provision(spec)
+        sandbox = provision(spec, given.get("backend"))
         try:
             supervisor = _supervisor(given, request, sandbox, bell)
             if given.get("json"):
@@ -85,7 +84,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
             if record is not None:
                 record.close(sandbox)
     finally:
-        backend.close()
+        close_all()
 
 
 def _record(given: dict[str, Any]) -> Record | None:

@@ -41,6 +41,7 @@ _CONTROL_FD = 0
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
 _LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
+_LOOKS = 20
 _WATCHDOG_S = 0.05
 _TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
 
@@ -92,17 +93,21 @@ class Agent:
                     return
             self._reap()
             self.flows = [flow for flow in self.flows if flow.wants()]
-            if self.settings["memory_bytes"] and (self.execs or self.left):
-                self._watch_memory()
+            if self._is_watching:
+                self._watch()
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
         waits = [run.deadline - now for run in self.execs.values() if run.deadline]
         if any(run.killed_by for run in self.execs.values()):
             waits.append(_LOOK_S)
-        if self.settings["memory_bytes"] and (self.execs or self.left):
+        if self._is_watching:
             waits.append(max(_LOOK_S, self.next_look - now))
         return max(0.0, min(waits)) * 1000 + 1 if waits else None
+
+    @property
+    def _is_watching(self) -> bool:
+        return bool(self.settings["memory_bytes"] and (self.execs or self.left))
 
     def _serve_one(self) -> bool:
         message, fds = wire.receive(self.control)
@@ -286,12 +291,27 @@ class Agent:
             _signal(-1, signal.SIGCONT)
         return bool(seen)
 
-    def _watch_memory(self) -> None:
-        """Limits are not enforced by gVisor itself: so this is sampled, in front of the host's cgroup."""
+    def _watch(self) -> None:
+        """What gVisor does not bound itself, or not exactly: sampled, in front of the host's cgroup."""
         now = time.monotonic()
         if now < self.next_look:
             return
         self.next_look = now + _WATCHDOG_S
+        self._watch_processes()
+        self._watch_memory()
+
+    def _watch_processes(self) -> bool:
+        """Forks in quick succession get past gVisor's own limit: the newest processes die of it."""
+        excess = self.groups.count() - self.settings["pids"]
+        if excess <= 0:
+            return False
+        numbers = [*self.execs, *self.left]
+        everybody = sorted(pid for number in numbers for pid in self.groups.members(number))
+        for pid in everybody[-excess:]:
+            _signal(pid, signal.SIGKILL)
+        return True
+
+    def _watch_memory(self) -> None:
         usage = os.statvfs("/")
         used = self.groups.memory_bytes() + (usage.f_blocks - usage.f_bfree) * usage.f_frsize
         if used <= self.settings["memory_bytes"]:
@@ -337,6 +357,11 @@ class Agent:
 
     def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
         """Processes, bytes in memory; bytes and inodes in the root, as text."""
+        for _ in range(_LOOKS):
+            if not self._watch_processes():
+                break
+            time.sleep(_LOOK_S)
+            self._reap()
         root = os.statvfs("/")
         return b"%d %d %d %d" % (
             self.groups.count(),

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
             ...
 
 
-_PIECE = 1 << 18
+_PIECE = 1 << 20
+_TURNS = 8  # then somebody else may have one
 _PAIR_PIECE = 1 << 16
 
 
@@ -58,13 +59,12 @@ class Copy:
     def ready(self, fd: int) -> None:
         del fd
         try:
-            if not self._rest:
-                self._rest = memoryview(os.read(self._source, _PIECE))
+            for _ in range(_TURNS):
                 if not self._rest:
-                    self._end(None)
-                    return
-            self._rest = self._rest[os.write(self._sink, self._rest) :]
-            while self._rest and self._event == select.POLLIN:
+                    self._rest = memoryview(os.read(self._source, _PIECE))
+                    if not self._rest:
+                        self._end(None)
+                        return
                 self._rest = self._rest[os.write(self._sink, self._rest) :]
         except BlockingIOError:
             return

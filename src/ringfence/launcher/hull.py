@@ -12,7 +12,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, privileges
-from . import build, cgroups, init, wire
+from . import build, cgroups, init, lockdown, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         steps: list[tuple[Any, ...]]
         guest: GuestRoot
         after: list[tuple[Any, ...]]  # steps in the hull's root once the guest's is there
+        rlimits: list[tuple[int, int, int]]
         argv: list[str]
         env: dict[str, str]
         cgroup_dirs: list[str]
@@ -196,6 +197,7 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int) -> NoReturn:
         except (OSError, ValueError):
             continue
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    lockdown.apply_rlimits(plan["rlimits"])
     privileges.set_no_new_privs()
     privileges.die_with_parent(signal.SIGKILL)
     os.execve(plan["argv"][0], plan["argv"], plan["env"])

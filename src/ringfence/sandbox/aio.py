@@ -231,7 +231,7 @@ class AsyncSandbox:
         mounts: Sequence[Mount | str] = (),
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
-        backend: Backend | str = DEFAULT_BACKEND,
+        backend: Backend | str | None = None,
         **others: Any,
     ) -> AsyncSandbox:
         """Make a sandbox, locked down and ready; see `Sandbox.create`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..backends.registry import backend_named
+from ..backends.registry import backend_named, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
 from ..model import checks
 from ..model.exec import ExecRequest
@@ -63,7 +63,7 @@ class Sandbox:
         mounts: Sequence[Mount | str] = (),
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
-        backend: Backend | str = DEFAULT_BACKEND,
+        backend: Backend | str | None = None,
         **others: Any,
     ) -> Sandbox:
         """Make a sandbox, locked down and ready.
@@ -73,16 +73,20 @@ class Sandbox:
             mounts: `Mount`s or `"SRC:DST[:ro|rw]"`.
             network: `"none"`, `"unrestricted"`, a list of hosts or a policy.
             limits: `Limits`, or a mapping of its fields.
-            backend: A backend or its name.
+            backend: A backend or its name; None is the best of the tier that works here.
             others: The other fields of `SandboxSpec`: env, labels, user, workdir, profile, ...
 
         Raises:
             InvalidRequest: Something in the request is malformed; nothing was started.
             IsolationError: A protection could not be put in place; nothing runs.
         """
-        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        name = backend if isinstance(backend, str | None) else backend.name
+        if name is not None and spec is None and others.get("tier") is None:
+            others["tier"] = tier_of(name)
         wanted = make_spec(spec, mounts, network, limits, others)
-        return cls(chosen.provision(wanted), wanted)
+        if backend is None or isinstance(backend, str):
+            return cls(provision(wanted, backend), wanted)
+        return cls(backend.provision(wanted), wanted)
 
     @classmethod
     def restore(

@@ -46,7 +46,7 @@ class GvisorBackend:
     Args:
         path: The `runsc` to use; None looks on PATH and in the usual places.
         state_dir: Where snapshots are kept; None is this user's data directory.
-        egress: Who moves the data of forwarded connections.
+        egress: Who moves the data of forwarded connections; None is the process that this one shares.
     """
 
     name = NAME
@@ -207,14 +207,12 @@ class GvisorBackend:
         keeper.bury()
 
     def egress(self) -> Egress:
-        """Who moves the data of forwarded connections.
+        """Who moves the data of forwarded connections."""
+        if self._egress is not None:
+            return self._egress()
+        from ...egress.client import shared
 
-        Raises:
-            Unsupported: This backend was given nobody.
-        """
-        if self._egress is None:
-            raise Unsupported(backend=NAME, operation="forward", hint="use connect()")
-        return self._egress()
+        return shared()
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""

@@ -11,6 +11,7 @@ from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
 from ..local.answers import Refused, answer
 from ..local.fileinfo import describe
+from ..local.streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class GvisorFiles:
         """A pipe that the agent copies `path` to or from, once it has opened it."""
         self._sandbox.require_awake()
         read, write = os.pipe2(os.O_CLOEXEC)
+        grow(read)
         ours, theirs = (read, write) if out else (write, read)
         try:
             try:

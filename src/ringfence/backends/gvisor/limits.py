@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 KERNEL_BYTES = 256 << 20  # the sentry and the gofer, with Go's idea of memory
-_KERNEL_PIDS = 512
-_EACH = 16  # each process of the guest is traced through threads of the host's, some for each of gVisor's
+_KERNEL_PIDS = 4096
 
 
 def host_pids(guest_pids: int) -> int:
-    """How many processes and threads of the host's so many of the guest's may take."""
-    return guest_pids * _EACH + _KERNEL_PIDS
+    """How many processes and threads of the host's so many of the guest's may take.
+
+    gVisor runs each process of the guest in one of the host's, with a thread in it for each of its own
+    threads that ever ran it, and keeps them for the next: in a fork bomb that is nearly the square.
+    Where there are no more, gVisor as a whole ends: so this is for the host's sake alone.
+    """
+    return min(guest_pids * guest_pids + _KERNEL_PIDS, _most_of_the_host())
+
+
+def _most_of_the_host() -> int:
+    with open("/proc/sys/kernel/threads-max", encoding="ascii") as file:
+        return int(file.read()) // 4

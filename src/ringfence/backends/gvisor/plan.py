@@ -15,6 +15,7 @@ from ..local import identity, sources, template
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
 from . import agent_code, statx
+from .limits import host_pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ def make_plan(
             "has_content": has_content,
         },
         "after": draft.after,
+        "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
         "argv": [
             RUNSC,
             f"--root={STATE}",
@@ -217,6 +219,14 @@ _NAMESPACES = (
     | namespaces.CLONE_NEWNET
     | namespaces.CLONE_NEWCGROUP
 )
+
+
+def _rlimits(size: Sizes) -> dict[int, int]:
+    """Of gVisor's own processes; all count for this sandbox's user namespace alone (Linux 5.14)."""
+    return {
+        resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
+        resource.RLIMIT_NPROC: host_pids(size.pids),
+    }
 
 
 def settings(draft: Draft, host: Host, size: Sizes) -> Settings:

@@ -11,6 +11,7 @@ from ...model.files import FILE
 from ...model.state import State
 from ..local import unpack
 from ..local.answers import Refused, answer
+from ..local.streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Helper:
 
     def __init__(self, sandbox: GvisorSandbox, direction: str, path: str) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
+        grow(read)
         theirs, self.stream = (write, read) if direction == "out" else (read, write)
         self._sandbox = sandbox
         try:

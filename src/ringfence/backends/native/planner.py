@@ -69,11 +69,11 @@ def check(spec: SandboxSpec) -> None:
     """Refuse what the native backend does not do, before anything is made."""
     if spec.tier != LIGHT:
         raise Unsupported(
-            "the native backend is tier light; no strong backend is installed",
+            "the native backend is tier light",
             backend="native",
             operation=f"tier {spec.tier}",
             field="tier",
-            hint="use --tier light, or a machine with gVisor or KVM once those backends exist",
+            hint="name no backend, and the strong one that works here is taken",
         )
     if spec.template != "default":
         raise InvalidRequest(
