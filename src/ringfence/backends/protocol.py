@@ -222,6 +222,20 @@ class BackendSandbox(Protocol):
         """Save the sandbox's files, without mounts and secrets; it keeps running."""
         ...
 
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        """Save files and memory, and end: `Backend.restore` lets all that ran go on, as often as wanted.
+
+        Each restored sandbox has a hostname and randomness of its own, and is otherwise as it was: its
+        spec cannot be changed.
+
+        Raises:
+            Unsupported: The backend cannot.
+            LifecycleError: Something inside holds what cannot be saved, such as a stream of an exec
+                that still runs; the message says what, and the sandbox goes on.
+            IoError: It was not saved, and the sandbox has ended.
+        """
+        ...
+
     def stats(self) -> SandboxStats:
         """What it uses now, or used when it ended."""
         ...

@@ -74,6 +74,12 @@ def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
     return _first_that_can(spec, candidates)
 
 
+def backend_of(snapshot_id: str) -> Backend:
+    """Who took a snapshot of this user's; where nobody did, the native backend, which says so."""
+    taken = {each.id: each.backend for each in backend_named("native").snapshots()}
+    return backend_named(taken.get(snapshot_id, "native"))
+
+
 def _first_that_can(spec: SandboxSpec, candidates: list[str]) -> BackendSandbox:
     """The attempt is the probe: it costs nothing besides, and what it finds cannot be out of date."""
     from ..errors import BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported

@@ -70,6 +70,7 @@ class Agent:
         self.left: set[int] = set()  # numbers of ended execs that may have left processes behind
         self.flows: list[flows.Flow] = []
         self.next_look = 0.0  # of the memory watchdog
+        self.last_number = 0  # of an exec
 
     def run(self) -> None:
         """Serve until the host goes away."""
@@ -147,6 +148,7 @@ class Agent:
         terminal: tuple[int, int] | None,
         uid: int,
     ) -> None:
+        self.last_number = number
         run = Exec(number, uid, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
         stage, opened = wire.STAGE_TERMINAL, list(streams)
         try:
@@ -354,6 +356,24 @@ class Agent:
             size = struct.pack("HHHH", rows, columns, 0, 0)
             fcntl.ioctl(run.terminal.guest, _TIOCSWINSZ, size)
         return b""
+
+    def _do_settle(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+        """Whether all of the guest can be written down: nothing of it may hang on the host's.
+
+        Raises:
+            OSError: EBUSY, with who holds a stream, a file or a connection of the host's.
+        """
+        busy = ["an open file or connection"] if self.flows else []
+        busy += [f"exec {number}" for number in self.execs]
+        busy += [f"{_name_of(pid)} (pid {pid})" for pid in _holders_of_the_hosts()]
+        if busy:
+            raise OSError(errno.EBUSY, ", ".join(busy))
+        return b""
+
+    def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:
+        """After a restore: a name of its own. Answers with the number of the last exec before."""
+        namespaces.sethostname(hostname)
+        return b"%d" % self.last_number
 
     def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
         """Processes, bytes in memory; bytes and inodes in the root, as text."""
@@ -574,6 +594,29 @@ def _described(path: str) -> bytes:
     return head.encode() + os.fsencode(link)
 
 
+def _holders_of_the_hosts() -> list[int]:
+    """Processes with a descriptor of the host's open, but for us and who is just ending."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            links = [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")]
+        except OSError:
+            continue
+        if any(link.startswith("host:") for link in links):
+            found.append(int(name))
+    return found
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"
+
+
 def _resident(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -656,3 +699,4 @@ def _enter_user_namespace(id_map: str) -> None:
     os.close(go_read)
     if os.waitpid(child, 0)[1]:
         raise OSError(errno.EPERM, "ids could not be mapped")
+    namespaces.unshare(namespaces.CLONE_NEWUTS)  # ours to name anew after a restore

@@ -62,12 +62,41 @@ def _run(request: dict[str, Any], fds: list[int]) -> bytes:
     namespaces.setns(fds[0], _ALL)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+    return _said_by(request, [])
+
+
+def _checkpoint(request: dict[str, Any], fds: list[int]) -> bytes:
+    """Let the program write its guest's memory down, then stream the guest's root as `_pack` does.
+
+    fds are a pidfd, a directory that the command finds as descriptor 3, and a pipe. The program ends
+    with it; we keep the hull's mounts.
+    """
+    from . import trees
+
+    pidfd, directory, out = fds
+    namespaces.setns(pidfd, _ALL)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    # With the hull's PID 1 its PID namespace ends, and the command would be killed before it is done.
+    signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    try:
+        said = _said_by(request, [directory])
+    finally:
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    os.chroot(request["path"])
+    os.chdir("/")
+    trees.pack(out, "/", one_file_system=True)
+    return said
+
+
+def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
+    """What a command said to its end; it has `more` from descriptor 3 on."""
     read, write = os.pipe2(os.O_CLOEXEC)
     child = os.fork()  # into the PID namespace: it dies with the hull
     if child == 0:
         try:
             null = os.open("/dev/null", os.O_RDONLY)
-            for to, fd in enumerate((null, write, write)):
+            for to, fd in enumerate((null, write, write, *more)):
                 os.dup2(fd, to)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.execve(request["argv"][0], request["argv"], request["env"])
@@ -84,4 +113,4 @@ def _run(request: dict[str, Any], fds: list[int]) -> bytes:
     return said
 
 
-_OPERATIONS = {"pack": _pack, "run": _run}
+_OPERATIONS = {"pack": _pack, "run": _run, "checkpoint": _checkpoint}

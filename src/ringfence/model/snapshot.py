@@ -21,6 +21,7 @@ class Snapshot(Noun):
     Attributes:
         created_at: Seconds since 1970, UTC.
         size_bytes: What the content takes up in the catalogue.
+        has_memory: Restored, its processes go on where they were.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Snapshot(Noun):
     backend: str
     created_at: float
     size_bytes: int = 0
+    has_memory: bool = False
     metadata: Mapping[str, str] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:

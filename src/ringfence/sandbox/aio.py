@@ -253,7 +253,7 @@ class AsyncSandbox:
         spec: SandboxSpec | None = None,
         *,
         secrets: Mapping[str, str] | None = None,
-        backend: Backend | str = DEFAULT_BACKEND,
+        backend: Backend | str | None = None,
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
         make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
@@ -372,6 +372,10 @@ class AsyncSandbox:
     async def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         return await in_thread(self._sandbox.snapshot, metadata)
+
+    async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save files and memory, and end; see `Sandbox.checkpoint`."""
+        return await in_thread(self._sandbox.checkpoint, metadata)
 
     async def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..backends.registry import backend_named, provision, tier_of
+from ..backends.registry import backend_named, backend_of, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
 from ..model import checks
 from ..model.exec import ExecRequest
@@ -95,19 +95,24 @@ class Sandbox:
         spec: SandboxSpec | None = None,
         *,
         secrets: Mapping[str, str] | None = None,
-        backend: Backend | str = DEFAULT_BACKEND,
+        backend: Backend | str | None = None,
     ) -> Sandbox:
         """A new sandbox with the files of a snapshot, whether or not its own sandbox still lives.
+
+        One of `checkpoint` goes on with all that ran in it.
 
         Args:
             spec: None is the one it was taken under, network policy included.
             secrets: For that one: what no snapshot contains.
+            backend: None is the one that took it.
 
         Raises:
             SnapshotNotFound: No such snapshot.
             SnapshotCorrupt: Its content is not what was saved.
             InvalidRequest: The policy writes a secret that is not given.
         """
+        if backend is None:
+            backend = backend_of(snapshot_id)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         if spec is not None and secrets is not None:
             raise InvalidRequest("give them in the spec", field="secrets")
@@ -295,6 +300,16 @@ class Sandbox:
     def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         return self._inner.snapshot(checks.string_map(metadata or {}, "metadata"))
+
+    def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save files and memory, and end: `restore` lets all that ran go on, as often as wanted.
+
+        Raises:
+            Unsupported: The backend saves files only.
+            LifecycleError: Something inside holds what cannot be saved, such as a stream of an exec
+                that still runs; the sandbox goes on.
+        """
+        return self._inner.checkpoint(checks.string_map(metadata or {}, "metadata"))
 
     def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""

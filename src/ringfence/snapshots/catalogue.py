@@ -1,4 +1,4 @@
-"""The catalogue of snapshots: one directory each, `content.tar` and `snapshot.json`.
+"""The catalogue of snapshots: one directory each: `content.tar`, `snapshot.json`, perhaps `memory.img`.
 
 A snapshot appears by one rename, after its content is on disk; whatever a crash leaves half written
 has another name and is never read. The content's SHA-256 is checked before anything is restored.
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 
 from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound
 from ..model.ids import check_id
@@ -19,11 +20,13 @@ from ..model.spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _CHUNK = 1 << 20
 _FORMAT = 1
 _PARTIAL = ".partial-"
+_MEMORY = "memory.img"
 
 
 def default_directory() -> str:
@@ -41,12 +44,20 @@ class Catalogue:
         self.directory, self.backend = directory, backend
 
     def save(
-        self, stream: int, snapshot_id: str, spec: SandboxSpec, most_bytes: int, **facts: Any
+        self,
+        stream: int,
+        snapshot_id: str,
+        spec: SandboxSpec,
+        most_bytes: int,
+        *,
+        memory: str = "",
+        **facts: Any,
     ) -> Snapshot:
         """Keep what comes out of `stream` until its end.
 
         Args:
             most_bytes: More than that is refused: a sparse file may claim any size.
+            memory: A file beside the snapshots that becomes part of this one, once the stream ends.
 
         Raises:
             ResourceExhausted: Too large, or the disk is full; nothing is kept.
@@ -55,10 +66,18 @@ class Catalogue:
         try:
             os.makedirs(partial, mode=0o700)
             size, digest = self._write(os.path.join(partial, "content.tar"), stream, most_bytes)
-            snapshot = Snapshot(id=snapshot_id, backend=self.backend, size_bytes=size, **facts)
+            kept = self._take_in(partial, memory) if memory else (0, "")
+            snapshot = Snapshot(
+                id=snapshot_id,
+                backend=self.backend,
+                size_bytes=size + kept[0],
+                has_memory=bool(memory),
+                **facts,
+            )
             form = {
                 "format": _FORMAT,
                 "sha256": digest,
+                "memory_sha256": kept[1],
                 "spec": spec.to_json(),
                 "snapshot": snapshot.to_json(),
             }
@@ -77,6 +96,18 @@ class Catalogue:
             raise
         return snapshot
 
+    @contextlib.contextmanager
+    def workspace(self, uid: int) -> Iterator[str]:
+        """A directory beside the snapshots that a host user may write in, gone afterwards."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        directory = tempfile.mkdtemp(prefix=f"{_PARTIAL}memory-", dir=self.directory)
+        try:
+            if uid != os.geteuid():
+                os.chown(directory, uid, -1)
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
     def _write(self, path: str, stream: int, most_bytes: int) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
         with open(path, "xb") as file:
@@ -93,6 +124,38 @@ class Catalogue:
             file.flush()
             os.fsync(file.fileno())
         return size, digest.hexdigest()
+
+    def _take_in(self, partial: str, memory: str) -> tuple[int, str]:
+        """Whoever wrote it has it no longer; whoever continues from it may read it."""
+        path = os.path.join(partial, _MEMORY)
+        os.rename(memory, path)
+        os.chown(path, os.geteuid(), os.getegid())
+        os.chmod(path, 0o444)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return os.path.getsize(path), digest
+
+    def memory_of(self, snapshot_id: str) -> str:
+        """The path of its verified memory; empty for one that has only files.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `open`.
+        """
+        wanted = self._describe(snapshot_id).get("memory_sha256", "")
+        if not wanted:
+            return ""
+        path = os.path.join(self._path(snapshot_id), _MEMORY)
+        try:
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as exc:
+            raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
+        if found != wanted:
+            raise SnapshotCorrupt(
+                f"{snapshot_id}: its memory is not what was saved", hint="delete it"
+            )
+        return path
 
     def _write_description(self, directory: str, form: dict[str, Any]) -> None:
         with open(os.path.join(directory, "snapshot.json"), "x", encoding="utf-8") as file:

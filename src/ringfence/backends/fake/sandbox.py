@@ -154,6 +154,10 @@ class FakeSandbox:
                 self._state = check_transition(self._state, State.RUNNING)
                 self._machine.freeze(False)
 
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        del metadata
+        raise Unsupported(backend=self._backend.name, operation=can.MEMORY_SNAPSHOT)
+
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         self._backend.need(can.SNAPSHOT)
         self._check_alive("snapshot")

@@ -11,7 +11,7 @@ from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...launcher.spawn import KEEPER
 from ...model.ids import new_id
-from ..local import cgroups, identity, journal
+from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
 from ..local.launched import Launched
@@ -80,12 +80,12 @@ class GvisorBackend:
     def provision(self, spec: SandboxSpec) -> GvisorSandbox:
         return self._provision(spec, content=-1)
 
-    def _provision(self, spec: SandboxSpec, content: int) -> GvisorSandbox:
+    def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> GvisorSandbox:
         planning.check(spec)
         program = self.runsc()
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, sandbox_id, program, content)
+            return self._make(spec, sandbox_id, program, content, memory)
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -94,17 +94,19 @@ class GvisorBackend:
             self._making.discard(sandbox_id)
 
     def _make(
-        self, spec: SandboxSpec, sandbox_id: str, program: Runsc, content: int
+        self, spec: SandboxSpec, sandbox_id: str, program: Runsc, content: int, memory: str
     ) -> GvisorSandbox:
         here, uid, keeper = host(), identity.uid_of(spec.user), self.keeper()
         first = self.host_ids().take() if here.trusted_root else 0
         draft = planning.Draft(spec, sandbox_id, uid, first)
         try:
             size = sizes(spec, here)
-            plan = planning.make_plan(draft, here, program, size, has_content=content >= 0)
+            plan = planning.make_plan(
+                draft, here, program, size, has_content=content >= 0, memory=memory
+            )
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
             group = self._plan_limits(plan, spec, size)
-            sandbox = self._launch(keeper, draft, plan, size, group, content, program)
+            sandbox = self._launch(keeper, draft, plan, size, group, content, program, memory)
         except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, keeper)
             if first:
@@ -153,22 +155,30 @@ class GvisorBackend:
         group: cgroups.Group,
         content: int,
         program: Runsc,
+        memory: str,
     ) -> GvisorSandbox:
         errors = os.memfd_create("gvisor-says", os.MFD_CLOEXEC)
         ours, theirs = wire.socketpair()
         pidfd = -1
         try:
+            reply, last = ours, 0
             # It waits there until the agent reads it, as its first message of all.
-            wire.send(ours, planning.settings(draft, host(), size))
+            if memory:
+                reply = _wake(ours)
+            else:
+                wire.send(ours, planning.settings(draft, host(), size))
             passed = [theirs.fileno(), errors, *([content] if content >= 0 else []), *draft.fds]
             try:
                 body, [pidfd] = keeper.ask("create", plan, passed)
             finally:
                 theirs.close()
-            _ready(ours, errors)
+            said = _ready(reply, errors)
+            if memory:
+                reply.close()
+                last = int(said)
             ours.settimeout(None)
             return GvisorSandbox(
-                self, draft, size, group, ours, int(body), pidfd, errors, keeper, program
+                self, draft, size, group, ours, int(body), pidfd, errors, keeper, program, last
             )
         except BaseException as exc:
             ours.close()
@@ -259,9 +269,17 @@ class GvisorBackend:
         from dataclasses import replace
 
         del secrets  # no policy that could write one is accepted
-        _saved, taken_under, content = self.catalogue().open(snapshot_id)
+        catalogue = self.catalogue()
+        _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
-            return self._provision(spec or replace(taken_under, id=None), content)
+            memory = catalogue.memory_of(snapshot_id)
+            if memory and spec is not None:
+                raise InvalidRequest(
+                    "what goes on with its memory goes on as it was",
+                    field="spec",
+                    hint="restore it without a spec",
+                )
+            return self._provision(spec or replace(taken_under, id=None), content, memory)
         finally:
             os.close(content)
 
@@ -269,6 +287,11 @@ class GvisorBackend:
         from . import snapshots
 
         return snapshots.save(sandbox, self.catalogue(), metadata)
+
+    def checkpoint(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot:
+        from . import snapshots
+
+        return snapshots.save_with_memory(sandbox, self.catalogue(), metadata)
 
     def snapshots(self) -> list[Snapshot]:
         return self.catalogue().list()
@@ -293,14 +316,23 @@ class GvisorBackend:
             self._host_ids.close()
 
 
-def _ready(control: wire.Socket, errors: int) -> None:
+def _wake(control: wire.Socket) -> wire.Socket:
+    """Where the restored agent will answer: it gets a name that no other sandbox has."""
+    ours, theirs = wire.socketpair()
+    hostname = f"{template.HOSTNAME}-{os.urandom(4).hex()}"
+    wire.send(control, ("wake", hostname), [theirs.fileno()])
+    theirs.close()
+    return ours
+
+
+def _ready(control: wire.Socket, errors: int) -> bytes:
     """Wait for the agent's first word.
 
     Raises:
         IsolationError: gVisor did not start, with its own words for it.
     """
     try:
-        answer(control, _READY_S)
+        return answer(control, _READY_S)[0]
     except SandboxLost as exc:
         said = last_words(errors)
         raise IsolationError(

@@ -34,9 +34,11 @@ PROFILES = (OS_HARDENED, DEBUG, UNRESTRICTED)
 _MIB = 1 << 20
 ROOTFS = "/bundle/rootfs"
 STATE = "/state"
+MEMORY = "checkpoint.img"  # as runsc names it
 RUNSC = "/bin/runsc"
 _MOUNTS = "/mounts"
 _AGENT = "/.ringfence"
+_SAVED = "/saved"
 _ALL_IDS = 65536
 _LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
@@ -151,9 +153,13 @@ def check_network(spec: SandboxSpec) -> None:
 
 
 def make_plan(
-    draft: Draft, host: Host, runsc: Runsc, size: Sizes, *, has_content: bool
+    draft: Draft, host: Host, runsc: Runsc, size: Sizes, *, has_content: bool, memory: str = ""
 ) -> HullPlan:
-    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
+    """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
+
+    Args:
+        memory: A file with what a guest had in memory, to be continued.
+    """
     _show_python(draft)
     _add_mounts(draft, host)
     _make_workdir(draft)
@@ -168,6 +174,11 @@ def make_plan(
         # Without root all there belongs to the one id that there is: so it is read-only besides.
         draft.after.append(("protect", f"{ROOTFS}/etc"))
     _furnish_hull(draft, runsc)
+    if memory:
+        draft.guest.append(("dir", "/sys", 0o755, False))  # gVisor makes it itself, but not again
+        draft.hull.append(("dir", _SAVED, 0o755, False))
+        draft.hull.append(("show", f"{_SAVED}/{MEMORY}", len(draft.trees), False))
+        draft.trees.append(template.tree(memory, template.READ_ONLY))
     ids = f"0 {host.uid} 1", f"0 {host.gid} 1"
     if host.trusted_root:
         ids = (identity.slot_map(draft.first_host_id, draft.uid),) * 2
@@ -196,7 +207,7 @@ def make_plan(
             RUNSC,
             f"--root={STATE}",
             *runsc.flags(rootless=not host.trusted_root),
-            "run",
+            *(("restore", f"--image-path={_SAVED}") if memory else ("run",)),
             "--bundle=/bundle",
             draft.id,
         ],

@@ -65,6 +65,7 @@ _ALWAYS = (
     can.MOUNT,
     can.SNAPSHOT,
     can.RESTORE,
+    can.MEMORY_SNAPSHOT,
     can.SUSPEND,
     can.RESUME,
     can.PTY,
@@ -84,12 +85,11 @@ _NOT = {
     can.SECRETS: "gVisor does not go through the egress engine yet",
     can.ATTACH: "gVisor takes no mounts once it runs",
     can.PREWARM: "gVisor decides mounts and limits when it starts",
-    can.SUSPEND_ON_IDLE: "the gVisor backend does not have it yet",
-    can.MEMORY_SNAPSHOT: "the gVisor backend does not have it yet",
-    can.FORK: "the gVisor backend does not have it yet",
-    can.IMAGE: "the gVisor backend does not have it yet",
-    can.GPU: "the gVisor backend does not have it yet",
-    can.IO_LIMIT: "the gVisor backend does not have it yet",
+    can.SUSPEND_ON_IDLE: "gVisor has no such thing",
+    can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
+    can.IMAGE: "gVisor has no such thing",
+    can.GPU: "gVisor has no such thing",
+    can.IO_LIMIT: "gVisor has no such thing",
 }
 
 

@@ -73,6 +73,7 @@ class GvisorSandbox:
         errors: int,
         keeper: Launched,
         program: Runsc,
+        last_number: int = 0,
     ) -> None:
         self.backend, self.spec, self.sizes, self.group = backend, draft.spec, sizes, group
         self.id, self.uid, self.first_host_id = draft.id, draft.uid, draft.first_host_id
@@ -88,7 +89,8 @@ class GvisorSandbox:
         self._hurry_lock, self._hurries = allocate_lock(), 0
         self._state = State.PROVISIONED
         self._created = time.monotonic()
-        self._numbers = 0
+        self._numbers = last_number  # an agent that was restored knows those before
+        self._execs_before = last_number
         self._live: dict[int, LocalExec] = {}
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
@@ -110,7 +112,7 @@ class GvisorSandbox:
     def stats(self) -> SandboxStats:
         with self._lock:
             if self._state is State.TERMINATED:
-                return self._last_stats or SandboxStats(State.TERMINATED, execs=self._numbers)
+                return self._last_stats or SandboxStats(State.TERMINATED, execs=self._execs)
             return self._read_stats(self._state)
 
     def _read_stats(self, state: State) -> SandboxStats:
@@ -127,7 +129,7 @@ class GvisorSandbox:
             disk_bytes=disk,
             inodes=inodes,
             uptime_s=time.monotonic() - self._created,
-            execs=self._numbers,
+            execs=self._execs,
             degraded=self._degraded(),
         )
 
@@ -155,6 +157,10 @@ class GvisorSandbox:
 
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
+
+    @property
+    def _execs(self) -> int:
+        return self._numbers - self._execs_before
 
     # -- exec -------------------------------------------------------------------------------
 
@@ -483,6 +489,13 @@ class GvisorSandbox:
         from .granted import granted
 
         return granted(self)
+
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        with self._lock:
+            self._require(self._state, "checkpoint")
+            if self._state is State.SUSPENDED:
+                raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
+            return self.backend.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:

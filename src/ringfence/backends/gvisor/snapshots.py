@@ -1,4 +1,4 @@
-"""Saving the writable layer of a gVisor sandbox. It is loaded when another one is built."""
+"""Saving a gVisor sandbox: its writable layer, and its memory where that is asked for."""
 
 from __future__ import annotations
 
@@ -6,51 +6,127 @@ import os
 import threading
 import time
 
-from ...errors import IoError
+from ...errors import IoError, LifecycleError, SandboxLost
 from ...model.ids import new_id
+from ..local.answers import Refused, answer
+from ..local.host import host
 from . import plan as planning
+from .inspection import HostProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 
+_PATIENCE_S = 30.0
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 
 def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
     """Everything in the guest's root, at one moment: the sandbox stands still meanwhile."""
+
+    def pack(write: int) -> None:
+        sandbox.enter("pack", {"path": planning.ROOTFS}, [write])
+
     with sandbox.stand_still():
-        read, write = os.pipe2(os.O_CLOEXEC)
-        problems: list[BaseException] = []
-        thread = threading.Thread(target=_pack, args=(sandbox, write, problems))
-        thread.start()
+        return _keep(sandbox, catalogue, metadata, pack)
+
+
+def save_with_memory(
+    sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]
+) -> Snapshot:
+    """The guest's memory too, with all that runs in it. gVisor ends when it has written that down.
+
+    Raises:
+        LifecycleError: Something inside holds what is the host's: that could not be continued.
+    """
+    _settle(sandbox)
+    flags = sandbox.program.flags(rootless=not host().trusted_root)
+    command = {
+        "argv": [
+            *(planning.RUNSC, f"--root={planning.STATE}", *flags),
+            *("checkpoint", "--image-path=/proc/self/fd/3", sandbox.id),
+        ],
+        "env": {"PATH": "/bin"},
+        "path": planning.ROOTFS,
+    }
+    with catalogue.workspace(HostProcess(sandbox.pid).uid) as directory:
+        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def pack(write: int) -> None:
+            sandbox.enter("checkpoint", command, [place, write])
+
         try:
-            snapshot = catalogue.save(
-                read,
-                new_id("snap"),
-                sandbox.spec,
-                sandbox.sizes.disk_bytes + sandbox.sizes.disk_bytes // 8 + _OVERHEAD_BYTES,
-                session_id=sandbox.id,
-                created_at=time.time(),
-                metadata=dict(metadata),
+            return _keep(
+                sandbox, catalogue, metadata, pack, memory=f"{directory}/{planning.MEMORY}"
             )
         finally:
-            os.close(read)
-            thread.join()
-        if problems:
-            catalogue.delete(snapshot.id)
-            raise IoError(f"the snapshot was not saved: {problems[0]}") from problems[0]
+            os.close(place)
+            sandbox.terminate()
+
+
+def _settle(sandbox: GvisorSandbox) -> None:
+    reply = sandbox.request("settle", ())
+    try:
+        answer(reply, _PATIENCE_S)
+        answer(reply, _PATIENCE_S)  # until the agent has let go of its end
+    except Refused as exc:
+        raise LifecycleError(
+            f"what is the host's cannot be saved, and is open in: {exc.strerror}",
+            hint="close files and connections; start what is to go on with its streams in files: "
+            "sh -c 'program >log 2>&1 </dev/null &'",
+        ) from exc
+    except SandboxLost:
+        sandbox.require_awake()
+    finally:
+        reply.close()
+
+
+def _keep(
+    sandbox: GvisorSandbox,
+    catalogue: Catalogue,
+    metadata: Mapping[str, str],
+    pack: Callable[[int], None],
+    *,
+    memory: str = "",
+) -> Snapshot:
+    """What `pack` writes becomes a snapshot; nothing is kept where it fails."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    problems: list[BaseException] = []
+    thread = threading.Thread(target=_run, args=(pack, write, problems))
+    thread.start()
+    failure: BaseException | None = None
+    try:
+        snapshot = catalogue.save(
+            read,
+            new_id("snap"),
+            sandbox.spec,
+            sandbox.sizes.disk_bytes + sandbox.sizes.disk_bytes // 8 + _OVERHEAD_BYTES,
+            session_id=sandbox.id,
+            created_at=time.time(),
+            metadata=dict(metadata),
+            memory=memory,
+        )
+    except IoError as exc:
+        failure = exc
+    finally:
+        os.close(read)
+        thread.join()
+    if problems and failure is None:
+        catalogue.delete(snapshot.id)
+    if problems or failure is not None:
+        cause = problems[0] if problems else failure
+        raise IoError(f"the snapshot was not saved: {cause}") from cause
     return snapshot
 
 
-def _pack(sandbox: GvisorSandbox, write: int, problems: list[BaseException]) -> None:
+def _run(pack: Callable[[int], None], write: int, problems: list[BaseException]) -> None:
     try:
         try:
-            sandbox.enter("pack", {"path": planning.ROOTFS}, [write])
+            pack(write)
         finally:
             os.close(write)
     except BaseException as exc:  # noqa: BLE001  the other thread must hear of it

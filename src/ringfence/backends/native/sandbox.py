@@ -12,6 +12,7 @@ from ...errors import (
     ExecError,
     LifecycleError,
     SandboxLost,
+    Unsupported,
 )
 from ...launcher import wire
 from ...model.exec import ExecRequest
@@ -470,6 +471,15 @@ class NativeSandbox:
 
     def network_log(self) -> list[NetworkEvent]:
         return self.network.events()
+
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        del metadata
+        raise Unsupported(
+            "the native backend saves files only",
+            backend=self.backend.name,
+            operation="checkpoint",
+            hint="snapshot() saves files; a strong backend saves memory too",
+        )
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:

@@ -17,6 +17,7 @@ sandboxes hold a program that connects overrides `connect_argv`.
 from __future__ import annotations
 
 from .base import PROGRAMS, ConformanceBase, needs
+from .checkpoints import Checkpoints
 from .endings import Endings
 from .environment import Environment
 from .execs import Execs
@@ -27,7 +28,6 @@ from .mounts import Mounts
 from .network import Network
 from .reports import Reports
 from .requests import Requests
-from .snapshots import Snapshots
 from .suspension import Suspension
 from .trees import Trees
 from .warmth import Warmth
@@ -45,7 +45,7 @@ class BackendConformance(
     Trees,
     Mounts,
     Network,
-    Snapshots,
+    Checkpoints,
     Suspension,
     LimitsThatBite,
     Warmth,

@@ -1,0 +1,94 @@
+"""A Python process that counts in memory is saved, its sandbox is gone, and two of it go on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.gvisor.backend import GvisorBackend
+from ringfence.errors import SnapshotCorrupt
+from ringfence.model.state import State
+from tests.features import require
+
+COUNTER = """
+import json, os, socket, time
+kept = os.urandom(8).hex()
+count = 0
+while True:
+    count += 1
+    said = {"count": count, "kept": kept, "hostname": socket.gethostname(), "pid": os.getpid(),
+            "random": os.urandom(16).hex(), "time": time.time()}
+    with open("said.new", "w") as file:
+        json.dump(said, file)
+    os.rename("said.new", "said")
+    time.sleep(0.02)
+"""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[GvisorBackend]:
+    require("user namespaces")
+    require("runsc")
+    made = GvisorBackend(state_dir=str(tmp_path / "snapshots"))
+    yield made
+    made.close()
+
+
+def _wait_for(sandbox: Sandbox, count: int) -> dict[str, Any]:
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends:
+        text = sandbox.exec(["cat", "said"]).stdout
+        said: dict[str, Any] = json.loads(text) if text else {"count": 0}
+        if said["count"] >= count:
+            return said
+    raise AssertionError(f"it did not come as far as {count}")
+
+
+def _counting(backend: GvisorBackend) -> Sandbox:
+    sandbox = Sandbox.create(backend=backend)
+    sandbox.files.write("counter.py", COUNTER.encode())
+    sandbox.exec(["sh", "-c", "/usr/bin/python3 counter.py >log 2>&1 </dev/null &"])
+    return sandbox
+
+
+def test_two_go_on_from_one(backend: GvisorBackend) -> None:
+    sandbox = _counting(backend)
+    before = _wait_for(sandbox, 10)
+
+    snapshot = sandbox.checkpoint()
+
+    assert State.TERMINATED is sandbox.session.state
+    with (
+        Sandbox.restore(snapshot.id, backend=backend) as first,
+        Sandbox.restore(snapshot.id, backend=backend) as second,
+    ):
+        after = [_wait_for(each, before["count"] + 10) for each in (first, second)]
+        assert "strong" == first.spec.tier
+        assert first.exec(["true"]).ok
+    # The same process, with what it had in memory: it did not start again.
+    assert {(before["kept"], before["pid"])} == {(said["kept"], said["pid"]) for said in after}
+    # And yet each is itself.
+    assert 3 == len({said["hostname"] for said in (before, *after)})
+    assert 3 == len({said["random"] for said in (before, *after)})
+    assert all(abs(said["time"] - time.time()) < PATIENCE_S for said in after)
+
+
+def test_changed_memory_is_not_continued(backend: GvisorBackend, tmp_path: Path) -> None:
+    sandbox = _counting(backend)
+    _wait_for(sandbox, 1)
+    snapshot = sandbox.checkpoint()
+    memory = tmp_path / "snapshots" / snapshot.id / "memory.img"
+    content = bytearray(memory.read_bytes())
+    content[len(content) // 2] ^= 1
+    memory.chmod(0o600)
+    memory.write_bytes(content)
+
+    with pytest.raises(SnapshotCorrupt):
+        Sandbox.restore(snapshot.id, backend=backend)
