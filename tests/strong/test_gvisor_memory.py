@@ -16,6 +16,8 @@ from ringfence.errors import SnapshotCorrupt
 from ringfence.model.state import State
 from tests.features import require
 
+pytestmark = pytest.mark.root  # runsc restores nothing for an ordinary user
+
 COUNTER = """
 import json, os, socket, time
 kept = os.urandom(8).hex()

@@ -49,6 +49,7 @@ _CANNOT = {
     can.CONNECT: "has no network",
     can.PTY: "has no terminals",
     can.DENIED_PATHS: "hides nothing",
+    can.MEMORY_SNAPSHOT: "runs nothing that has memory",
     can.SECRETS: "has nothing to keep them from",
     can.MEMORY_LIMIT: "does not measure memory",
     can.CPU_LIMIT: "does not measure CPU time",

@@ -8,6 +8,7 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Ca
 from ...model.limits import Limits
 from ...model.spec import STRONG, SandboxSpec
 from ...model.state import State
+from ..local.host import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ _ALWAYS = (
     can.MOUNT,
     can.SNAPSHOT,
     can.RESTORE,
-    can.MEMORY_SNAPSHOT,
     can.SUSPEND,
     can.RESUME,
     can.PTY,
@@ -76,6 +76,7 @@ _ALWAYS = (
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
 )
+NO_MEMORY = "gVisor restores nothing for an ordinary user (runsc: rootless mode not supported)"
 _LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT)
 _NOT = {
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
@@ -85,11 +86,12 @@ _NOT = {
     can.SECRETS: "gVisor does not go through the egress engine yet",
     can.ATTACH: "gVisor takes no mounts once it runs",
     can.PREWARM: "gVisor decides mounts and limits when it starts",
-    can.SUSPEND_ON_IDLE: "gVisor has no such thing",
+    can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
     can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
-    can.IMAGE: "gVisor has no such thing",
-    can.GPU: "gVisor has no such thing",
-    can.IO_LIMIT: "gVisor has no such thing",
+    can.IMAGE: "the gVisor backend shows the host's programs, and no images yet",
+    can.GPU: "the gVisor backend passes none on",
+    can.IO_LIMIT: "gVisor does not measure I/O",
+    can.DENIED_PATHS: "gVisor hides no single path of a mount",
 }
 
 
@@ -100,4 +102,6 @@ def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
         each = status[name]
         reason = "" if each.status == ENFORCED else each.why
         found.append(Capability(name, each.status != MISSING, reason))
+    why_not = "" if host().trusted_root else NO_MEMORY
+    found.append(Capability(can.MEMORY_SNAPSHOT, not why_not, why_not))
     return (*found, *(Capability(name, False, why) for name, why in _NOT.items()))

@@ -495,6 +495,10 @@ class GvisorSandbox:
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
+            if not host().trusted_root:
+                from .report import NO_MEMORY
+
+                raise Unsupported(NO_MEMORY, backend=planning.NAME, operation="checkpoint")
             return self.backend.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
