@@ -15,6 +15,10 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .client import AsyncClient as AsyncClient
+    from .client import AsyncRemoteSandbox as AsyncRemoteSandbox
+    from .client import Client as Client
+    from .client import RemoteSandbox as RemoteSandbox
     from .errors import RingfenceError as RingfenceError
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from .sessions import SessionManager as SessionManager
 
 _LIBRARY = ("AsyncSandbox", "Sandbox")
+_CLIENT = ("AsyncClient", "AsyncRemoteSandbox", "Client", "RemoteSandbox")
 _SESSIONS = (
     "BashConfig",
     "BashTool",
@@ -69,6 +74,8 @@ def __getattr__(name: str) -> object:
 def _rooms_of(name: str) -> tuple[str, ...]:
     if name in _LIBRARY:
         return (".sandbox",)
+    if name in _CLIENT:
+        return (".client",)
     if name in _SESSIONS:
         return (".sessions",)
     return (".model", ".errors") if name[0].isupper() else (".model",)
@@ -78,4 +85,4 @@ def __dir__() -> list[str]:
     from . import errors, model
 
     public = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
-    return sorted({*globals(), *_LIBRARY, *_SESSIONS, *model.__all__, *public})
+    return sorted({*globals(), *_LIBRARY, *_CLIENT, *_SESSIONS, *model.__all__, *public})

@@ -258,6 +258,13 @@ class SandboxNotSupported(RingfenceError):
     code = "sandbox_not_supported"
 
 
+class ServerUnreachable(RingfenceError):
+    """No Ringfence server answers there, or the connection broke."""
+
+    code = "server_unreachable"
+    retryable = True
+
+
 class TaskFailed(RingfenceError):
     """A background task of Ringfence ended with an unexpected error."""
 

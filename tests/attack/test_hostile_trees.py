@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.local.unpack import unpack
+from ringfence.client.unpack import unpack
 from ringfence.errors import RingfenceError
 
 Member = tuple[str, bytes, str]  # name, type, link name or content

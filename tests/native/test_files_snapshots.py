@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local.unpack import unpack
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.client.unpack import unpack
 from ringfence.errors import (
     FileError,
     InvalidRequest,
@@ -240,7 +240,7 @@ def test_a_broken_stream_is_an_error(yard: Yard, kind: str) -> None:
 
 _HUGE = """
 import io, tarfile, threading
-from ringfence.backends.local.unpack import unpack
+from ringfence.client.unpack import unpack
 
 def header(kind, size):
     info = tarfile.TarInfo("x"); info.type, info.size = kind, size

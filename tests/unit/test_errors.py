@@ -27,7 +27,7 @@ CODES = {
     "timeout", "unsupported",
     "not_found", "unauthenticated", "forbidden", "too_large", "too_many_requests",
     "execution_not_found", "execution_timeout", "execution_killed", "resource_limit_exceeded",
-    "sandbox_not_supported",
+    "sandbox_not_supported", "server_unreachable",
 }  # fmt: skip
 
 

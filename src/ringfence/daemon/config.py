@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ..model import checks, jsonform
 from ..model.noun import Noun
+from ..model.places import state_directory
 from ..sessions.config import ManagerConfig
-from ..store.directory import default_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ class DaemonConfig(Noun):
     manager: ManagerConfig = field(default_factory=ManagerConfig)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "state_dir", os.path.abspath(self.state_dir or default_directory())
-        )
+        object.__setattr__(self, "state_dir", os.path.abspath(self.state_dir or state_directory()))
         for name in ("backends", "allowed_hosts", "allowed_origins", "host_roots"):
             object.__setattr__(self, name, checks.texts(getattr(self, name), name))
         for i, root in enumerate(self.host_roots):

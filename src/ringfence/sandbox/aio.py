@@ -8,10 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
 
+from ..model.calls import make_request
+from . import remote
 from .process import Process
 from .pump import Pump
 from .reactor import reactor
-from .sync import DEFAULT_BACKEND, Sandbox, make_request
+from .sync import DEFAULT_BACKEND, Sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from ..backends.protocol import Backend
+    from ..client import AsyncClient
+    from ..model.calls import Network
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.limits import Limits
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
-    from .build import Network
     from .expose import Exposure
     from .stream import Stream
 
@@ -232,9 +235,13 @@ class AsyncSandbox:
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str | None = None,
+        server: str | AsyncClient | None = None,
         **others: Any,
     ) -> AsyncSandbox:
         """Make a sandbox, locked down and ready; see `Sandbox.create`."""
+        if server is not None:
+            with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
+            return await remote.create_async(server, spec, backend, with_parts)
         make = partial(
             Sandbox.create,
             spec,
@@ -254,21 +261,36 @@ class AsyncSandbox:
         *,
         secrets: Mapping[str, str] | None = None,
         backend: Backend | str | None = None,
+        server: str | AsyncClient | None = None,
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
+        if server is not None:
+            return await remote.restore_async(server, snapshot_id, spec, secrets)
         make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
         return cls(await owned(make))
 
     @staticmethod
-    async def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
+    async def snapshots(
+        *, backend: Backend | str = DEFAULT_BACKEND, server: str | AsyncClient | None = None
+    ) -> list[Snapshot]:
         """Every snapshot that is kept, oldest first."""
+        if server is not None:
+            async with remote.client_async(server) as client:
+                return await client.snapshots()
         return await in_thread(Sandbox.snapshots, backend=backend)
 
     @staticmethod
     async def delete_snapshot(
-        snapshot_id: str, *, backend: Backend | str = DEFAULT_BACKEND
+        snapshot_id: str,
+        *,
+        backend: Backend | str = DEFAULT_BACKEND,
+        server: str | AsyncClient | None = None,
     ) -> None:
         """Remove a snapshot; sandboxes restored from it are not touched."""
+        if server is not None:
+            async with remote.client_async(server) as client:
+                await client.delete_snapshot(snapshot_id)
+            return
         await in_thread(Sandbox.delete_snapshot, snapshot_id, backend=backend)
 
     async def exec(

@@ -7,9 +7,8 @@ import threading
 from ..backends.registry import backend_named, backend_of, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
 from ..model import checks
-from ..model.exec import ExecRequest
-from ..model.mount import Mount
-from .build import make_spec, parse_mount, parse_network
+from ..model.calls import make_request, make_spec, parse_mount, parse_network
+from . import remote
 from .files import Files
 from .pump import Pump, run_to_end
 
@@ -20,9 +19,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import Backend, BackendSandbox
+    from ..client import Client
+    from ..model.calls import Network
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.limits import Limits
+    from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
     from ..model.session import ResolvedMount, Session
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats
-    from .build import Network
     from .expose import Exposure
     from .process import Process
 
@@ -64,6 +65,7 @@ class Sandbox:
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str | None = None,
+        server: str | Client | None = None,
         **others: Any,
     ) -> Sandbox:
         """Make a sandbox, locked down and ready.
@@ -74,12 +76,17 @@ class Sandbox:
             network: `"none"`, `"unrestricted"`, a list of hosts or a policy.
             limits: `Limits`, or a mapping of its fields.
             backend: A backend or its name; None is the best of the tier that works here.
+            server: Where the sandbox is to be: `unix:PATH`, `http://HOST:PORT`, or a `Client`. What is
+                returned then is a `RemoteSandbox`, with the same methods. None: here.
             others: The other fields of `SandboxSpec`: env, labels, user, workdir, profile, ...
 
         Raises:
             InvalidRequest: Something in the request is malformed; nothing was started.
             IsolationError: A protection could not be put in place; nothing runs.
         """
+        if server is not None:
+            with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
+            return remote.create(server, spec, backend, with_parts)
         name = backend if isinstance(backend, str | None) else backend.name
         if name is not None and spec is None and others.get("tier") is None:
             others["tier"] = tier_of(name)
@@ -96,6 +103,7 @@ class Sandbox:
         *,
         secrets: Mapping[str, str] | None = None,
         backend: Backend | str | None = None,
+        server: str | Client | None = None,
     ) -> Sandbox:
         """A new sandbox with the files of a snapshot, whether or not its own sandbox still lives.
 
@@ -105,12 +113,15 @@ class Sandbox:
             spec: None is the one it was taken under, network policy included.
             secrets: For that one: what no snapshot contains.
             backend: None is the one that took it.
+            server: As for `create`.
 
         Raises:
             SnapshotNotFound: No such snapshot.
             SnapshotCorrupt: Its content is not what was saved.
             InvalidRequest: The policy writes a secret that is not given.
         """
+        if server is not None:
+            return remote.restore(server, snapshot_id, spec, secrets)
         if backend is None:
             backend = backend_of(snapshot_id)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
@@ -120,18 +131,30 @@ class Sandbox:
         return cls(inner, spec or inner.spec)
 
     @staticmethod
-    def snapshots(*, backend: Backend | str = DEFAULT_BACKEND) -> list[Snapshot]:
+    def snapshots(
+        *, backend: Backend | str = DEFAULT_BACKEND, server: str | Client | None = None
+    ) -> list[Snapshot]:
         """Every snapshot that is kept, oldest first."""
+        if server is not None:
+            return remote.snapshots(server)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         return chosen.snapshots()
 
     @staticmethod
-    def delete_snapshot(snapshot_id: str, *, backend: Backend | str = DEFAULT_BACKEND) -> None:
+    def delete_snapshot(
+        snapshot_id: str,
+        *,
+        backend: Backend | str = DEFAULT_BACKEND,
+        server: str | Client | None = None,
+    ) -> None:
         """Remove a snapshot; sandboxes restored from it are not touched.
 
         Raises:
             SnapshotNotFound: No such snapshot.
         """
+        if server is not None:
+            remote.delete_snapshot(server, snapshot_id)
+            return
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         chosen.delete_snapshot(snapshot_id)
 
@@ -347,14 +370,3 @@ class Sandbox:
     def __repr__(self) -> str:
         session = self.session
         return f"<Sandbox {session.id} {session.state}>"
-
-
-def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
-    """An exec request from the library's keyword arguments."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if isinstance(given.get("stdin"), str):
-        given["stdin"] = given["stdin"].encode()
-    if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
-        given["user"] = str(given["user"])
-    # A string would be taken for a list of letters; let the model refuse it.
-    return ExecRequest(argv if isinstance(argv, str) else tuple(argv), **given)  # type: ignore[arg-type]

@@ -11,14 +11,6 @@ _LOCK = "lock"
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
 
 
-def default_directory() -> str:
-    """Where this user's sessions are remembered."""
-    if os.geteuid() == 0:
-        return "/var/lib/ringfence/state"
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(home, "ringfence")
-
-
 class StateDirectory:
     """A directory of ours alone, held until `close` or the end of this process, however it ends.
 

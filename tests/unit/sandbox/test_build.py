@@ -8,7 +8,7 @@ import pytest
 
 from ringfence.errors import InvalidRequest
 from ringfence.model import NetworkPolicy, NetworkRule
-from ringfence.sandbox.build import parse_network
+from ringfence.model.calls import parse_network
 
 RULE = NetworkRule("b.com", methods=("GET",))
 

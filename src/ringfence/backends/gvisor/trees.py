@@ -6,10 +6,10 @@ import errno
 import os
 import shutil
 
+from ...client import unpack
 from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
 from ...model.files import FILE
 from ...model.state import State
-from ..local import unpack
 from ..local.answers import Refused, answer
 from ..local.streams import grow
 

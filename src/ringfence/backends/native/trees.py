@@ -7,10 +7,10 @@ import os
 import shutil
 import threading
 
+from ...client import unpack
 from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
 from ...model.files import FILE
 from ...model.state import State
-from ..local import unpack
 from ..local.answers import Refused
 from .inner import replay, send
 

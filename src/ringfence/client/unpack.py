@@ -11,7 +11,7 @@ import contextlib
 import os
 import tarfile
 
-from ...errors import FileError, IoError
+from ..errors import FileError, IoError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

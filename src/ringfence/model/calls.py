@@ -1,23 +1,24 @@
-"""From the keyword arguments of `Sandbox.create` to a spec and a backend."""
+"""From the keyword arguments of `Sandbox.create` and `exec` to a spec and a request."""
 
 from __future__ import annotations
 
 import os
 
 from ..errors import InvalidRequest
-from ..model import checks
-from ..model.jsonform import within
-from ..model.limits import Limits
-from ..model.mount import Mount
-from ..model.network import NetworkPolicy
-from ..model.spec import SandboxSpec
+from . import checks
+from .exec import ExecRequest
+from .jsonform import within
+from .limits import Limits
+from .mount import Mount
+from .network import NetworkPolicy
+from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from ..model.rules import NetworkRule
+    from .rules import NetworkRule
 
     Network = NetworkPolicy | str | Sequence[str | NetworkRule] | Mapping[str, Any]
 
@@ -104,3 +105,14 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
     if not isinstance(limits, Limits) and not hasattr(limits, "keys"):
         raise InvalidRequest("must be Limits or a mapping of its fields", field="limits")
     return limits if isinstance(limits, Limits) else Limits.from_json(dict(limits))
+
+
+def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
+    """An exec request from the library's keyword arguments."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if isinstance(given.get("stdin"), str):
+        given["stdin"] = given["stdin"].encode()
+    if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
+        given["user"] = str(given["user"])
+    # A string would be taken for a list of letters; let the model refuse it.
+    return ExecRequest(argv if isinstance(argv, str) else tuple(argv), **given)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Written for asyncio and trio; `_sync` is made of it."""

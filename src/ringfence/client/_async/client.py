@@ -1,0 +1,281 @@
+"""A Ringfence server, from the outside."""
+
+from __future__ import annotations
+
+from ...errors import InvalidRequest, SandboxNotFound
+from ...model.calls import make_spec
+from ...model.client_session import SessionTimeouts
+from ...model.execution import ExecutionRequest, ExecutionResult
+from ...model.execution_config import ExecutionConfig
+from ...model.execution_info import ExecutionInfo
+from ...model.manager_stats import Health, ManagerStats
+from ...model.sandbox import SandboxView
+from ...model.snapshot import Snapshot
+from ...model.spec import SandboxSpec
+from .sandbox import AsyncRemoteSandbox, body_of, new_key
+from .transport import AsyncTransport, segment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Self
+
+    from ...model.calls import Network
+    from ...model.limits import Limits
+    from ...model.mount import Mount
+
+    # `list` is a method here.
+    Views = list[SandboxView]
+    Snapshots = list[Snapshot]
+    Forms = list[dict[str, Any]]
+
+_EXECUTIONS = "/api/v1/sandbox"
+_PAGE = 1000
+
+
+class AsyncClient:
+    """A server. Its sandboxes are worked with as local ones are.
+
+    Args:
+        server: `unix:PATH`, `http://HOST:PORT` or `https://HOST`; None takes $RINGFENCE_SERVER, else
+            the socket of this user's own `ringfence serve`.
+        key: An API key or a sandbox's token; None takes $RINGFENCE_API_KEY. None is needed for the
+            unix socket.
+        timeout_s: Without a byte from the server. Waiting for a command is not bounded by it.
+        retries: How often a request that is safe to repeat is repeated.
+
+    Raises:
+        InvalidRequest: `server` is malformed. Nothing is connected before the first request.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 3,
+    ) -> None:
+        self._transport = AsyncTransport(server, key, timeout_s, retries)
+
+    @property
+    def server(self) -> str:
+        """Where it is."""
+        return self._transport.address.shown
+
+    # -- sandboxes ------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        spec: SandboxSpec | None = None,
+        *,
+        mounts: Sequence[Mount | str] = (),
+        network: Network = "none",
+        limits: Limits | Mapping[str, Any] | None = None,
+        backend: str = "",
+        name: str = "",
+        timeouts: SessionTimeouts | None = None,
+        metadata: Mapping[str, str] | None = None,
+        use_pool: bool = True,
+        idempotency_key: str | None = None,
+        **others: Any,
+    ) -> AsyncRemoteSandbox:
+        """Make a sandbox; see `Sandbox.create`. Paths of mounts are the server's.
+
+        Args:
+            name: For people.
+            timeouts: How long it may be idle, detached or suspended; None takes the server's.
+            use_pool: Whether a warm sandbox will do.
+            idempotency_key: Asking again under the same key gives the same sandbox; None makes one
+                up, so that repeating a lost request never makes two.
+        """
+        wanted = make_spec(spec, mounts, network, limits, others)
+        body = body_of(
+            wanted,
+            name=name,
+            backend=backend,
+            use_pool=use_pool,
+            timeouts=timeouts.to_json() if timeouts else None,
+            metadata=dict(metadata or {}),
+        )
+        return await self._create(body, wanted, idempotency_key)
+
+    async def _create(
+        self, body: dict[str, Any], spec: SandboxSpec | None, key: str | None
+    ) -> AsyncRemoteSandbox:
+        answer = await self._transport.json(
+            "POST", "/v1/sandboxes", body=body, key=new_key() if key is None else key
+        )
+        view = SandboxView.from_json(answer)
+        return AsyncRemoteSandbox(self._transport, view, spec or _spec_of(view))
+
+    async def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncRemoteSandbox:
+        """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
+        if spec is not None and secrets is not None:
+            raise InvalidRequest("give them in the spec", field="secrets")
+        body = body_of(spec) if spec is not None else {}
+        body["snapshot_id"] = snapshot_id
+        if secrets is not None:
+            body["secrets"] = dict(secrets)
+        return await self._create(body, spec, idempotency_key)
+
+    async def get(self, sandbox_id: str) -> AsyncRemoteSandbox:
+        """A sandbox that is there already.
+
+        Raises:
+            SandboxNotFound: There is none, or it is another client's.
+        """
+        if not sandbox_id:
+            raise SandboxNotFound("no sandbox has an empty id")
+        answer = await self._transport.json("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
+        view = SandboxView.from_json(answer)
+        return AsyncRemoteSandbox(self._transport, view, _spec_of(view))
+
+    async def list(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        states: Sequence[str] = (),
+        name: str | None = None,
+    ) -> Views:
+        """Sandboxes, oldest first; without `states` those that live."""
+        label = [f"{key}={value}" for key, value in (labels or {}).items()]
+        params = {"label": label, "state": [*states], "name": name}
+        found = await self._pages("/v1/sandboxes", params)
+        return [SandboxView.from_json(each) for each in found]
+
+    async def _pages(self, path: str, params: Mapping[str, Any] | None = None) -> Forms:
+        found: Forms = []
+        cursor: str | None = None
+        while True:
+            wanted = {**(params or {}), "limit": _PAGE, "cursor": cursor}
+            page = await self._transport.json("GET", path, params=wanted)
+            found += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    async def snapshots(self) -> Snapshots:
+        """Every snapshot that is kept, oldest first."""
+        return [Snapshot.from_json(each) for each in await self._pages("/v1/snapshots")]
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot; sandboxes restored from it are not touched."""
+        at = f"/v1/snapshots/{segment(snapshot_id)}"
+        await self._transport.request("DELETE", at, once=True)
+
+    # -- the execution service --------------------------------------------------------------------
+
+    async def execute(
+        self, command: str | ExecutionRequest, *args: str, **options: Any
+    ) -> ExecutionResult:
+        """Run one command in a sandbox of its own, to its end; options as in `ExecutionRequest`."""
+        asked = command if isinstance(command, ExecutionRequest) else None
+        request = asked or ExecutionRequest(str(command), args, **options)
+        body = {"id": f"execution-{new_key()}", **_given(request)}
+        # Taken first, waited for then: a connection that breaks meanwhile loses nothing.
+        answer = await self._transport.json(
+            "POST", f"{_EXECUTIONS}/execute", body=body, key=body["id"], timeout_s=None
+        )
+        return ExecutionResult.from_json(answer)
+
+    async def execution(self, execution_id: str) -> ExecutionResult:
+        """An execution as it stands, or its result.
+
+        Raises:
+            ExecutionNotFound: There is none, or it is another client's.
+        """
+        at = f"{_EXECUTIONS}/status/{segment(execution_id)}"
+        return ExecutionResult.from_json(await self._transport.json("GET", at))
+
+    async def kill_execution(self, execution_id: str) -> ExecutionResult:
+        """End an execution; returns when its whole process tree is gone."""
+        at = f"{_EXECUTIONS}/kill/{segment(execution_id)}"
+        return ExecutionResult.from_json(await self._transport.json("POST", at))
+
+    async def execution_info(self) -> ExecutionInfo:
+        """Which tiers there are, the config, and the system-call policy."""
+        return ExecutionInfo.from_json(await self._transport.json("GET", f"{_EXECUTIONS}/info"))
+
+    async def configure_executions(self, **changes: Any) -> ExecutionConfig:
+        """Replace some keys of the config, such as `network_enabled`; for admins."""
+        answer = await self._transport.json("PATCH", f"{_EXECUTIONS}/config", body=changes)
+        return ExecutionConfig.from_json(answer)
+
+    # -- the server -----------------------------------------------------------------------------
+
+    async def health(self) -> Health:
+        """Whether everything that the server needs works."""
+        return Health.from_json(await self._transport.json("GET", "/v1/health"))
+
+    async def stats(self) -> ManagerStats:
+        """Counts and times, of all clients together."""
+        return ManagerStats.from_json(await self._transport.json("GET", "/v1/stats"))
+
+    async def info(self) -> dict[str, Any]:
+        """What the server is, whom it takes us for, and what works on its host."""
+        found: dict[str, Any] = await self._transport.json("GET", "/v1/info")
+        return found
+
+    async def make_key(self, owner: str, *, scope: str = "user", name: str = "") -> dict[str, Any]:
+        """A new key, under `key` this once; for admins."""
+        body = {"owner": owner, "scope": scope, "name": name}
+        found: dict[str, Any] = await self._transport.json("POST", "/v1/keys", body=body)
+        return found
+
+    async def keys(self) -> Forms:
+        """Every key, without what opens; for admins."""
+        answer = await self._transport.json("GET", "/v1/keys")
+        found: Forms = answer["items"]
+        return found
+
+    async def delete_key(self, key_id: str) -> None:
+        """Let a key open nothing more, at once; for admins."""
+        await self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", once=True)
+
+    async def pool(self) -> dict[str, Any]:
+        """What is kept warm, and how that goes."""
+        found: dict[str, Any] = await self._transport.json("GET", "/v1/pools")
+        return found
+
+    async def change_pool(self, **changes: Any) -> dict[str, Any]:
+        """Keep other sandboxes warm from now on; for admins."""
+        config = {**(await self.pool())["config"], **changes}
+        found: dict[str, Any] = await self._transport.json("PUT", "/v1/pools", body=config)
+        return found
+
+    async def close(self) -> None:
+        """Close the connections; sandboxes live on. Idempotent."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.server}>"
+
+
+def _spec_of(view: SandboxView) -> SandboxSpec:
+    """What can be known of the spec of a sandbox that another client made."""
+    return SandboxSpec(
+        labels=view.labels,
+        network=view.network,
+        limits=view.limits,
+        template=view.template,
+        tier=view.tier,
+        profile=view.profile,
+    )
+
+
+def _given(request: ExecutionRequest) -> dict[str, Any]:
+    return {name: value for name, value in request.to_json().items() if value is not None}

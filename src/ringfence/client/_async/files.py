@@ -1,0 +1,132 @@
+"""The files of a sandbox of a server."""
+
+from __future__ import annotations
+
+import posixpath
+
+from ...errors import FileError, FileNotFound, NotADirectory
+from ...model.files import FileInfo
+from .. import copies
+from .pauses import blocking
+from .transport import AsyncTransport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from ..copies import Progress
+
+_MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
+_CONTENT_S = 300.0  # without a byte, while the other end works
+
+
+class AsyncRemoteFiles:
+    """`sandbox.files`; see `Files`."""
+
+    def __init__(self, transport: AsyncTransport, sandbox_at: str) -> None:
+        self._transport, self._at = transport, f"{sandbox_at}/files"
+
+    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """The whole file, or its first `max_bytes`."""
+        found, params = bytearray(), {"path": path}
+        async with self._transport.stream(
+            "GET", f"{self._at}/content", params=params, timeout=_CONTENT_S
+        ) as response:
+            async for chunk in response.aiter_raw():
+                found += chunk
+                if max_bytes is not None and len(found) >= max_bytes:
+                    break
+        return bytes(found if max_bytes is None else found[:max_bytes])
+
+    async def read_text(self, path: str) -> str:
+        """The whole file as text, bad bytes replaced."""
+        return (await self.read(path)).decode("utf-8", "replace")
+
+    async def write(
+        self,
+        path: str,
+        data: bytes | str,
+        *,
+        append: bool = False,
+        mode: int = 0o644,
+        parents: bool = False,
+    ) -> None:
+        """Write a file, creating or replacing it; with `parents` its directories too."""
+        content = data.encode() if isinstance(data, str) else bytes(data)
+        try:
+            await self._write(path, content, append, mode)
+        except FileNotFound:
+            directory = path.rpartition("/")[0]
+            if not parents or not directory:
+                raise
+            await self.make_dir(directory)
+            await self._write(path, content, append, mode)
+
+    async def _write(self, path: str, content: bytes, append: bool, mode: int) -> None:
+        await self._transport.request(
+            "PUT",
+            f"{self._at}/content",
+            params=copies.write_params(path, append=append, mode=mode),
+            content=content,
+            timeout_s=_CONTENT_S,
+        )
+
+    async def open_read(self, path: str) -> BinaryIO:
+        """A file of this machine with the content of one of the sandbox."""
+        return await blocking(copies.open_read, self._transport.blocking, self._at, path)
+
+    async def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        """A file of this machine that becomes one of the sandbox when it is closed."""
+        return copies.open_write(self._transport.blocking, self._at, path, append=append, mode=mode)
+
+    async def list(self, path: str = ".") -> list[FileInfo]:
+        """The entries of a directory, by name."""
+        answer = await self._json("GET", "list", path=path)
+        return [FileInfo.from_json(each) for each in answer["items"]]
+
+    async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
+        """One path; a symlink itself, or with `follow` what it leads to in the end.
+
+        Raises:
+            FileError: Symlinks lead in a circle.
+        """
+        for _ in range(_MOST_LINKS):
+            info = FileInfo.from_json(await self._json("GET", "stat", path=path))
+            if not follow or info.link_target is None:
+                return info
+            path = posixpath.join(posixpath.dirname(info.path), info.link_target)
+        raise FileError(f"{path}: too many levels of symbolic links", path=path)
+
+    async def exists(self, path: str) -> bool:
+        """Whether something is there, be it a dangling symlink."""
+        try:
+            await self.stat(path)
+        except (FileNotFound, NotADirectory):
+            return False
+        return True
+
+    async def make_dir(self, path: str, *, parents: bool = True) -> None:
+        """Create a directory, with its parents unless told otherwise."""
+        body = {"path": path, "parents": parents}
+        await self._transport.json("POST", f"{self._at}/dirs", body=body)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; a whole tree when `recursive`."""
+        params = {"path": path, "recursive": recursive}
+        # Not repeated when the answer is lost: the second answer would be that nothing is there.
+        await self._transport.request("DELETE", self._at, params=params, once=True)
+
+    async def move(self, src: str, dst: str) -> None:
+        """Rename, replacing a file at `dst`."""
+        await self._transport.json("POST", f"{self._at}/move", body={"src": src, "dst": dst})
+
+    async def upload(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        """Copy a file or tree of this machine into the sandbox; `remote` is the copy's own path."""
+        await blocking(copies.upload, self._transport.blocking, self._at, local, remote, progress)
+
+    async def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path."""
+        await blocking(copies.download, self._transport.blocking, self._at, remote, local, progress)
+
+    async def _json(self, method: str, verb: str, **params: Any) -> Any:
+        return await self._transport.json(method, f"{self._at}/{verb}", params=params)

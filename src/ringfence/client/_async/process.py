@@ -1,0 +1,200 @@
+"""A process that runs in a sandbox of a server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+from ...errors import ExecError, ServerUnreachable
+from ...model.exec_view import ExecView
+from ...model.jsonform import bytes_from_json
+from ..answers import pause_s
+from ..watching import watch
+from .pauses import pause, to_the_end
+from .stream import AsyncRemoteStream
+from .transport import AsyncTransport, segment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ...model.exec import ExecResult
+
+    Callback = Callable[[bytes], None] | None
+
+_WAIT_S = 25.0  # each request; then the next one waits on
+_SPARE_S = 30.0  # beyond what a request was asked to wait
+_HEARTBEAT_S = 10.0
+_PATIENCE = 5  # connections in a row that bring nothing
+_PIECE = 1 << 20
+
+
+class AsyncRemoteProcess:
+    """A started process; see `Process`. Its output is kept by the server, whoever reads it."""
+
+    def __init__(self, transport: AsyncTransport, sandbox_at: str, view: ExecView) -> None:
+        self._transport, self._sandbox_at, self._view = transport, sandbox_at, view
+        self._at = f"{sandbox_at}/execs/{segment(view.id)}"
+        self.id = view.id
+        self.stdout = AsyncRemoteStream(transport, self._at, "stdout")
+        self.stderr = AsyncRemoteStream(transport, self._at, "stderr")
+        has_stdin = view.stream_stdin or view.pty is not None
+        self.stdin = AsyncRemoteStdin(transport, self._at, view) if has_stdin else None
+
+    @property
+    def view(self) -> ExecView:
+        """All that the server says of it, now. It is asked while the caller waits."""
+        if self._view.running:
+            self._view = ExecView.from_json(self._transport.blocking.json("GET", self._at))
+        return self._view
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.view.running
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult:
+        """Its result, once it has ended. The process keeps running when the wait times out.
+
+        Raises:
+            TimeoutError: It did not end within `timeout_s` seconds.
+            SandboxLost: Its sandbox went away.
+        """
+        return await wait_for(self._transport, self._sandbox_at, self._view, timeout_s)
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the process itself; nothing happens when it has ended."""
+        await self._transport.json("POST", f"{self._at}/signal", body={"signal": int(signum)})
+
+    async def terminate(self) -> None:
+        """SIGTERM: ask it to end."""
+        await self.send_signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """Kill it and everything that it started."""
+        await self._transport.json("POST", f"{self._at}/kill")
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size."""
+        body = {"rows": rows, "cols": cols}
+        await self._transport.json("POST", f"{self._at}/resize", body=body)
+
+    def call_back(self, on_stdout: Callback, on_stderr: Callback) -> None:
+        """Have each piece of output given to them as it comes, in background threads."""
+        for name, callback in (("stdout", on_stdout), ("stderr", on_stderr)):
+            if callback is not None:
+                watch(self._transport.blocking, self._at, name, callback)
+
+    async def run_through(self, on_stdout: Callback, on_stderr: Callback) -> ExecResult:
+        """Wait for the end, output passed on meanwhile; whatever ends the wait ends the process."""
+        try:
+            if on_stdout or on_stderr:
+                await self._pass_on({"stdout": on_stdout, "stderr": on_stderr})
+            return await self.wait()
+        except BaseException:
+            await to_the_end(self._kill_quietly)
+            raise
+
+    async def _kill_quietly(self) -> None:
+        try:
+            await self.kill()
+        except ServerUnreachable:
+            pass  # what went wrong before is what the caller is told
+
+    async def _pass_on(self, callbacks: dict[str, Callback]) -> None:
+        """Both streams, in the order of writing, through as many connections as it takes."""
+        cursor, failures = "0", 0
+        while True:
+            try:
+                async for event in self._events(cursor):
+                    cursor, failures = event["cursor"], 0
+                    if event["type"] == "end":
+                        return
+                    callback = callbacks.get(event.get("stream", ""))
+                    if event["type"] == "output" and callback is not None:
+                        bytes_from_json(event, "data")
+                        callback(event["data"])
+            except ServerUnreachable:
+                if failures >= _PATIENCE:
+                    raise
+            failures += 1
+            await pause(pause_s(failures, {}))
+
+    async def _events(self, cursor: str) -> Any:
+        params = {"stream": "both", "offset": cursor, "follow": True, "heartbeat_s": _HEARTBEAT_S}
+        headers = {"accept": "application/x-ndjson"}
+        async with self._transport.stream(
+            "GET",
+            f"{self._at}/output",
+            params=params,
+            headers=headers,
+            timeout=_HEARTBEAT_S + _SPARE_S,
+        ) as response:
+            async for line in response.aiter_lines():
+                if line:
+                    yield json.loads(line)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}: {self._view.state}>"
+
+
+async def wait_for(
+    transport: AsyncTransport, sandbox_at: str, view: ExecView, timeout_s: float | None = None
+) -> ExecResult:
+    """The result of an exec, once it has ended."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    at = f"{sandbox_at}/execs/{segment(view.id)}/wait"
+    while view.result is None:
+        if view.problem is not None:
+            raise view.problem.error()
+        left = _WAIT_S if until is None else min(_WAIT_S, until - time.monotonic())
+        params = {"timeout_s": max(0.0, left)}
+        answer = await transport.json("GET", at, params=params, timeout_s=_WAIT_S + _SPARE_S)
+        view = ExecView.from_json(answer)
+        if view.running and until is not None and time.monotonic() >= until:
+            raise TimeoutError(f"the process still runs after {timeout_s} s")
+    return view.result
+
+
+class AsyncRemoteStdin:
+    """The writing end of a process's standard input. What is sent again is not written again."""
+
+    def __init__(self, transport: AsyncTransport, at: str, view: ExecView) -> None:
+        self._transport, self._at = transport, f"{at}/stdin"
+        self._offset, self._is_open = view.stdin_bytes, True
+
+    async def write(self, data: bytes) -> None:
+        """Write everything, waiting while the process does not read.
+
+        Raises:
+            ExecError: It no longer reads.
+        """
+        if not self._is_open:
+            raise ExecError("standard input is closed")
+        view = memoryview(bytes(data))
+        while view:
+            await self._send(bytes(view[:_PIECE]))
+            view = view[self._reached :]
+
+    async def _send(self, piece: bytes, *, eof: bool = False) -> None:
+        params = {"offset": self._offset, "eof": eof}
+        # The offset makes it safe to repeat: the key says so to the transport.
+        headers = {"idempotency-key": f"{self._offset}"}
+        response = await self._transport.request(
+            "POST",
+            self._at,
+            params=params,
+            content=piece,
+            headers=headers,
+            timeout_s=_WAIT_S + _SPARE_S,
+        )
+        reached = int(response.json()["offset"])
+        self._reached, self._offset = reached - self._offset, reached
+
+    async def close(self) -> None:
+        """End of input. On a terminal, send b"\\x04" instead."""
+        if self._is_open:
+            self._is_open = False
+            await self._send(b"", eof=True)

@@ -1,0 +1,1 @@
+"""Made of `_async` by `tools/make_sync_client.py`, but for `pauses`."""

@@ -1,0 +1,133 @@
+# Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
+"""The files of a sandbox of a server."""
+
+from __future__ import annotations
+
+import posixpath
+
+from ...errors import FileError, FileNotFound, NotADirectory
+from ...model.files import FileInfo
+from .. import copies
+from .pauses import blocking
+from .transport import Transport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from ..copies import Progress
+
+_MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
+_CONTENT_S = 300.0  # without a byte, while the other end works
+
+
+class RemoteFiles:
+    """`sandbox.files`; see `Files`."""
+
+    def __init__(self, transport: Transport, sandbox_at: str) -> None:
+        self._transport, self._at = transport, f"{sandbox_at}/files"
+
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """The whole file, or its first `max_bytes`."""
+        found, params = bytearray(), {"path": path}
+        with self._transport.stream(
+            "GET", f"{self._at}/content", params=params, timeout=_CONTENT_S
+        ) as response:
+            for chunk in response.iter_raw():
+                found += chunk
+                if max_bytes is not None and len(found) >= max_bytes:
+                    break
+        return bytes(found if max_bytes is None else found[:max_bytes])
+
+    def read_text(self, path: str) -> str:
+        """The whole file as text, bad bytes replaced."""
+        return (self.read(path)).decode("utf-8", "replace")
+
+    def write(
+        self,
+        path: str,
+        data: bytes | str,
+        *,
+        append: bool = False,
+        mode: int = 0o644,
+        parents: bool = False,
+    ) -> None:
+        """Write a file, creating or replacing it; with `parents` its directories too."""
+        content = data.encode() if isinstance(data, str) else bytes(data)
+        try:
+            self._write(path, content, append, mode)
+        except FileNotFound:
+            directory = path.rpartition("/")[0]
+            if not parents or not directory:
+                raise
+            self.make_dir(directory)
+            self._write(path, content, append, mode)
+
+    def _write(self, path: str, content: bytes, append: bool, mode: int) -> None:
+        self._transport.request(
+            "PUT",
+            f"{self._at}/content",
+            params=copies.write_params(path, append=append, mode=mode),
+            content=content,
+            timeout_s=_CONTENT_S,
+        )
+
+    def open_read(self, path: str) -> BinaryIO:
+        """A file of this machine with the content of one of the sandbox."""
+        return blocking(copies.open_read, self._transport.blocking, self._at, path)
+
+    def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
+        """A file of this machine that becomes one of the sandbox when it is closed."""
+        return copies.open_write(self._transport.blocking, self._at, path, append=append, mode=mode)
+
+    def list(self, path: str = ".") -> list[FileInfo]:
+        """The entries of a directory, by name."""
+        answer = self._json("GET", "list", path=path)
+        return [FileInfo.from_json(each) for each in answer["items"]]
+
+    def stat(self, path: str, *, follow: bool = False) -> FileInfo:
+        """One path; a symlink itself, or with `follow` what it leads to in the end.
+
+        Raises:
+            FileError: Symlinks lead in a circle.
+        """
+        for _ in range(_MOST_LINKS):
+            info = FileInfo.from_json(self._json("GET", "stat", path=path))
+            if not follow or info.link_target is None:
+                return info
+            path = posixpath.join(posixpath.dirname(info.path), info.link_target)
+        raise FileError(f"{path}: too many levels of symbolic links", path=path)
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, be it a dangling symlink."""
+        try:
+            self.stat(path)
+        except (FileNotFound, NotADirectory):
+            return False
+        return True
+
+    def make_dir(self, path: str, *, parents: bool = True) -> None:
+        """Create a directory, with its parents unless told otherwise."""
+        body = {"path": path, "parents": parents}
+        self._transport.json("POST", f"{self._at}/dirs", body=body)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; a whole tree when `recursive`."""
+        params = {"path": path, "recursive": recursive}
+        # Not repeated when the answer is lost: the second answer would be that nothing is there.
+        self._transport.request("DELETE", self._at, params=params, once=True)
+
+    def move(self, src: str, dst: str) -> None:
+        """Rename, replacing a file at `dst`."""
+        self._transport.json("POST", f"{self._at}/move", body={"src": src, "dst": dst})
+
+    def upload(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
+        """Copy a file or tree of this machine into the sandbox; `remote` is the copy's own path."""
+        blocking(copies.upload, self._transport.blocking, self._at, local, remote, progress)
+
+    def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+        """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path."""
+        blocking(copies.download, self._transport.blocking, self._at, remote, local, progress)
+
+    def _json(self, method: str, verb: str, **params: Any) -> Any:
+        return self._transport.json(method, f"{self._at}/{verb}", params=params)

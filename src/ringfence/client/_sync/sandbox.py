@@ -1,0 +1,295 @@
+# Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
+"""A sandbox of a server, with the surface of a local one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from ...errors import InvalidRequest, Unsupported
+from ...model import checks
+from ...model.calls import make_request, parse_mount, parse_network
+from ...model.capabilities import Protection
+from ...model.exec import ExecResult
+from ...model.exec_view import ExecView
+from ...model.granted import SandboxCapabilities
+from ...model.netlog import NetworkEvent
+from ...model.network import NetworkPolicy
+from ...model.sandbox import SandboxView
+from ...model.session import ResolvedMount, Session
+from ...model.snapshot import Snapshot
+from ...model.stats import SandboxStats
+from ..exposure import RemoteExposure, connect
+from ..views import read_view, session_of
+from .files import RemoteFiles
+from .pauses import CANCELLABLE, blocking
+from .process import RemoteProcess, wait_for
+from .transport import Transport, segment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Self
+
+    from ...model.calls import Network
+    from ...model.mount import Mount
+    from ...model.spec import SandboxSpec
+    from ...model.state import State
+
+_WAIT_S = 25.0  # each request; then the next one waits on
+_SPARE_S = 30.0  # beyond what a request was asked to wait
+
+
+class RemoteSandbox:
+    """One isolated environment of a server. As a context manager: leaving it terminates it.
+
+    It does not end with the process that made it: the server's timeouts, and `terminate`, end it.
+
+    Attributes:
+        owns_transport: Whether its end closes the connections too.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        view: SandboxView,
+        spec: SandboxSpec,
+    ) -> None:
+        self._transport, self._view, self.spec = transport, view, spec
+        self.owns_transport = False
+        self._at = f"/v1/sandboxes/{segment(view.id)}"
+        self.files = RemoteFiles(transport, self._at)
+        self._exposures: list[RemoteExposure] = []
+
+    # -- running commands -------------------------------------------------------------------
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run one process to its end; see `Sandbox.exec`. Cancelled, the whole tree is killed first.
+
+        Raises:
+            ServerUnreachable: The connection broke; the process may go on.
+        """
+        request = make_request(
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+        )
+        form = {name: value for name, value in request.to_json().items() if value is not None}
+        if CANCELLABLE or on_stdout or on_stderr:
+            process = self._start(form)
+            return process.run_through(on_stdout, on_stderr)
+        form |= {"wait": True, "wait_s": _WAIT_S}
+        answer = self._transport.json(
+            "POST", f"{self._at}/execs", body=form, timeout_s=_WAIT_S + _SPARE_S
+        )
+        view = ExecView.from_json(answer)
+        return wait_for(self._transport, self._at, view)
+
+    def shell(self, script: str, **options: Any) -> ExecResult:
+        """Run a POSIX shell script; options as for `exec`."""
+        return self.exec(["sh", "-c", script], **options)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: bytes | str | None = None,
+        stream_stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> RemoteProcess:
+        """Start a process in the background; see `Sandbox.start`. It outlives this client."""
+        request = make_request(
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+            pty=pty,
+            stream_stdin=stream_stdin,
+        )
+        form = {name: value for name, value in request.to_json().items() if value is not None}
+        process = self._start(form)
+        process.call_back(on_stdout, on_stderr)
+        return process
+
+    def _start(self, form: dict[str, Any]) -> RemoteProcess:
+        answer = self._transport.json("POST", f"{self._at}/execs", body=form)
+        return RemoteProcess(self._transport, self._at, ExecView.from_json(answer))
+
+    def execs(self) -> list[ExecView]:
+        """What runs, and what ran, oldest first."""
+        found, cursor = [], None
+        while True:
+            params = {"cursor": cursor}
+            page = self._transport.json("GET", f"{self._at}/execs", params=params)
+            found += [ExecView.from_json(each) for each in page["items"]]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return found
+
+    def process(self, exec_id: str) -> RemoteProcess:
+        """A process that was started before, perhaps by another client.
+
+        Raises:
+            ExecNotFound: There is none.
+        """
+        answer = self._transport.json("GET", f"{self._at}/execs/{segment(exec_id)}")
+        return RemoteProcess(self._transport, self._at, ExecView.from_json(answer))
+
+    # -- describing and changing --------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Time-ordered, and valid as a file name."""
+        return self._view.id
+
+    @property
+    def view(self) -> SandboxView:
+        """All that the server says of it, now. It is asked while the caller waits."""
+        self._view = read_view(self._transport.blocking, self._at)
+        return self._view
+
+    @property
+    def session(self) -> Session:
+        """Id, backend, state and mounts now."""
+        return session_of(self.view)
+
+    @property
+    def state(self) -> State:
+        """`provisioned`, `running`, `suspended` or `terminated`."""
+        return self.view.state
+
+    def mount(self, mount: Mount | str) -> ResolvedMount:
+        """Add a mount to the live sandbox; a host path is the server's."""
+        body = parse_mount(mount).to_json()
+        answer = self._transport.json("POST", f"{self._at}/mounts", body=body)
+        return ResolvedMount.from_json(answer)
+
+    def apply_network_policy(self, network: Network) -> None:
+        """Change what the sandbox may reach, at once."""
+        body = parse_network(network).to_json()
+        self._transport.json("PUT", f"{self._at}/network", body=body)
+
+    def network_log(self) -> list[NetworkEvent]:
+        """What was asked of the network so far, oldest first; bounded."""
+        answer = self._transport.json("GET", f"{self._at}/network/log")
+        return [NetworkEvent.from_json(each) for each in answer["items"]]
+
+    def learned_policy(self) -> NetworkPolicy:
+        """The smallest policy that allows what was reached so far."""
+        answer = self._transport.json("GET", f"{self._at}/network/learned")
+        return NetworkPolicy.from_json(answer)
+
+    def connect(self, port: int) -> socket.socket:
+        """A connection to a server inside, through the daemon; see `Sandbox.connect`."""
+        checks.integer(port, "port", 1, 65535)
+        return blocking(connect, self._transport.blocking, self._at, port)
+
+    def expose(
+        self, port: int, *, host: str = "127.0.0.1", host_port: int = 0, unix: str | None = None
+    ) -> RemoteExposure:
+        """An address of this machine that leads to a server inside; see `Sandbox.expose`."""
+        checks.integer(port, "port", 1, 65535)
+        made = RemoteExposure(self._transport.blocking, self._at, port, host, host_port, unix)
+        self._exposures.append(made)
+        return made
+
+    def suspend(self) -> None:
+        """Freeze every process; idempotent."""
+        self._transport.json("POST", f"{self._at}/suspend")
+
+    def resume(self) -> None:
+        """Let them go on; idempotent."""
+        self._transport.json("POST", f"{self._at}/resume")
+
+    def extend(self, ttl_s: float) -> SandboxView:
+        """Let it end `ttl_s` seconds from now, whenever it was to end before."""
+        answer = self._transport.json("POST", f"{self._at}/extend", body={"ttl_s": ttl_s})
+        self._view = SandboxView.from_json(answer)
+        return self._view
+
+    def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save the sandbox's files; restorable after the sandbox is gone."""
+        body = {"metadata": dict(metadata or {})}
+        answer = self._transport.json("POST", f"{self._at}/snapshots", body=body)
+        return Snapshot.from_json(answer)
+
+    def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:  # noqa: ARG002
+        """As `Sandbox.checkpoint`, but not yet.
+
+        Raises:
+            Unsupported: A server saves files only.
+        """
+        raise Unsupported("a server saves files only", operation="checkpoint")
+
+    def stats(self) -> SandboxStats:
+        """What it uses, from the kernel."""
+        return SandboxStats.from_json(self._transport.json("GET", f"{self._at}/stats"))
+
+    def capabilities(self) -> SandboxCapabilities:
+        """What it can do, read back from the kernel."""
+        answer = self._transport.json("GET", f"{self._at}/capabilities")
+        return SandboxCapabilities.from_json(answer)
+
+    def protections(self) -> tuple[Protection, ...]:
+        """What protects the host, read back from the kernel."""
+        answer = self._transport.json("GET", f"{self._at}/protections")
+        return tuple(Protection.from_json(each) for each in answer["items"])
+
+    def terminate(self) -> None:
+        """End it. Legal in every state, idempotent."""
+        while self._exposures:
+            self._exposures.pop().close()
+        self._transport.json("DELETE", self._at)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.owns_transport:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.terminate()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} at {self._transport.address.shown}>"
+
+
+def body_of(spec: SandboxSpec, **others: Any) -> dict[str, Any]:
+    """What creating a sandbox is asked with; secrets are part of it."""
+    if spec.python_env:
+        raise InvalidRequest("the server cannot show this machine's Python", field="python_env")
+    return {**spec.to_json(with_secrets=True), **{k: v for k, v in others.items() if v is not None}}
+
+
+def new_key() -> str:
+    """What makes a request safe to repeat."""
+    return f"{os.getpid():x}-{uuid.uuid4().hex}"

@@ -1,0 +1,100 @@
+# Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
+"""One output stream of a process, read from the server's disk, through as many connections as it takes."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from ...errors import ServerUnreachable, TimeoutExceeded
+from ..answers import pause_s
+from .pauses import pause
+from .transport import Transport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+_PATIENCE = 5  # connections in a row that bring nothing
+_FOR_EVER = None
+
+
+class RemoteStream:
+    """Every byte once, but for those that the server had no room for: they are counted.
+
+    Attributes:
+        offset: Of the next byte.
+    """
+
+    def __init__(self, transport: Transport, at: str, name: str) -> None:
+        self._transport, self._at, self._name = transport, f"{at}/output", name
+        self.offset = self._dropped = 0
+        self._is_over = False
+
+    @property
+    def dropped_bytes(self) -> int:
+        """What was missing between the bytes that were read."""
+        return self._dropped
+
+    def read(self, timeout_s: float | None = None) -> bytes:
+        """What came since the last read; waits for something; empty at the end of the stream.
+
+        Raises:
+            TimeoutError: Nothing came within `timeout_s` seconds.
+        """
+        with closing(self._chunks(timeout_s)) as chunks:
+            for chunk in chunks:
+                return chunk
+        return b""
+
+    def getvalue(self) -> bytes:
+        """All that comes from here on, to the end."""
+        return b"".join([chunk for chunk in self])
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Chunks until the end."""
+        for chunk in self._chunks(_FOR_EVER):
+            yield chunk
+
+    def lines(self) -> Iterator[str]:
+        """Text lines, without their newline, bad bytes replaced."""
+        rest = b""
+        for chunk in self:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line.decode("utf-8", "replace")
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    def _chunks(self, timeout_s: float | None) -> Generator[bytes, None, None]:
+        failures = 0
+        while not self._is_over:
+            before = self.offset
+            try:
+                with closing(self._once(timeout_s)) as chunks:
+                    for chunk in chunks:
+                        yield chunk
+            except TimeoutExceeded as exc:
+                raise TimeoutError(f"no output within {timeout_s} s") from exc
+            except ServerUnreachable:
+                failures = 0 if self.offset > before else failures + 1
+                if failures > _PATIENCE:
+                    raise
+                pause(pause_s(failures, {}))
+
+    def _once(self, timeout_s: float | None) -> Generator[bytes, None, None]:
+        params = {"stream": self._name, "offset": self.offset, "follow": True}
+        with self._transport.stream(
+            "GET",
+            self._at,
+            params=params,
+            headers={"accept": "application/octet-stream"},
+            timeout=timeout_s,
+        ) as response:
+            headers = response.headers
+            self.offset = int(headers["x-ringfence-offset"])
+            self._dropped += int(headers["x-ringfence-dropped-bytes"])
+            for chunk in response.iter_raw():
+                if chunk:
+                    self.offset += len(chunk)
+                    yield chunk
+            self._is_over = headers.get("x-ringfence-end") == "true"

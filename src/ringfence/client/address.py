@@ -1,0 +1,58 @@
+"""Where a server is, and with which key it opens."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..errors import InvalidRequest
+
+SERVER, KEY = "RINGFENCE_SERVER", "RINGFENCE_API_KEY"
+_SOCKET = "ringfence.sock"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server.
+
+    Attributes:
+        url: What requests are relative to.
+        unix: The path of its unix socket; empty for TCP.
+        shown: As it was given, for messages.
+    """
+
+    url: str
+    unix: str
+    shown: str
+
+    @classmethod
+    def parse(cls, given: str | None) -> Address:
+        """`unix:PATH`, `http://HOST:PORT` or `https://HOST[:PORT]`.
+
+        None takes $RINGFENCE_SERVER, else the socket that `ringfence serve` of this user makes.
+
+        Raises:
+            InvalidRequest: It is something else.
+        """
+        text = given or os.environ.get(SERVER) or f"unix:{default_socket()}"
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:").removeprefix("//")
+            if not path.startswith("/"):
+                raise InvalidRequest(f"{text!r} names no absolute path", field="server")
+            return cls("http://localhost", path, text)
+        if not text.startswith(("http://", "https://")) or len(text.split("/")) < 3:
+            hint = "unix:PATH, http://HOST:PORT or https://HOST"
+            raise InvalidRequest(f"{text!r} is no server", field="server", hint=hint)
+        return cls(text.rstrip("/"), "", text)
+
+
+def key_of(given: str | None) -> str:
+    """The key to use: the one given, else $RINGFENCE_API_KEY; empty for none."""
+    return os.environ.get(KEY, "") if given is None else given
+
+
+def default_socket() -> str:
+    """Of a daemon that this user started without options."""
+    from ..model.places import state_directory
+
+    return os.path.join(state_directory(), _SOCKET)

@@ -1,0 +1,53 @@
+"""What a server's answer means: the error it tells of, and whether asking again may help. Pure."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+
+from ..errors import RingfenceError, ServerUnreachable, error_from_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_PROBLEM = "application/problem+json"
+_LONGEST_PAUSE_S = 5.0
+_FIRST_PAUSE_S = 0.1
+KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""A stream may be quiet for hours; a peer that is gone is noticed within a minute: tcp(7)."""
+BUSY = (429, 502, 503, 504)
+"""Statuses that pass by themselves."""
+
+
+def error_of(status: int, media_type: str, form: Any) -> RingfenceError:
+    """The error that a response of status 400 or more tells of: of the class that was raised there."""
+    if media_type.startswith(_PROBLEM) and isinstance(form, dict) and "code" in form:
+        return error_from_json({"message": form.get("detail", ""), **form})
+    return ServerUnreachable(f"answered {status}, and not as a Ringfence server does")
+
+
+def user_agent() -> str:
+    """What the client says it is."""
+    # The package itself is above this room; by then it is imported.
+    return f"ringfence/{sys.modules['ringfence'].__version__}"
+
+
+def pause_s(attempt: int, headers: Mapping[str, str]) -> float:
+    """How long to wait before asking again: what the server says, else longer each time.
+
+    Args:
+        attempt: 0 for the first one that failed.
+    """
+    told = headers.get("retry-after", "")
+    if told.isdigit():
+        return min(float(told), _LONGEST_PAUSE_S)
+    # Spread out: those that failed together must not come back together.
+    return min(_FIRST_PAUSE_S * 2.0**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)

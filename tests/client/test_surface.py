@@ -1,0 +1,99 @@
+"""Remote and local have one surface: switching is one argument, and nothing drifts apart."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import AsyncSandbox, Sandbox
+from ringfence.client import AsyncRemoteSandbox, RemoteSandbox
+from ringfence.client._async.files import AsyncRemoteFiles
+from ringfence.client._async.process import AsyncRemoteProcess, AsyncRemoteStdin
+from ringfence.client._async.stream import AsyncRemoteStream
+from ringfence.client._sync.files import RemoteFiles
+from ringfence.client._sync.process import RemoteProcess, RemoteStdin
+from ringfence.client._sync.stream import RemoteStream
+from ringfence.sandbox.aio import AsyncProcess, AsyncStdin, AsyncStream
+from ringfence.sandbox.files import Files
+from ringfence.sandbox.process import Process, StdinWriter
+from ringfence.sandbox.stream import Stream
+
+ROOT = Path(__file__).parent.parent.parent
+PAIRS = [
+    (Sandbox, RemoteSandbox),
+    (AsyncSandbox, AsyncRemoteSandbox),
+    (Files, RemoteFiles),
+    (Files, AsyncRemoteFiles),
+    (Process, RemoteProcess),
+    (AsyncProcess, AsyncRemoteProcess),
+    (StdinWriter, RemoteStdin),
+    (AsyncStdin, AsyncRemoteStdin),
+    (Stream, RemoteStream),
+    (AsyncStream, AsyncRemoteStream),
+]
+# What makes a sandbox is the client's; the rest is about descriptors and pipes of this process.
+OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
+    "write_some", "duplicate", "feed", "close_feed", "readable",
+}  # fmt: skip
+OWN_OF = {Stream: {"close"}}
+
+
+def surface(cls: type[Any]) -> dict[str, Any]:
+    """The public methods and properties by name."""
+    members = inspect.getmembers_static(cls)
+    kinds = (property, staticmethod, classmethod)
+    return {
+        name: value
+        for name, value in members
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
+    }
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(function).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize(("local", "remote"), PAIRS)
+def test_what_a_local_one_has_a_remote_one_has(local: type[Any], remote: type[Any]) -> None:
+    here, there = surface(local), surface(remote)
+    wanted = set(here) - OWN - OWN_OF.get(local, set())
+
+    assert wanted <= set(there)
+    for name in wanted:
+        if isinstance(here[name], property) or isinstance(there[name], property):
+            continue
+        there_wants = parameters(there[name])
+        if remote is AsyncRemoteSandbox and name == "start":
+            continue  # the local one passes its options on to Sandbox.start
+        assert parameters(here[name]) == there_wants, name
+
+
+@pytest.mark.parametrize("kind", [Sandbox, AsyncSandbox])
+def test_switching_is_one_argument(kind: type[Any]) -> None:
+    for name in ("create", "restore", "snapshots", "delete_snapshot"):
+        assert "server" in inspect.signature(getattr(kind, name)).parameters
+
+
+def test_the_synchronous_half_is_what_would_be_made() -> None:
+    command = [sys.executable, "tools/make_sync_client.py", "--check"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert 0 == made.returncode, made.stdout + made.stderr
+
+
+def test_importing_ringfence_does_not_import_the_client() -> None:
+    code = (
+        "import sys, ringfence; ringfence.Sandbox;"
+        "print(any(name.partition('.')[0] in ('httpx2', 'anyio') for name in sys.modules))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "False" == told.stdout.strip()
