@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 CONTROL, COPIES, ENDING = "control", "copies", "ending"
 _THREADS = {CONTROL: 64, COPIES: 32, ENDING: 16}
 _WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1}  # calls of one sandbox at once
+_MOST_ERRANDS = 16  # helpers in one sandbox at once
 _MOST_WAITING = 256  # calls of one sandbox
 
 
@@ -42,6 +45,7 @@ class Lanes:
             for lane, count in _THREADS.items()
         }
         self._gates: dict[tuple[str, str], _Gate] = {}
+        self._errands: Counter[str] = Counter()
 
     async def call(
         self,
@@ -66,6 +70,41 @@ class Lanes:
             return await loop.run_in_executor(self._pools[lane], work, *arguments)
         async with self._through(lane, key):
             return await loop.run_in_executor(self._pools[lane], work, *arguments)
+
+    def begin_errand(self, key: str) -> None:
+        """One more helper in a sandbox.
+
+        Raises:
+            TooManyRequests: There are as many as there may be.
+        """
+        if self._errands[key] >= _MOST_ERRANDS:
+            raise TooManyRequests(
+                f"{_MOST_ERRANDS} transfers of sandbox {key} are under way already"
+            )
+        self._errands[key] += 1
+
+    def end_errand(self, key: str) -> None:
+        """One less."""
+        self._errands[key] -= 1
+        if not self._errands[key]:
+            del self._errands[key]
+
+    async def alone(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)` in a thread of its own: it may have to wait for a sandbox that is frozen."""
+        made: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(function(*args))
+            except BaseException as exc:  # noqa: BLE001
+                made.set_exception(exc)
+
+        threading.Thread(target=run, name="ringfence-alone", daemon=True).start()
+        return await asyncio.wrap_future(made)
+
+    def later(self, function: Callable[[], object]) -> None:
+        """`function()` in a thread of its own; nobody waits for it or hears how it went."""
+        threading.Thread(target=function, name="ringfence-later", daemon=True).start()
 
     @asynccontextmanager
     async def _through(self, lane: str, key: str) -> AsyncIterator[None]:

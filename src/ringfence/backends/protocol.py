@@ -327,6 +327,28 @@ class BackendExec(Protocol):
         ...
 
 
+class Errand(Protocol):
+    """A helper inside a sandbox that does one thing with its files; see `BackendFiles.errand`.
+
+    Attributes:
+        stream: A pipe, this object's: to write the tree `in`, to read what comes otherwise.
+    """
+
+    stream: int
+
+    def finish(self, path: str) -> None:
+        """Close the stream and wait for the helper's word that all went well.
+
+        Raises:
+            FileError: As the kernel told the helper; `path` is what the error names.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Close the stream and let the helper end as it may."""
+        ...
+
+
 class BackendFiles(Protocol):
     """Files of one sandbox, seen as its default user sees them.
 
@@ -407,5 +429,18 @@ class BackendFiles(Protocol):
         Raises:
             FileNotFound: Nothing is at `remote`; then nothing is made on the host.
             FileError: Something in the way cannot be replaced safely.
+        """
+        ...
+
+    def errand(self, what: str, path: str, options: str = "") -> Errand:
+        """Send a helper inside, locked down as the sandbox's user, to do one thing at `path`.
+
+        Args:
+            what: `in` unpacks a tar stream below `path`, `out` packs one; `find`, `search`, `replace`
+                and `watch` answer with JSON lines, to `options` in JSON: see `launcher.finding` and
+                `launcher.watching`.
+
+        Raises:
+            Unsupported: This backend cannot do that.
         """
         ...

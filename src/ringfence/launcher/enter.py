@@ -15,6 +15,7 @@ from . import build, cgroups, idmap, init, lockdown, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .plan import Plan, Shape, Tree
@@ -131,8 +132,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     `as_root`: for snapshots, as the namespace's own root, which reads and owns every file of the
     writable layer; else locked down as the sandbox's user.
     """
-    from . import trees  # tarfile takes 10 ms to import, and must be imported on this side
-
+    run = _errand(request["direction"], request.get("options", ""))
     plan: Plan = request["plan"]
     user_fd, mount_fd, pid_fd, *stream = fds
     # Before any guest can see us: without root we have its uid, and hold the host's files open.
@@ -153,9 +153,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
             lockdown.bound(plan)
             lockdown.become_user(plan, plan["uid"], plan["gid"])
             lockdown.seal(plan, with_parent=False)
-        trees.OPERATIONS[request["direction"]](
-            *stream, request["path"], one_file_system=request["as_root"]
-        )
+        run(*stream, request["path"], one_file_system=request["as_root"])
         wire.send_raw(reply, b"O")
     except OSError as exc:
         init.refuse(reply, exc)
@@ -163,6 +161,30 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         init.refuse(reply, OSError(errno.EPROTO, repr(exc)))
     finally:
         os._exit(0)
+
+
+def _errand(what: str, options: str) -> Callable[..., None]:
+    """What a helper does with a tree, everything that it needs imported: inside there may be no Python."""
+    from . import trees  # tarfile takes 10 ms to import
+
+    if what in trees.OPERATIONS:
+        known: Callable[..., None] = trees.OPERATIONS[what]
+        return known
+    from . import finding, watching
+
+    more: dict[str, Callable[[int, str, str], None]] = {
+        "find": finding.find,
+        "search": finding.search,
+        "replace": finding.replace,
+        "watch": watching.watch,
+    }
+    chosen = more[what]
+
+    def run(stream: int, path: str, *, one_file_system: bool) -> None:
+        del one_file_system
+        chosen(stream, path, options)
+
+    return run
 
 
 # -- other users ------------------------------------------------------------------------------

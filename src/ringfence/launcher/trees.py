@@ -133,30 +133,70 @@ class _Exactly(io.RawIOBase):
 def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
     """Unpack a tar stream below `path`, creating it; existing files are replaced.
 
+    Whoever sent the stream may write below `path` and nowhere else: a name that climbs, or that goes
+    through a symlink, is refused.
+
     Args:
         one_file_system: Restoring a snapshot: owners are restored too.
     """
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
+    way = _Way(path, trusted=one_file_system)
     with (
         open(stream, "rb", buffering=_BUFFER) as raw,
         tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER) as tar,
     ):
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
-            target = os.path.normpath(os.path.join(path, member.name))
-            _extract(tar, member, path, target, one_file_system)
+            target = way.to(member.name)
+            if member.issparse():
+                raise OSError(errno.EINVAL, "a file with holes is not taken", member.name)
+            _extract(tar, member, way, target, one_file_system)
             if member.isdir():
                 directories.append((target, member))
+            elif member.issym() or member.islnk():
+                way.forget()
     for target, member in reversed(directories):
         _finish_directory(target, member)
 
 
+class _Way:
+    """From the names in a stream to paths below `root`; no symlink is on the way to any of them."""
+
+    def __init__(self, root: str, *, trusted: bool = False) -> None:
+        self._root, self._trusted = os.path.realpath(root), trusted
+        self._seen = {self._root}
+
+    def to(self, name: str) -> str:
+        """The path of that name.
+
+        Raises:
+            OSError: EINVAL for a name that is absolute or climbs, ELOOP where a symlink is on the way.
+        """
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts or "\0" in name:
+            raise OSError(errno.EINVAL, "would lead outside the destination", name)
+        here = self._root
+        for part in parts[:-1]:
+            here = f"{here.rstrip('/')}/{part}"
+            if here not in self._seen and not self._trusted:
+                if os.path.islink(here):
+                    raise OSError(errno.ELOOP, "would go through a symlink", name)
+                self._seen.add(here)
+        return os.path.join(here, *parts[-1:])
+
+    def forget(self) -> None:
+        """A link was made: what was a directory may be one no more."""
+        self._seen = {self._root}
+
+
 def _extract(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str, owners: bool
+    tar: tarfile.TarFile, member: tarfile.TarInfo, way: _Way, target: str, owners: bool
 ) -> None:
     if member.isdir():
+        if os.path.islink(target):
+            raise OSError(errno.ELOOP, "would go through a symlink", member.name)
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif member.isreg():
         _clear(target)
@@ -175,9 +215,7 @@ def _extract(
         os.symlink(member.linkname, target)
     elif member.islnk():
         _clear(target)
-        os.link(
-            os.path.normpath(os.path.join(path, member.linkname)), target, follow_symlinks=False
-        )
+        os.link(way.to(member.linkname), target, follow_symlinks=False)
         return
     elif member.isfifo():
         _clear(target)

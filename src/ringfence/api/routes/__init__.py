@@ -6,6 +6,7 @@ from . import (
     events,
     execs,
     execution,
+    files,
     health,
     keys,
     mounts,
@@ -15,6 +16,7 @@ from . import (
     sandboxes,
     sessions,
     snapshots,
+    trees,
 )
 
 ROUTERS = (
@@ -23,6 +25,8 @@ ROUTERS = (
     execs.router,
     output.router,
     execution.router,
+    files.router,
+    trees.router,
     network.router,
     mounts.router,
     snapshots.router,

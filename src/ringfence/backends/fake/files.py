@@ -9,7 +9,7 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import FileError, FileNotFound, InvalidRequest, file_error
+from ...errors import FileError, FileNotFound, InvalidRequest, Unsupported, file_error
 from ...model.files import FileInfo
 from .nodes import Directory, Symlink
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    from ..protocol import Progress
+    from ..protocol import Errand, Progress
     from .filesystem import FileSystem
     from .nodes import Node
 
@@ -51,6 +51,10 @@ class FakeFiles:
             raise InvalidRequest("must be a path: not empty, no NUL", field="path")
         with typed_errors(path):
             yield self._tree
+
+    def errand(self, what: str, path: str, options: str = "") -> Errand:
+        del path, options
+        raise Unsupported(backend="fake", operation=what)
 
     def open_read(self, path: str) -> BinaryIO:
         with self._at(path) as tree:

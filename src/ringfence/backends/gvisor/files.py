@@ -6,7 +6,7 @@ import errno
 import io
 import os
 
-from ...errors import FileError, SandboxLost, file_error
+from ...errors import FileError, SandboxLost, Unsupported, file_error
 from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
 from ..local.answers import Refused, answer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from .sandbox import GvisorSandbox
+    from .trees import Helper
 
     Progress = Callable[[int, str], None]
 
@@ -43,6 +44,15 @@ class GvisorFiles:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
         pipe, reply = self._stream("write", where, (flags, mode), out=False)
         return io.BufferedWriter(_Writing(pipe, reply, where), _BUFFER)
+
+    def errand(self, what: str, path: str, options: str = "") -> Helper:
+        from .trees import Helper
+
+        del options
+        if what not in ("in", "out"):
+            raise Unsupported(backend="gvisor", operation=what)
+        self._sandbox.require_awake()
+        return Helper(self._sandbox, what, self._absolute(path))
 
     def list(self, path: str) -> list[FileInfo]:
         base = self._absolute(path)

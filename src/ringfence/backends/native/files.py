@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from .sandbox import NativeSandbox
+    from .trees import Helper
 
     Progress = Callable[[int, str], None]
 
@@ -85,6 +86,12 @@ class NativeFiles:
         from .trees import download
 
         download(self._sandbox, self._absolute(remote), local, progress)
+
+    def errand(self, what: str, path: str, options: str = "") -> Helper:
+        from .trees import Helper
+
+        self._sandbox.require_awake()
+        return Helper(self._sandbox, what, self._absolute(path), options=options)
 
     # -- inner ------------------------------------------------------------------------------
 

@@ -82,15 +82,18 @@ def remove(sandbox: NativeSandbox, path: str) -> None:
         raise file_error(exc.errno or errno.EIO, path) from exc
 
 
-def _request(sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool) -> dict[str, Any]:
+def _request(
+    sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool, options: str = ""
+) -> dict[str, Any]:
     return {
         "op": "tree",
         "plan": replay(sandbox),
         "direction": direction,
         "path": path,
         "as_root": as_root,
+        "options": options,
         # What is written counts as the sandbox's memory; a reader must not be frozen with it.
-        "cgroup_dirs": sandbox.group.directories if direction == "in" else [],
+        "cgroup_dirs": [] if direction == "out" else sandbox.group.directories,
     }
 
 
@@ -98,21 +101,26 @@ class Helper:
     """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
 
     def __init__(
-        self, sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool = False
+        self,
+        sandbox: NativeSandbox,
+        direction: str,
+        path: str,
+        *,
+        as_root: bool = False,
+        options: str = "",
     ) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
-        theirs, self.stream = (write, read) if direction == "out" else (read, write)
+        theirs, self.stream = (read, write) if direction == "in" else (write, read)
         self._sandbox = sandbox
         self._problem: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(sandbox, direction, path, as_root, theirs)
+            target=self._run,
+            args=(sandbox, _request(sandbox, direction, path, as_root=as_root, options=options)),
+            kwargs={"theirs": theirs},
         )
         self._thread.start()
 
-    def _run(
-        self, sandbox: NativeSandbox, direction: str, path: str, as_root: bool, theirs: int
-    ) -> None:
-        request = _request(sandbox, direction, path, as_root=as_root)
+    def _run(self, sandbox: NativeSandbox, request: dict[str, Any], *, theirs: int) -> None:
         try:
             try:
                 send(sandbox, request, [theirs], None)

@@ -1,0 +1,216 @@
+"""Files of a sandbox: whole ones, streamed and in any size; names; moves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, BinaryIO
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import Field
+from starlette.responses import Response, StreamingResponse
+
+from ...errors import IoError, RingfenceError, file_error
+from ...model.files import FileInfo
+from ...sessions.live import Live
+from .. import forms, ranges
+from ..lanes import COPIES
+from ..nouns import AsNoun, answer, page
+from ..service import Service, TheCaller, TheService
+
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], responses=forms.PROBLEMS
+)
+Info = Annotated[FileInfo, AsNoun()]
+_CHUNK = 1 << 20
+_BYTES: dict[str, Any] = {
+    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+}
+_BODY = {"requestBody": {"required": True, "content": _BYTES}}
+
+
+async def _run(service: Service, live: Live, verb: str, *args: Any, **more: Any) -> Any:
+    call = getattr(live.sandbox.files, verb)
+    return await service.lanes.call(call, *args, key=live.sandbox_id, **more)
+
+
+@router.get(
+    "/content",
+    responses={
+        200: {"content": _BYTES, "description": "The file."},
+        206: {"content": _BYTES, "description": "The part that `Range` names."},
+        416: {"description": "`Range` names nothing that is there."},
+    },
+    response_class=Response,
+)
+async def read(
+    sandbox_id: forms.SandboxId,
+    path: forms.FilePath,
+    service: TheService,
+    caller: TheCaller,
+    range_: Annotated[str, Header(alias="range", max_length=100)] = "",
+) -> Response:
+    """A file, whole or in part, as it is."""
+    live = await service.need(sandbox_id, caller)
+    file: BinaryIO = await _run(service, live, "open_read", path)
+    try:
+        size = os.fstat(file.fileno()).st_size
+        start, end = ranges.part_of(range_, size) or (0, size)
+        is_part = (start, end) != (0, size)
+    except ValueError:
+        file.close()
+        return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
+    except BaseException:
+        file.close()
+        raise
+    headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
+    if is_part:
+        headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+    return StreamingResponse(
+        _pieces(service, live, file, start, end),
+        206 if is_part else 200,
+        headers=headers,
+        media_type="application/octet-stream",
+    )
+
+
+async def _pieces(
+    service: Service, live: Live, file: BinaryIO, start: int, end: int
+) -> AsyncIterator[bytes]:
+    """What was promised, or an error: never less that looks whole."""
+    try:
+        with live.use.call():
+            while start < end:
+                size = min(_CHUNK, end - start)
+                data = await service.lanes.call(
+                    os.pread, file.fileno(), size, start, key=live.sandbox_id, lane=COPIES
+                )
+                if not data:
+                    raise IoError("the file became shorter while it was read", retryable=True)
+                start += len(data)
+                yield data
+    finally:
+        file.close()
+
+
+@router.put("/content", response_model=Info, openapi_extra=_BODY)
+async def write(
+    sandbox_id: forms.SandboxId,
+    path: forms.FilePath,
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+    append: bool = False,
+    mode: Annotated[str, Query(pattern="^[0-7]{3,4}$", description="of a new file")] = "644",
+) -> Response:
+    """Create or replace a file with the body, however large; its directory must exist."""
+    live = await service.need(sandbox_id, caller)
+    file: BinaryIO = await _run(
+        service, live, "open_write", path, append=append, mode=int(mode, 8) & 0o777
+    )
+    try:
+        await _take(service, live, file, request)
+    except OSError as exc:
+        raise _typed(exc, path) from exc
+    finally:
+        service.lanes.later(file.close)
+    return answer(await _run(service, live, "stat", path))
+
+
+async def _take(service: Service, live: Live, file: BinaryIO, request: Request) -> None:
+    waiting: list[bytes] = []
+    size = 0
+
+    async def flush() -> None:
+        await service.lanes.call(_write, file, b"".join(waiting), key=live.sandbox_id, lane=COPIES)
+
+    async for chunk in request.stream():
+        waiting.append(chunk)
+        size += len(chunk)
+        if size >= _CHUNK:
+            await flush()
+            waiting, size = [], 0
+    await flush()
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+
+
+def _typed(exc: OSError, path: str) -> RingfenceError:
+    return file_error(exc.errno or 5, path)
+
+
+@router.get("/stat", response_model=Info)
+async def stat(
+    sandbox_id: forms.SandboxId, path: forms.FilePath, service: TheService, caller: TheCaller
+) -> Response:
+    """What is at a path itself: a symlink is not followed."""
+    live = await service.need(sandbox_id, caller)
+    return answer(await _run(service, live, "stat", path))
+
+
+@router.get("/list", response_model=forms.Page[Info])
+async def list_(
+    sandbox_id: forms.SandboxId,
+    service: TheService,
+    caller: TheCaller,
+    path: forms.FilePath = ".",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: Annotated[str, Query(max_length=1024, description="the last name seen")] = "",
+) -> Response:
+    """The entries of a directory, by name."""
+    live = await service.need(sandbox_id, caller)
+    found: list[FileInfo] = await _run(service, live, "list", path)
+    left = [each for each in found if each.name > cursor]
+    more = left[limit - 1].name if len(left) > limit else None
+    return page([each.to_json() for each in left[:limit]], more)
+
+
+class Move(forms.Form):
+    """From where to where."""
+
+    source: Annotated[str, Field(min_length=1, max_length=4095)]
+    target: Annotated[str, Field(min_length=1, max_length=4095)]
+
+
+@router.post("/move", response_model=Info)
+async def move(
+    sandbox_id: forms.SandboxId, body: Move, service: TheService, caller: TheCaller
+) -> Response:
+    """Rename, replacing a file at the target."""
+    live = await service.need(sandbox_id, caller)
+    await _run(service, live, "move", body.source, body.target)
+    return answer(await _run(service, live, "stat", body.target))
+
+
+class MakeDir(forms.Form):
+    """A directory, with those above it unless told otherwise."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4095)]
+    parents: bool = True
+
+
+@router.post("/dirs", response_model=Info)
+async def make_dir(
+    sandbox_id: forms.SandboxId, body: MakeDir, service: TheService, caller: TheCaller
+) -> Response:
+    """Make a directory."""
+    live = await service.need(sandbox_id, caller)
+    await _run(service, live, "make_dir", body.path, parents=body.parents)
+    return answer(await _run(service, live, "stat", body.path))
+
+
+@router.delete("", status_code=204)
+async def remove(
+    sandbox_id: forms.SandboxId,
+    path: forms.FilePath,
+    service: TheService,
+    caller: TheCaller,
+    recursive: bool = False,
+) -> Response:
+    """Remove a file, a symlink itself or an empty directory; a whole tree when `recursive`."""
+    live = await service.need(sandbox_id, caller)
+    await _run(service, live, "remove", path, recursive=recursive)
+    return Response(status_code=204)

@@ -1,0 +1,263 @@
+"""Whole trees of a sandbox: as tar streams, looked through, watched. All of it happens inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response, StreamingResponse
+
+from ...errors import InvalidRequest, IoError, NotADirectory, TimeoutExceeded
+from ...model.files import DIRECTORY, FileInfo
+from .. import forms
+from ..caller import Caller
+from ..nouns import AsNoun, json_answer
+from ..pipes import Running
+from ..service import Service, TheCaller, TheService
+
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], responses=forms.PROBLEMS
+)
+_TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+_BODY = {"requestBody": {"required": True, "content": _TAR}}
+_MOST_FOUND_BYTES = 32 << 20
+_HEARTBEAT_S = 15.0
+Pattern = Annotated[str, Query(min_length=1, max_length=1000)]
+Most = Annotated[int, Query(ge=1, le=10_000)]
+
+
+@router.get(
+    "/tree",
+    responses={200: {"content": _TAR, "description": "A tar stream."}},
+    response_class=Response,
+)
+async def download(
+    sandbox_id: forms.SandboxId, path: forms.FilePath, service: TheService, caller: TheCaller
+) -> Response:
+    """A directory with all below it. A stream that breaks off was not all."""
+    live = await service.need(sandbox_id, caller)
+    info: FileInfo = await service.lanes.call(live.sandbox.files.stat, path, key=live.sandbox_id)
+    if info.kind != DIRECTORY:
+        raise NotADirectory(f"{path}: is a {info.kind}", path=path)
+    stack = AsyncExitStack()
+    running = await stack.enter_async_context(Running(service.lanes, live, "out", path))
+    try:
+        first = await running.read()
+        if not first:
+            await running.finish()
+    except BaseException:
+        await stack.aclose()
+        raise
+
+    async def rest() -> AsyncIterator[bytes]:
+        async with stack:
+            yield first
+            async for data in running.chunks():
+                yield data
+
+    return StreamingResponse(rest(), media_type="application/x-tar")
+
+
+class Unpacked(BaseModel):
+    """Where the tree is now, and how long the stream was."""
+
+    path: str
+    received_bytes: int
+
+
+@router.put("/tree", response_model=Unpacked, openapi_extra=_BODY)
+async def upload(
+    sandbox_id: forms.SandboxId,
+    path: forms.FilePath,
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+) -> Response:
+    """Unpack a tar stream below `path`, made if need be; files that are there are replaced.
+
+    Names that lead out of `path`, or through a symlink, are refused. What it may take up is the
+    sandbox's own limit of disk and inodes.
+    """
+    live = await service.need(sandbox_id, caller)
+    received = 0
+    async with Running(service.lanes, live, "in", path) as running:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if not await running.write(chunk):
+                break  # its own error says why it does not read any more
+        await running.finish()
+    return json_answer({"path": path, "received_bytes": received})
+
+
+class Found(BaseModel):
+    """Paths; `truncated` where there are more."""
+
+    items: list[Annotated[FileInfo, AsNoun()]]
+    truncated: bool
+
+
+@router.get("/glob", response_model=Found)
+async def find(
+    sandbox_id: forms.SandboxId,
+    pattern: Pattern,
+    service: TheService,
+    caller: TheCaller,
+    path: forms.FilePath = ".",
+    limit: Most = 1000,
+) -> Response:
+    """Paths below `path` that match: `*` within a name, `**` any number of directories."""
+    asked = {"pattern": pattern, "most": limit}
+    return json_answer(await _ask(service, caller, sandbox_id, "find", path, asked))
+
+
+class Line(BaseModel):
+    """One line in which something was found; counted from 1."""
+
+    path: str
+    line: int
+    column: int
+    text: str
+
+
+class Lines(BaseModel):
+    """Lines; `truncated` where there are more."""
+
+    items: list[Line]
+    truncated: bool
+
+
+@router.get("/search", response_model=Lines)
+async def search(
+    sandbox_id: forms.SandboxId,
+    pattern: Pattern,
+    service: TheService,
+    caller: TheCaller,
+    path: forms.FilePath = ".",
+    regex: bool = False,
+    ignore_case: bool = False,
+    glob: Annotated[str, Query(max_length=1000, description="only in files that match")] = "",
+    limit: Most = 1000,
+) -> Response:
+    """Lines of text files below `path` in which `pattern` is found."""
+    asked = {
+        "pattern": pattern,
+        "regex": regex,
+        "ignore_case": ignore_case,
+        "glob": glob,
+        "most": limit,
+    }
+    return json_answer(await _ask(service, caller, sandbox_id, "search", path, asked))
+
+
+class Replace(forms.Form):
+    """In which files, what by what; with `regex`, `\\\\1` is the first group."""
+
+    paths: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=4095)]], Field(max_length=1000)
+    ]
+    pattern: Annotated[str, Field(min_length=1, max_length=10_000)]
+    replacement: Annotated[str, Field(max_length=1_000_000)]
+    regex: bool = False
+    ignore_case: bool = False
+
+
+class Replaced(BaseModel):
+    """How often in one file; or why not."""
+
+    path: str
+    replacements: int
+    error: str | None
+
+
+class AllReplaced(BaseModel):
+    """For each file."""
+
+    items: list[Replaced]
+    truncated: bool
+
+
+@router.post("/replace", response_model=AllReplaced)
+async def replace(
+    sandbox_id: forms.SandboxId, body: Replace, service: TheService, caller: TheCaller
+) -> Response:
+    """Replace text in files; each is put in place whole, or left as it was."""
+    asked = {**body.model_dump(exclude={"paths"}), "files": body.paths}
+    return json_answer(await _ask(service, caller, sandbox_id, "replace", ".", asked))
+
+
+async def _ask(
+    service: Service, caller: Caller, sandbox_id: str, what: str, path: str, asked: dict[str, Any]
+) -> dict[str, Any]:
+    """All that a helper inside finds. What it writes is the guest's word: data, and bounded."""
+    live = await service.need(sandbox_id, caller)
+    text = b""
+    async with Running(service.lanes, live, what, path, _options(asked)) as running:
+        async for data in running.chunks():
+            text += data
+            if len(text) > _MOST_FOUND_BYTES:
+                raise InvalidRequest("too much is found", field="pattern")
+    lines = [json.loads(line) for line in text.splitlines()]
+    if not lines or not lines[-1].get("done"):
+        raise IoError("the helper inside was ended before it was done", retryable=True)
+    return {"items": lines[:-1], "truncated": lines[-1]["truncated"]}
+
+
+def _options(asked: dict[str, Any]) -> str:
+    return json.dumps(asked)
+
+
+@router.get(
+    "/watch",
+    responses={
+        200: {
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "Server-sent events, named by what happened.",
+        }
+    },
+    response_class=Response,
+)
+async def watch(
+    sandbox_id: forms.SandboxId,
+    path: forms.FilePath,
+    service: TheService,
+    caller: TheCaller,
+    recursive: bool = False,
+) -> Response:
+    """What changes at and below `path`, as it happens, from the event `watching` on."""
+    live = await service.need(sandbox_id, caller)
+    stack = AsyncExitStack()
+    running = await stack.enter_async_context(
+        Running(service.lanes, live, "watch", path, _options({"recursive": recursive}))
+    )
+    try:
+        first = await running.read()
+        if not first:
+            await running.finish()
+    except BaseException:
+        await stack.aclose()
+        raise
+
+    async def events() -> AsyncIterator[str]:
+        async with stack:
+            data, left = first, b""
+            while data:
+                *lines, left = (left + data).split(b"\n")
+                for line in lines:
+                    kind = json.loads(line)["kind"]
+                    yield f"event: {kind}\ndata: {line.decode()}\n\n"
+                data = b""
+                while not data:
+                    try:
+                        data = await running.read(_HEARTBEAT_S)
+                        break
+                    except TimeoutExceeded:
+                        yield ": nothing happened\n\n"
+            await running.finish()
+
+    return StreamingResponse(
+        events(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+    )
