@@ -8,7 +8,6 @@ import json
 import os
 import tarfile
 import threading
-from collections.abc import Callable
 
 import httpx
 import pytest
@@ -264,15 +263,13 @@ def test_watching(client: httpx.Client, base: str) -> None:
             if line.startswith("data: "):
                 seen.append((kind, json.loads(line.removeprefix("data: "))["path"]))
                 if "watching" == kind:
-                    _later(client, base, "mkdir w/d && echo x > w/d/f && mv w/d/f w/g && rm -r w")
+                    script = "mkdir w/d && echo x > w/d/f && mv w/d/f w/g && rm -r w"
+                    changing = threading.Thread(target=_run, args=(client, base, script))
+                    changing.start()
                 if ("deleted", "/home/sandbox/w") == seen[-1]:
                     break
 
+    changing.join()
     assert ("watching", "/home/sandbox/w") == seen[0]
     for expected in [("created", "w/d"), ("moved_to", "w/g"), ("deleted", "w/g")]:
         assert (expected[0], f"/home/sandbox/{expected[1]}") in seen
-
-
-def _later(client: httpx.Client, base: str, script: str) -> None:
-    run: Callable[[], str] = lambda: _run(client, base, script)  # noqa: E731
-    threading.Thread(target=run).start()
