@@ -22,7 +22,7 @@ def base(sandbox_id: str) -> str:
 
 def _run(client: httpx.Client, base: str, script: str) -> str:
     url = base.replace("/files", "/execs")
-    ran = client.post(url, json={"argv": ["sh", "-c", script], "wait": True}).json()
+    ran = client.post(url, json={"argv": ["sh", "-c", script], "wait": True}).json()["result"]
     assert 0 == ran["exit_code"], ran
     text: str = ran["stdout"]
     return text

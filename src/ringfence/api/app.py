@@ -15,7 +15,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..errors import RingfenceError
 from . import problems
-from .forms import Problem
+from .forms import PROBLEMS, Problem
 from .guard import Guard
 from .routes import ROUTERS
 from .schema import with_nouns
@@ -37,7 +37,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, responses=PROBLEMS)
     app.add_middleware(Guard, service=service)
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -16,7 +16,7 @@ from ..caller import Caller
 from ..nouns import AsNoun, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/events", tags=["events"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1/events", tags=["events"])
 _HEARTBEAT_S = 15.0
 _LAST_ID = Header(max_length=64, description="as SSE clients send it when they come back")
 

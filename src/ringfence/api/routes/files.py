@@ -18,9 +18,7 @@ from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], responses=forms.PROBLEMS
-)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"])
 Info = Annotated[FileInfo, AsNoun()]
 _CHUNK = 1 << 20
 _BYTES: dict[str, Any] = {

@@ -12,11 +12,10 @@ from starlette.responses import Response
 from ... import __version__
 from ...model.manager_stats import Health, ManagerStats
 from ...sessions import metrics
-from .. import forms
 from ..nouns import AsNoun, answer, json_answer
 from ..service import TheCaller, TheService
 
-router = APIRouter(tags=["server"], responses=forms.PROBLEMS)
+router = APIRouter(tags=["server"])
 _Health = Annotated[Health, AsNoun()]
 
 

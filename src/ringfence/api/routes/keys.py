@@ -12,7 +12,7 @@ from .. import forms, keys
 from ..nouns import json_answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1/keys", tags=["keys"])
 Scope = Annotated[str, Field(pattern="^(admin|user)$")]
 
 

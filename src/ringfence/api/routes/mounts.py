@@ -13,9 +13,7 @@ from .. import forms, leave
 from ..nouns import AsNoun, answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/mounts", tags=["mounts"], responses=forms.PROBLEMS
-)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/mounts", tags=["mounts"])
 Resolved = Annotated[ResolvedMount, AsNoun()]
 
 

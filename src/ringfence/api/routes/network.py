@@ -13,9 +13,7 @@ from .. import forms, leave
 from ..nouns import AsNoun, answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/network", tags=["network"], responses=forms.PROBLEMS
-)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/network", tags=["network"])
 Policy = Annotated[NetworkPolicy, AsNoun()]
 
 

@@ -11,11 +11,10 @@ from starlette.responses import Response
 from ...errors import Forbidden
 from ...sessions.config import PoolConfig
 from ...sessions.manager import SessionManager
-from .. import forms
 from ..nouns import AsNoun, json_answer
 from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/v1/pools", tags=["pools"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1/pools", tags=["pools"])
 Config = Annotated[PoolConfig, AsNoun()]
 
 

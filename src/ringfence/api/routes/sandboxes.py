@@ -26,7 +26,7 @@ from ..lanes import ENDING
 from ..nouns import AsNoun, answer, json_answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 View = Annotated[SandboxView, AsNoun()]
 StateName = Annotated[str, Field(pattern="^(provisioned|running|suspended|terminated)$")]
 

@@ -18,7 +18,7 @@ from ..lanes import ENDING
 from ..nouns import AsNoun, answer, json_answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 Session = Annotated[ClientSession, AsNoun()]
 StateName = Annotated[str, Field(pattern="^(active|detached|suspended)$")]
 

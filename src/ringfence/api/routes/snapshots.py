@@ -15,7 +15,7 @@ from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/v1", tags=["snapshots"], responses=forms.PROBLEMS)
+router = APIRouter(prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsNoun()]
 
 

@@ -19,9 +19,7 @@ from ..nouns import AsNoun, json_answer
 from ..pipes import Running
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], responses=forms.PROBLEMS
-)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"])
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _BODY = {"requestBody": {"required": True, "content": _TAR}}
 _MOST_FOUND_BYTES = 32 << 20
