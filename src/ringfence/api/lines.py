@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NDJSON, SSE = "application/x-ndjson", "text/event-stream"
 BOTH = "both"
+STREAMS = (OUT, ERR)
 _PIECE = 48 << 10
 _BATCH = 1 << 20
 _MOST_DIGITS = 18
@@ -38,14 +39,8 @@ class Lines:
 
     def __init__(self, run: Run, stream: str, cursor: str, kind: str) -> None:
         self._run, self._kind = run, kind
-        self._wanted = (OUT, ERR) if stream == BOTH else (NAMES.index(stream),)
-        place = self._place(cursor)
-        if place[OUT] > run.spool.totals[OUT] or place[ERR] > run.spool.totals[ERR]:
-            raise InvalidRequest(
-                "is beyond what has come",
-                field="offset",
-                hint=f"the present is at {self._cursor(run.spool.totals)}",
-            )
+        self._wanted = STREAMS if stream == BOTH else (NAMES.index(stream),)
+        place = place_of(run, cursor, self._wanted)
         self._follower = run.spool.follow(place, self._wanted)
 
     def __enter__(self) -> Lines:
@@ -88,28 +83,38 @@ class Lines:
         return self._line(name, self._follower.place, exec=self._run.view().to_json())
 
     def _line(self, name: str, place: Place, **fields: Any) -> bytes:
-        cursor = self._cursor(place)
+        cursor = cursor_of(place, self._wanted)
         text = json.dumps({"type": name, **fields, "cursor": cursor}, separators=(",", ":"))
         if self._kind == SSE:
             return f"id: {cursor}\nevent: {name}\ndata: {text}\n\n".encode()
         return text.encode() + b"\n"
 
-    # -- cursors ------------------------------------------------------------------------------
 
-    def _cursor(self, place: Place) -> str:
-        if len(self._wanted) == 1:
-            return str(place[self._wanted[0]])
-        return f"{place[OUT]}.{place[ERR]}"
+# -- cursors ---------------------------------------------------------------------------------------
 
-    def _place(self, text: str) -> Place:
-        """Where a cursor is: `OUT.ERR` for both streams, one number for one."""
-        parts = text.split(".") if text else []
-        digits = all(each.isdecimal() and len(each) <= _MOST_DIGITS for each in parts)
-        if parts in ([], ["0"]):
-            return 0, 0
-        if not digits or len(parts) != len(self._wanted):
-            what = "two numbers and a dot" if len(self._wanted) == 2 else "a number"
-            raise InvalidRequest(f"must be {what}, not {text!r}", field="offset")
-        if len(parts) == 2:
-            return int(parts[0]), int(parts[1])
-        return (int(parts[0]), 0) if self._wanted == (OUT,) else (0, int(parts[0]))
+
+def cursor_of(place: Place, wanted: tuple[int, ...] = STREAMS) -> str:
+    """Where to go on from, as clients are told: `OUT.ERR` for both streams, a number for one."""
+    return ".".join(str(place[stream]) for stream in wanted)
+
+
+def place_of(run: Run, text: str, wanted: tuple[int, ...] = STREAMS) -> Place:
+    """What `cursor_of` wrote; the beginning if empty.
+
+    Raises:
+        InvalidRequest: That is no cursor, or beyond what has come.
+    """
+    parts = text.split(".") if text not in ("", "0") else ["0"] * len(wanted)
+    numbers = [int(each) for each in parts if each.isdecimal() and len(each) <= _MOST_DIGITS]
+    if not len(numbers) == len(parts) == len(wanted):
+        what = "two numbers and a dot" if len(wanted) == 2 else "a number"
+        raise InvalidRequest(f"must be {what}, not {text!r}", field="offset")
+    place = dict(zip(wanted, numbers, strict=True))
+    totals = run.spool.totals
+    if any(offset > totals[stream] for stream, offset in place.items()):
+        raise InvalidRequest(
+            "is beyond what has come",
+            field="offset",
+            hint=f"the present is at {cursor_of(totals, wanted)}",
+        )
+    return place.get(OUT, 0), place.get(ERR, 0)

@@ -109,6 +109,7 @@ def _run(
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_GRACE_S,
                 ws_max_size=1 << 20,
+                ws_per_message_deflate=False,  # a megabyte must not become a gigabyte
                 ssl_certfile=config.tls_certificate if tls else None,
                 ssl_keyfile=config.tls_key if tls else None,
             )

@@ -164,21 +164,36 @@ class Run:
         """
         with self._lock:
             given = self._writable()
-            data = data[given.accept(offset, len(data)) :]
-            while data:
-                given.begin(min(len(data), 1 << 16))
-                count = 0
-                try:
-                    count = self._stdin.write_some(data)
-                finally:
-                    given.end(count)
-                if not count:
-                    break
-                data = data[count:]
+            self._write(given, data[given.accept(offset, len(data)) :])
             return given.count
 
-    def end_input(self, offset: int) -> None:
-        """Close its input, which has `offset` bytes; again is once.
+    def append(self, data: memoryview) -> int:
+        """Write input after all that it was given, as much as fits now; how much that is.
+
+        Raises:
+            ExecError, LifecycleError: As `give`.
+        """
+        with self._lock:
+            given = self._writable()
+            given.accept(given.count, 0)
+            return self._write(given, data)
+
+    def _write(self, given: Given, data: memoryview) -> int:
+        before = given.count
+        while data:
+            given.begin(min(len(data), 1 << 16))
+            count = 0
+            try:
+                count = self._stdin.write_some(data)
+            finally:
+                given.end(count)
+            if not count:
+                break
+            data = data[count:]
+        return given.count - before
+
+    def end_input(self, offset: int | None = None) -> None:
+        """Close its input, which has `offset` bytes if that is given; again is once.
 
         Raises:
             LifecycleError: Bytes before `offset` are missing, or it is on a terminal.
@@ -188,7 +203,8 @@ class Run:
                 raise LifecycleError(
                     "a terminal's input does not end", hint='send "\\x04" (Ctrl-D) instead'
                 )
-            self._writable().accept(offset, 0)
+            given = self._writable()
+            given.accept(given.count if offset is None else offset, 0)
             self._stdin.close()
 
     def input_place(self) -> int:

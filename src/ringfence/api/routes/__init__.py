@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    attach,
     events,
     execs,
     execution,
@@ -24,6 +25,7 @@ ROUTERS = (
     sandboxes.router,
     execs.router,
     output.router,
+    attach.router,
     execution.router,
     files.router,
     trees.router,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from ...errors import InvalidRequest
 from ...execs.run import Run
 from ...model.exec_start import StartRequest
 from ...model.exec_view import ExecView
 from ...model.ids import check_id
 from ..nouns import AsNoun, answer, json_answer
+from ..orders import SignalBody, SizeBody, give, signal_number
 from ..runs import TheExecs, find_run, sandbox_of, wait_for
 from ..service import Service, TheCaller, TheService
 
@@ -26,20 +23,6 @@ ExecId = Annotated[str, Path(max_length=63)]
 
 _LONGEST_WAIT_S = 86_400.0
 _STALL_S = 30.0  # for a process that does not read its input
-
-
-class SignalBody(BaseModel):
-    """Which signal, and whether to the whole process group as a terminal's are."""
-
-    signal: int | str
-    group: bool = False
-
-
-class SizeBody(BaseModel):
-    """Of a terminal."""
-
-    rows: int = Field(ge=1, le=65_535)
-    cols: int = Field(ge=1, le=65_535)
 
 
 @router.post("", status_code=201, response_model=View, responses={200: {"model": View}})
@@ -173,51 +156,10 @@ async def stdin(
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     async for chunk in request.stream():
         end = offset + len(chunk)
-        reached = await give(run, offset, chunk)
+        reached = await give(run, offset, chunk, _STALL_S)
         if reached < end:
             return json_answer({"offset": reached, "eof": False})
         offset = end
     if eof:
         run.end_input(offset)
     return json_answer({"offset": offset, "eof": eof})
-
-
-async def give(run: Run, offset: int, data: bytes, stall_s: float = _STALL_S) -> int:
-    """Write input, waiting for the process to read it; the offset to go on from."""
-    view, end = memoryview(data), offset + len(data)
-    while True:
-        reached = run.give(offset, view)
-        if reached >= end or not await _has_room(run, stall_s):
-            return reached
-        view, offset = view[reached - offset :], reached
-
-
-async def _has_room(run: Run, stall_s: float) -> bool:
-    fd = run.input_place()
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_writer(fd, ready.set)
-    try:
-        await asyncio.wait_for(ready.wait(), stall_s)
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_writer(fd)
-        os.close(fd)
-    return True
-
-
-def signal_number(given: int | str) -> int:
-    """The number of `15`, `"TERM"` or `"SIGTERM"`.
-
-    Raises:
-        InvalidRequest: There is no such signal.
-    """
-    import signal as signals
-
-    if isinstance(given, str):
-        name = given.upper()
-        found: Any = getattr(signals.Signals, name if name.startswith("SIG") else f"SIG{name}", 0)
-        given = int(found)
-    if not 1 <= given < signals.NSIG:
-        raise InvalidRequest("is not a signal", field="signal")
-    return given
