@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal as signals
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictInt
 
 from ..errors import InvalidRequest
 from ..execs.run import Run
@@ -15,7 +15,7 @@ from ..execs.run import Run
 class SignalBody(BaseModel):
     """A signal by number or name; with `group`, to the whole process group, as a terminal's are."""
 
-    signal: int | str
+    signal: StrictInt | str
     group: bool = False
 
 

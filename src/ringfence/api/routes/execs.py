@@ -22,7 +22,6 @@ View = Annotated[ExecView, AsNoun()]
 ExecId = Annotated[str, Path(max_length=63)]
 
 _LONGEST_WAIT_S = 86_400.0
-_STALL_S = 30.0  # for a process that does not read its input
 
 
 @router.post("", status_code=201, response_model=View, responses={200: {"model": View}})
@@ -147,16 +146,17 @@ async def stdin(
     caller: TheCaller,
     offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
     eof: bool = False,
+    stall_s: Annotated[float, Query(ge=0, le=3600)] = 30.0,
 ) -> Response:
     """Give it input: the body is what comes at `offset` of all its input.
 
     The answer's `offset` is where to go on. To send the same again changes nothing. A process that
-    does not read for a while leaves `offset` before the end of the body: send the rest later.
+    does not read for `stall_s` leaves `offset` before the end of the body: send the rest later.
     """
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     async for chunk in request.stream():
         end = offset + len(chunk)
-        reached = await give(run, offset, chunk, _STALL_S)
+        reached = await give(run, offset, chunk, stall_s)
         if reached < end:
             return json_answer({"offset": reached, "eof": False})
         offset = end
