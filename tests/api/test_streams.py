@@ -281,13 +281,14 @@ def test_what_never_began_is_refused_or_failed(sandbox: Sandbox) -> None:
 
     assert (422, "cwd") == (waited.status_code, waited.json()["field"])
     assert ("failed", "invalid_request") == (failed["state"], failed["problem"]["code"])
-    for wrong in (
+    wrongs: tuple[dict[str, Any], ...] = (
         {},
         {"argv": []},
         {"argv": "ls"},
         {"script": "x", "argv": ["y"]},
         {"argv": ["x"], "nice": 1},
-    ):
+    )
+    for wrong in wrongs:
         assert 422 == sandbox.client.post(sandbox.base, json=wrong).status_code, wrong
 
 
