@@ -1,4 +1,4 @@
-"""Starting a zygote or a keeper, from the host process: the first of all things that `run` does.
+"""Starting a zygote, a keeper or a holder, from the host process: the first of all things that `run` does.
 
 So it imports next to nothing, and lies here, behind the fewest packages.
 """
@@ -14,6 +14,7 @@ ZYGOTE = (
     "from ringfence.launcher.zygote import main; main()"
 )
 KEEPER = ZYGOTE.replace("zygote", "keeper")
+HOLDER = ZYGOTE.replace("zygote", "holder")
 _CONTROL_FD = 3  # zygote.CONTROL_FD, keeper.CONTROL_FD; importing that would import all of it
 
 
@@ -24,11 +25,12 @@ class Started:
         self.pid, self.control = pid, control
 
 
-def spawn(code: str = ZYGOTE, *arguments: str) -> Started:
+def spawn(code: str = ZYGOTE, *arguments: str, outlives: bool = False) -> Started:
     """Start one. The caller is never forked, whatever threads it has.
 
     Args:
         code: What it runs; with the directory that has the package, and `arguments`, in sys.argv.
+        outlives: It may run on when we have ended, so it must not hold our standard error open.
     """
     package = os.path.abspath(sys.modules["ringfence"].__file__ or "")
     package_parent = os.path.dirname(os.path.dirname(package))
@@ -47,6 +49,8 @@ def spawn(code: str = ZYGOTE, *arguments: str) -> Started:
         (os.POSIX_SPAWN_DUP2, null, 1),
         (os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD),
     ]
+    if outlives:
+        actions.append((os.POSIX_SPAWN_DUP2, null, 2))
     try:
         # A session of its own: an interrupt from the terminal is the caller's to handle.
         pid = os.posix_spawn(

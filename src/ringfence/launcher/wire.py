@@ -122,14 +122,19 @@ def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -
         sock.send(data)
 
 
-def receive_raw(sock: Socket) -> tuple[bytes, list[int]]:
-    """One datagram and its file descriptors; empty bytes when the other end is gone."""
+def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """One datagram and its file descriptors; empty bytes when the other end is gone.
+
+    Args:
+        flags: MSG_PEEK leaves it there, and gives copies of the descriptors.
+    """
+    flags |= MSG_CMSG_CLOEXEC
     room = socket.CMSG_SPACE(_MAX_FDS * 4)
     try:
-        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, MSG_CMSG_CLOEXEC)
+        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, flags)
     except ConnectionResetError:
         # Gone with a message of ours unread. That is told first, but once: what it said may follow.
-        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, MSG_CMSG_CLOEXEC)
+        data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, flags)
     fds: list[int] = []
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

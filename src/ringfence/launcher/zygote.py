@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CONTROL_FD = 3
 _MOST_TEMPLATES = 16
+_DYING_S = 5.0
 
 
 def main() -> None:
@@ -127,6 +128,33 @@ class Zygote:
     def released(self, sandbox_id: str, _reply: wire.Socket, _fds: list[int]) -> None:
         self.placeholders.pop(sandbox_id, None)
         self.notes.pop(sandbox_id, None)
+
+    def keep_only(
+        self, told: tuple[list[int], list[str]], reply: wire.Socket, _fds: list[int]
+    ) -> None:
+        """A new host has come, and goes on with these: end all others, also those half made.
+
+        Answers with how many of those have not died yet.
+        """
+        pids, ids = set(told[0]), set(told[1])
+        doomed = [pid for pid in self.sandboxes if pid not in pids]
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)  # cannot be a stranger: only we reap it
+            cgroups.thaw(self.sandboxes[pid].directories)
+        give_up = time.monotonic() + _DYING_S
+        while any(pid in self.sandboxes for pid in doomed) and time.monotonic() < give_up:
+            time.sleep(0.002)
+            self.reap()
+        for sandbox_id in [each for each in self.ended if each not in ids]:
+            cgroups.remove(self.ended.pop(sandbox_id))  # whoever wanted to read them is gone
+        for sandbox_id in [each for each in self.placeholders if each not in ids]:
+            self.remove_placeholders(sandbox_id)
+        wire.send_raw(reply, b"O%d" % sum(pid in self.sandboxes for pid in doomed))
+
+    def remove_placeholders(self, sandbox_id: str) -> None:
+        placeholders.remove(self.placeholders.pop(sandbox_id))
+        if note := self.notes.pop(sandbox_id):
+            placeholders.erase_note(note)
 
     # -- creating ---------------------------------------------------------------------------
 
@@ -333,10 +361,8 @@ class Zygote:
         while self.sandboxes:
             pid, _status = os.waitpid(-1, 0)
             self.forget(pid)
-        for sandbox_id, made in self.placeholders.items():
-            placeholders.remove(made)
-            if note := self.notes[sandbox_id]:
-                placeholders.erase_note(note)
+        for sandbox_id in list(self.placeholders):
+            self.remove_placeholders(sandbox_id)
 
 
 _VERBS: dict[str, Callable[..., None]] = {
@@ -346,6 +372,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "drop": Zygote.drop,
     "enter": Zygote.enter,
     "hold": Zygote.hold,
+    "keep_only": Zygote.keep_only,
     "released": Zygote.released,
 }
 

@@ -54,6 +54,8 @@ class SessionManager:
         state_dir: Where sessions are written down, to survive this process. One process holds it at a
             time. None keeps them in memory only.
         backends: Names, or backends of the caller's own; the first that can make a sandbox does.
+        outlive_s: How long sandboxes live on after this process was killed, or closed with `keep`, until
+            a manager of the same `state_dir` goes on with them; None: they end with this process.
         background: Whether expiry and the pool have threads of their own. Without, call
             `cleanup_expired` and `fill_pool`.
 
@@ -70,12 +72,14 @@ class SessionManager:
         backends: Sequence[Backend | str] = DEFAULT_BACKENDS,
         background: bool = True,
         clock: Clock | None = None,
+        outlive_s: float | None = None,
     ) -> None:
         self.config, self.clock = config or ManagerConfig(), clock or Clock()
         self.has_background = background
         self.not_ours: list[str] = []  # left by earlier managers, of backends that are not here
         self._started, self._pid, self._closed = self.clock.now(), os.getpid(), False
         self._own_backends: list[Backend] = []
+        self._outlive_s = outlive_s
         self.store = Store(state_dir)
         try:
             self._open(backends)
@@ -113,6 +117,10 @@ class SessionManager:
         options: dict[str, Any] = {}
         if name == "native" and self.store.directory is not None:
             options["state_dir"] = self.store.directory.file("snapshots")
+            if self._outlive_s is not None:
+                from ..backends.local.holder import Holder
+
+                options["holder"] = Holder(self.store.directory.path, self._outlive_s)
         self._own_backends.append(new_backend(name, **options))
         return self._own_backends[-1]
 
@@ -398,7 +406,8 @@ class SessionManager:
 
         Args:
             keep: Leave the clients' sandboxes, for another manager on the same state directory and
-                the same backends to take over. Only backends of the caller's own can be kept.
+                the same backends to take over: those of backends of the caller's own, and with
+                `outlive_s` those of the native one.
         """
         if self._closed or self._pid != os.getpid():
             return
@@ -410,7 +419,7 @@ class SessionManager:
             looking.tidy(self)
         else:
             self._end_all()
-        self._close_backends()
+        self._close_backends(keep=keep)
         self.store.close()
 
     def _end_all(self) -> None:
@@ -423,9 +432,12 @@ class SessionManager:
             for anchor in self.store.anchors():
                 self.store.forget_anchor(anchor)
 
-    def _close_backends(self) -> None:
+    def _close_backends(self, *, keep: bool = False) -> None:
         for backend in reversed(self._own_backends):
-            backend.close()
+            if keep and getattr(backend, "outlives", False):
+                backend.leave()  # type: ignore[attr-defined]
+            else:
+                backend.close()
 
     def __enter__(self) -> SessionManager:
         return self

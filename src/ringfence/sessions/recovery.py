@@ -29,6 +29,16 @@ def recover(manager: SessionManager) -> None:
         backend = manager.maker.backends.get(record.backend)
         if backend is not None:
             settle(manager, backend, record)
+    end_unknown(manager)
+
+
+def end_unknown(manager: SessionManager) -> None:
+    """End sandboxes that an earlier process left and that no record tells of."""
+    for backend in manager.maker.backends.values():
+        if getattr(backend, "outlives", False):
+            for inner in backend.living():  # type: ignore[attr-defined]
+                if manager.book.find(inner.id) is None:
+                    inner.terminate()
 
 
 def end_anchors(manager: SessionManager) -> None:
@@ -92,6 +102,9 @@ def _take_over(
     )
     live.key, live.request = session.key, session.request
     live.state, live.created_at = SessionState(session.state), session.created_at
+    align = getattr(inner, "align", None)
+    if align is not None:
+        align(live.state == SessionState.SUSPENDED)
     same_clock = record.boot == session.boot == manager.clock.boot
     if same_clock:
         live.activity.last = session.active_ns / 1e9

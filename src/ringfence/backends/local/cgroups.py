@@ -31,9 +31,13 @@ class Layout:
         why: Why the version is 0, or what is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: tuple[int, dict[str, str], str] | None = None) -> None:
+        """Args: known: version, bases and why, as another process found them."""
         self.bases: dict[str, str] = {}
         self.version, self.why = 0, ""
+        if known is not None:
+            self.version, self.bases, self.why = known
+            return
         chosen = os.environ.get("RINGFENCE_CGROUP", "")
         mounts = _mounts()
         memberships = _memberships()
@@ -109,6 +113,15 @@ class Layout:
 class Group:
     """The cgroups of one sandbox."""
 
+    @classmethod
+    def known(cls, version: int, paths: dict[str, str], quota: int) -> Group:
+        """Cgroups that another process made, with its limits in them."""
+        self = cls.__new__(cls)
+        self.version, self.paths, self._quota = version, paths, quota
+        self.directories = list(dict.fromkeys(paths.values()))
+        self.holds_cpus = quota > 0
+        return self
+
     def __init__(self, layout: Layout, name: str, *, cpus: bool) -> None:
         self.version = layout.version
         # Without a limit the v1 cpu hierarchy is not joined: autogroup then keeps PID 1 responsive.
@@ -120,6 +133,11 @@ class Group:
         self.directories = list(dict.fromkeys(self.paths.values()))
         self.holds_cpus = cpus and layout.has("cpu")
         self._quota = 0
+
+    @property
+    def quota(self) -> int:
+        """Of the processor, in microseconds of each period; 0 for none."""
+        return self._quota
 
     def values(self, limits: Limits, memory_bytes: int, pids: int) -> list[tuple[str, str]]:
         """What to write, in order."""
@@ -207,6 +225,14 @@ class Group:
             launcher_cgroups.write(path, "-1" if on else str(self._quota))
 
     @property
+    def frozen(self) -> bool:
+        """Whether its processes stand still, or some of them."""
+        if self.version == 2:
+            return _read(self.paths[""] + "/cgroup.freeze").strip() == "1"
+        path = self.paths.get("freezer", "")
+        return bool(path) and _read(path + "/freezer.state").strip() not in ("THAWED", "")
+
+    @property
     def can_freeze(self) -> bool:
         return self.version == 2 or "freezer" in self.paths
 
@@ -246,9 +272,13 @@ class Group:
         time.sleep(0.001)
 
 
-def group_name(sandbox_id: str) -> str:
-    """A directory name that says whose it is, so that a later start can sweep what is left."""
-    return f"{_PREFIX}{owner.label()}.{sandbox_id}"
+def group_name(sandbox_id: str, label: str = "") -> str:
+    """A directory name that says whose it is, so that a later start can sweep what is left.
+
+    Args:
+        label: Of the process with which the sandbox ends; empty for this one.
+    """
+    return f"{_PREFIX}{label or owner.label()}.{sandbox_id}"
 
 
 def sweep(layout: Layout) -> list[str]:

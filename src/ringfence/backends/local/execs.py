@@ -17,12 +17,14 @@ from ...model.exec import ExecStatus, ResourceUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import Protocol
 
     class Home(Protocol):
         """What an exec needs of its sandbox."""
 
+        id: str
         control: wire.Socket
 
         @property
@@ -101,7 +103,12 @@ class LocalExec:
         self._problem: Exception | None = None
         self._hurried = False
         self._lock = allocate_lock()
-        self._started = time.monotonic()
+        self.started = time.monotonic()
+        self.uid: int | None = None  # of another user than the sandbox's own
+        self.label = ""
+        self.is_terminal = False
+        self.keep: Callable[[LocalExec], None] = _keep_nothing
+        self.let_go: Callable[[LocalExec], None] = _keep_nothing
         # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
         self.grace_s = _GRACE_S if control is sandbox.control else _GRACE_OF_AGENTS_S
 
@@ -115,10 +122,13 @@ class LocalExec:
         Raises:
             ExecError: There is none to be had.
         """
-        data, fds = wire.receive_raw(self._reply)
+        # Left in the socket until it is kept elsewhere too: the last copy gone is a terminal hung up.
+        data, fds = wire.receive_raw(self._reply, socket.MSG_PEEK)
         if data == b"T" and fds:
             self.stdin = self.stdout = fds[0]
             os.set_blocking(fds[0], False)
+            self.keep(self)
+            os.close(wire.receive_raw(self._reply)[1][0])
             return
         self._settle(data)
         self.status()
@@ -136,6 +146,27 @@ class LocalExec:
             raise self._problem
         assert self._status is not None
         return self._status
+
+    @property
+    def home_id(self) -> str:
+        """Of its sandbox."""
+        return self._sandbox.id
+
+    @property
+    def facts(self) -> tuple[str, str, int | None, float]:
+        """What tells how it ended: its command and directory, OOM kills before it, when it began."""
+        return self._command, self._cwd, self._oom_kills_before, self.started
+
+    def is_forsaken(self) -> bool:
+        """Whether nobody inside has ever heard of it: there is no answer, and nobody who could."""
+        try:
+            return not self._reply.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+
+    def fail(self, problem: Exception) -> None:
+        """It has ended in a way that nothing inside can tell of."""
+        self._problem = problem
 
     def _receive(self) -> None:
         if self._status is not None or self._problem is not None:
@@ -275,7 +306,7 @@ class LocalExec:
                     signal=signal.SIGKILL,
                     timed_out=True,
                     killed_by="timeout",
-                    duration_s=time.monotonic() - self._started,
+                    duration_s=time.monotonic() - self.started,
                 )
 
     def _calm_down(self) -> None:
@@ -306,6 +337,7 @@ class LocalExec:
                 self._calm_down()
             self._reply.close()
         self._sandbox.forget(self)
+        self.let_go(self)
 
     def __del__(self) -> None:
         if hasattr(self, "_lock"):
@@ -316,6 +348,11 @@ class LocalExec:
         fd, self.stdin = self.stdin, None
         if fd is not None and fd != self.stdout:
             os.close(fd)
+            self.keep(self)  # without it: the last copy closed is what the process reads as the end
+
+
+def _keep_nothing(_run: LocalExec) -> None:
+    """Of an exec that ends with this process."""
 
 
 def _known(*counts: int) -> int | None:

@@ -93,6 +93,21 @@ class HostIds:
         with self._lock:
             self._free.append(first_host_id)
 
+    def go_on_with(self, path: str, fd: int, used: set[int]) -> None:
+        """A block that an earlier process had: `fd` holds its lock; its slots, but for those in use."""
+        with self._lock:
+            self._blocks[path] = fd
+            block = int(os.path.basename(path))
+            self._free += [first for first in _slots(block) if first not in used]
+
+    def leave(self) -> None:
+        """Close our descriptors of the locks; others hold them on."""
+        with self._lock:
+            for fd in self._blocks.values():
+                os.close(fd)
+            self._blocks.clear()
+            self._free.clear()
+
     def locks(self) -> list[int]:
         """Descriptors of the blocks' locks."""
         with self._lock:
@@ -122,8 +137,7 @@ class HostIds:
                 continue
             self._blocks[path] = fd
             self._share(fd)
-            first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * _IDS_EACH
-            return [first + slot * _IDS_EACH for slot in range(_SLOTS_A_BLOCK)]
+            return _slots(block)
         raise ResourceExhausted(
             "every block of host user ids is in use", hint="end other Ringfence processes"
         )
@@ -146,3 +160,9 @@ class HostIds:
             pass
         os.close(fd)
         return -1
+
+
+def _slots(block: int) -> list[int]:
+    """The first host ids of the slots of a block."""
+    first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * _IDS_EACH
+    return [first + slot * _IDS_EACH for slot in range(_SLOTS_A_BLOCK)]

@@ -16,6 +16,8 @@ from . import owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from ...launcher.placeholders import Placeholder
     from .launched import Launched
     from .protect import Protected
@@ -41,11 +43,11 @@ def runtime_directory() -> str | None:
     return base if info.st_uid == os.geteuid() and info.st_mode & 0o170022 == 0o040000 else None
 
 
-def note(sandbox_id: str, made: list[Placeholder]) -> str | None:
+def note(sandbox_id: str, made: list[Placeholder], label: str = "") -> str | None:
     """Write down what was made for a sandbox; returns the note's path."""
     if not made:
         return None
-    while (path := path_of(sandbox_id)) is not None:
+    while (path := path_of(sandbox_id, label)) is not None:
         try:
             fd = os.open(path, _NEW, 0o600)
         except FileNotFoundError:
@@ -56,12 +58,12 @@ def note(sandbox_id: str, made: list[Placeholder]) -> str | None:
     return None
 
 
-def path_of(sandbox_id: str) -> str | None:
-    """Where a sandbox's note is, if there is one."""
+def path_of(sandbox_id: str, label: str = "") -> str | None:
+    """Where a sandbox's note is, if there is one; label as for `cgroups.group_name`."""
     base = runtime_directory()
     if base is None:
         return None
-    return os.path.join(base, f"placeholders.{owner.label()}.{sandbox_id}")
+    return os.path.join(base, f"placeholders.{label or owner.label()}.{sandbox_id}")
 
 
 def erase(path: str | None) -> None:
@@ -85,8 +87,13 @@ def give_up(
             pass  # it is gone, and has nothing to remember
 
 
-def sweep() -> None:
-    """Act on the notes of dead processes."""
+def sweep(label: str = "", living: Container[str] = ()) -> None:
+    """Act on the notes of dead processes.
+
+    Args:
+        label: Of a process that lives on, but has nothing more to do with those sandboxes of its
+            that are not in `living`.
+    """
     base = runtime_directory()
     if base is None:
         return
@@ -97,7 +104,10 @@ def sweep() -> None:
     for name in names:
         kind, *words = name.split(".")
         whose = owner.read(words[:3]) if kind == "placeholders" else None
-        if whose is None or not owner.is_gone(whose):
+        if whose is None:
+            continue
+        is_forgotten = ".".join(words[:3]) == label and ".".join(words[3:]) not in living
+        if not is_forgotten and not owner.is_gone(whose):
             continue
         path = os.path.join(base, name)
         try:

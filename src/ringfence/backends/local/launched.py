@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ANSWER_S = 60.0
+_END_MS = 10_000
 
 
-def _spawn(code: str) -> Started:
+def _spawn(code: str, outlives: bool) -> Started:
     try:
-        return spawn(code)
+        return spawn(code, outlives=outlives)
     except OSError as exc:
         if out_of_files(exc):
             raise
@@ -37,11 +38,13 @@ class Launched:
 
     Args:
         what: What errors call it.
-        code: See `spawn`.
+        code, outlives: See `spawn`.
     """
 
-    def __init__(self, what: str, code: str, started: Started | None = None) -> None:
-        started = started or _spawn(code)
+    def __init__(
+        self, what: str, code: str, started: Started | None = None, *, outlives: bool = False
+    ) -> None:
+        started = started or _spawn(code, outlives)
         self.what = what
         self.pid, self._socket = started.pid, started.control
         self._pidfd = os.pidfd_open(self.pid)
@@ -106,6 +109,11 @@ class Launched:
         finally:
             ours.close()
 
+    @property
+    def control_fd(self) -> int:
+        """Of our end of its socket."""
+        return self._socket.fileno()
+
     def wait(self) -> None:
         """Return when it has ended, whoever reaps it."""
         poll = select.poll()
@@ -128,6 +136,10 @@ class Launched:
         pidfd, self._pidfd = self._pidfd, -1
         os.close(pidfd)
 
+    def leave(self) -> None:
+        """Let go of it, without its end: somebody else has a copy of our end of its socket."""
+        self._socket.close()
+
     def close(self) -> None:
         """End it; it kills every sandbox and removes every cgroup first."""
         self._socket.close()
@@ -135,4 +147,11 @@ class Launched:
             try:
                 os.waitpid(self.pid, 0)
             except ChildProcessError:
-                pass
+                self._wait_for_stranger()
+
+    def _wait_for_stranger(self) -> None:
+        """It is an earlier process's child, or has been reaped."""
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(_END_MS)

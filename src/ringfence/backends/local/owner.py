@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 
 
-def label() -> str:
-    """This process for good: pid, when it started (clock ticks since boot), PID namespace."""
+def label(pid: int = 0) -> str:
+    """A process for good: pid, when it started (clock ticks since boot), PID namespace.
+
+    Args:
+        pid: 0 is this process.
+    """
+    if pid:
+        return f"{pid}.{start_time(pid)}.{_pid_namespace()}"
     pid = os.getpid()
     if pid not in _labels:
         _labels.clear()  # of who forked us
-        _labels[pid] = f"{pid}.{start_time(pid)}.{_pid_namespace()}"
+        _labels[pid] = label(pid)
     return _labels[pid]
 
 

@@ -64,7 +64,7 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         sandbox.protected.append(protected)
         made = [made for part in sandbox.protected for made in part.placeholders]
         journal.erase(sandbox.note)
-        sandbox.note = journal.note(sandbox.id, made)
+        sandbox.note = journal.note(sandbox.id, made, sandbox.backend.label())
     finally:
         draft.close()
     sandbox.host_directory = True
@@ -104,7 +104,9 @@ def _send(
         "link": link,
         "steps": steps,
         "placeholders": placeholders,
-        "note": (journal.path_of(sandbox.id) or "") if placeholders else "",
+        "note": (journal.path_of(sandbox.id, sandbox.backend.label()) or "")
+        if placeholders
+        else "",
     }
     try:
         send(sandbox, request, fds, 30.0, namespaces=2)

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from ...policy.seccomp import SeccompPolicy
     from ...snapshots.catalogue import Catalogue
+    from ..local.execs import LocalExec
+    from ..local.holder import Holder
     from .burst import Ahead
+    from .keeping import Keeping
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
 
@@ -55,6 +58,8 @@ class NativeBackend:
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
         egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
+        holder: Keeps what sandboxes hang on, so that they outlive this process; one that it kept of an
+            earlier process is gone on with. None: they end with this process.
         ahead: Whether, in a burst, the next sandbox is built ahead; None: unless RINGFENCE_AHEAD=off.
     """
 
@@ -67,9 +72,15 @@ class NativeBackend:
         state_dir: str | None = None,
         zygote: Zygote | None = None,
         egress: Callable[[], Egress] | None = None,
+        holder: Holder | None = None,
         ahead: bool | None = None,
     ) -> None:
         self._egress = egress
+        self._keeping: Keeping | None = None
+        if holder is not None:
+            from .keeping import Keeping
+
+            self._keeping = Keeping(self, holder)
         self._burst = Burst(self, ahead)
         self.profiles = dict(profiles or {})
         self._state_dir = state_dir
@@ -152,7 +163,7 @@ class NativeBackend:
                 draft.trusted = trusted_for(spec.network, self.egress())
             plan = planner.make_plan(draft, here, profile)
             plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
-            draft.note = journal.note(sandbox_id, plan["placeholders"])
+            draft.note = journal.note(sandbox_id, plan["placeholders"], self.label())
             plan["note"] = draft.note or ""
             size = sizes.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
@@ -255,7 +266,8 @@ class NativeBackend:
 
     def _plan_limits(self, plan: Plan, spec: SandboxSpec, size: sizes.Sizes) -> cgroups.Group:
         layout = self.layout()
-        group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
+        name = cgroups.group_name(plan["id"], self.label())
+        group = cgroups.Group(layout, name, cpus=bool(spec.limits.cpus))
         plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
         plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
         if spec.limits.cpus and not group.holds_cpus:
@@ -329,6 +341,8 @@ class NativeBackend:
             zygote,
             sockets,
         )
+        if self._keeping is not None:
+            self._keeping.begin(sandbox, sockets)
         sandbox.serve_network()
         return sandbox
 
@@ -363,21 +377,100 @@ class NativeBackend:
 
     def adopt(self, sandbox_id: str) -> NativeSandbox | None:
         """A live sandbox of this backend, for another user of it than the one who made it."""
+        if self._keeping is not None:
+            self._keeping.open()
         return self._live.get(sandbox_id)
+
+    def leave(self) -> None:
+        """Let every sandbox live on for the next process. Preconditions: there is a holder."""
+        assert self._keeping is not None
+        self._keeping.leave()
+        for sandbox in self.living():
+            sandbox.leave()
+        self._live.clear()
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.leave()
+                self._zygote = None
+        if self._host_ids is not None:
+            self._host_ids.leave()
+
+    @property
+    def outlives(self) -> bool:
+        """Whether its sandboxes can outlive this process."""
+        return self._keeping is not None
+
+    def label(self) -> str:
+        """Of the process with which its sandboxes end, where that is not this one."""
+        return owner.label(self.zygote().pid) if self._keeping is not None else ""
+
+    # -- what is kept for a process after this one --------------------------------------------
+
+    def keep(self, sandbox: NativeSandbox) -> None:
+        """Something of it has changed."""
+        if self._keeping is not None:
+            self._keeping.change(sandbox)
+
+    def keep_network(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
+        """It has these sockets now, before anybody serves them; or none any more."""
+        if self._keeping is not None:
+            self._keeping.change_network(sandbox, sockets)
+
+    def keep_agent(self, sandbox: NativeSandbox, uid: int) -> None:
+        """There is somebody who starts programs of another user."""
+        if self._keeping is not None:
+            self._keeping.add_agent(sandbox, uid)
+
+    def keep_exec(self, sandbox: NativeSandbox, run: LocalExec) -> None:
+        """It is about to be started."""
+        if self._keeping is not None:
+            self._keeping.begin_exec(sandbox, run)
+
+    def keep_paused(self, sandbox: NativeSandbox, paused: bool) -> None:
+        """PID 1 is about to stop every process, or has let them go on."""
+        if self._keeping is not None:
+            self._keeping.change_paused(sandbox, paused)
+
+    def forget_kept(self, sandbox: NativeSandbox) -> None:
+        """It is about to end."""
+        if self._keeping is not None:
+            self._keeping.end(sandbox)
+
+    def living(self) -> list[NativeSandbox]:
+        """Every sandbox that has not ended."""
+        return list(self._live.values())
+
+    def go_on_with(self, sandbox: NativeSandbox) -> None:
+        """It is ours now: an earlier process made it."""
+        self._live[sandbox.id] = sandbox
 
     # -- shared parts -----------------------------------------------------------------------
 
     def zygote(self) -> Zygote:
         """The zygote of this process; a new one when the last is gone or belongs to our parent."""
+        if self._keeping is not None:
+            self._keeping.open()
         with self._lock:
             if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
-                self._zygote, self._early = self._early or Zygote(), None
-                if self._host_ids is not None:
-                    for lock in self._host_ids.locks():
-                        self._zygote.tell("hold", None, [lock])
-                # Its death ends every sandbox; somebody must thaw the frozen and clear up.
-                start_new_thread(self._watch, (self._zygote,))
+                started, self._early = self._early or Zygote(outlives=self.outlives), None
+                self._begin(started)
+                if self._keeping is not None:
+                    self._keeping.change_zygote(started)
+            assert self._zygote is not None
             return self._zygote
+
+    def use(self, zygote: Zygote) -> None:
+        """One that an earlier process had."""
+        with self._lock:
+            self._begin(zygote)
+
+    def _begin(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        if self._host_ids is not None:
+            for lock in self._host_ids.locks():
+                zygote.tell("hold", None, [lock])
+        # Its death ends every sandbox; somebody must thaw the frozen and clear up.
+        start_new_thread(self._watch, (zygote,))
 
     def _watch(self, zygote: Zygote) -> None:
         zygote.wait()
@@ -390,15 +483,22 @@ class NativeBackend:
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
+        if self._keeping is not None:
+            self._keeping.open()
         with self._first_use:
             if self._layout is None:
-                layout = cgroups.Layout()
+                known = self._keeping.layout if self._keeping is not None else None
+                layout = cgroups.Layout(known)
+                if self._keeping is not None and known is None:
+                    self._keeping.change_layout(layout)
                 cgroups.sweep(layout)
                 journal.sweep()
                 self._layout = layout
             return self._layout
 
     def host_ids(self) -> identity.HostIds:
+        if self._keeping is not None:
+            self._keeping.open()
         with self._first_use:
             if self._host_ids is None:
                 self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
@@ -406,6 +506,8 @@ class NativeBackend:
 
     def _hold(self, lock_fd: int) -> None:
         """The zygote shares the lock: ids stay ours until its last sandbox is gone."""
+        if self._keeping is not None:
+            self._keeping.add_ids(lock_fd)
         self.zygote().tell("hold", None, [lock_fd])
 
     # -- the rest of the contract -------------------------------------------------------------
@@ -461,6 +563,8 @@ class NativeBackend:
             sandbox.terminate()
         for warm in list(self._warm.values()):
             warm.discard()
+        if self._keeping is not None:
+            self._keeping.close()
         with self._lock:
             if self._zygote is not None:
                 self._zygote.close()

@@ -134,7 +134,8 @@ class Burst:
         if ahead.first_host_id:
             shape["uid_map"] = shape["gid_map"] = identity.slot_map(ahead.first_host_id, draft.uid)
         # What every plan sets again, if it is to be another value: so not the processors.
-        group = cgroups.Group(self._backend.layout(), cgroups.group_name(ahead.id), cpus=False)
+        name = cgroups.group_name(ahead.id, self._backend.label())
+        group = cgroups.Group(self._backend.layout(), name, cpus=False)
         size = sizes.sizes(draft.spec, host())
         shape["cgroup_dirs"] = ahead.directories = group.directories
         shape["cgroup_values"] = group.values(Limits(), size.memory_bytes, size.pids)

@@ -50,10 +50,15 @@ class NativeNetwork:
     def __init__(self, sandbox: NativeSandbox, sockets: list[int], trusted: Trusted | None) -> None:
         self._sandbox, self._sockets, self._trusted = sandbox, sockets, trusted
         self.inodes = [os.fstat(fd).st_ino for fd in sockets]
-        self._placeholders = {name: _placeholder(name) for name in sandbox.spec.secrets}
+        self.placeholders = {name: _placeholder(name) for name in sandbox.spec.secrets}
         self._known = False  # to the egress process
         self._past: list[NetworkEvent] = []  # of what it no longer knows
         self._lock = allocate_lock()
+
+    @property
+    def trusted(self) -> Trusted | None:
+        """The authority that its programs trust."""
+        return self._trusted
 
     @property
     def _egress(self) -> Egress:
@@ -91,7 +96,7 @@ class NativeNetwork:
     def environment(self) -> dict[str, str]:
         """What execs see of the network and of the secrets; the user's own variables win."""
         trust = self._trusted.env if self._trusted else {}
-        return {**_proxies(self._policy), **trust, **self._placeholders}
+        return {**_proxies(self._policy), **trust, **self.placeholders}
 
     def change(self, policy: NetworkPolicy) -> None:
         """Let `policy` hold instead, also for what runs and for what is connected.
@@ -118,6 +123,7 @@ class NativeNetwork:
         try:
             self._sockets = self._tell_kernel(plan)
             self.inodes = [os.fstat(fd).st_ino for fd in self._sockets]
+            self._sandbox.backend.keep_network(self._sandbox, self._sockets)
             self._serve(policy)
         except BaseException:
             self.close()
@@ -260,6 +266,7 @@ class NativeNetwork:
         self._close_sockets()
 
     def _stop_serving(self) -> None:
+        self._sandbox.backend.keep_network(self._sandbox, [])
         known, self._known = self._known, False
         if known:
             self._past += self._egress.drop(self._sandbox.id)

@@ -95,12 +95,19 @@ class NativeSandbox:
         self._fds_lock = allocate_lock()
         self._hurry_lock, self._hurries = allocate_lock(), 0
         self._state = State.PROVISIONED
-        self._created = time.monotonic()
-        self._numbers = 0
-        self._live: dict[int, LocalExec] = {}
+        self.created = time.monotonic()
+        self.count = 0  # of execs so far
+        self.runs: dict[int, LocalExec] = {}
+        self.was_paused = False  # by an earlier process, as far as it came
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
         self.network = NativeNetwork(self, sockets, draft.trusted)
+        self._environment = environment(self.spec, self.network.environment())
+
+    def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
+        """What an earlier process knew of it."""
+        self.created, self.count, self._state = created, count, State.RUNNING
+        self.network.placeholders = placeholders
         self._environment = environment(self.spec, self.network.environment())
 
     # -- describing -------------------------------------------------------------------------
@@ -122,10 +129,10 @@ class NativeSandbox:
         with self._lock:
             if self._state is State.TERMINATED:
                 return self._final_stats()
-            return read_stats(self, self._state, time.monotonic() - self._created, self._numbers)
+            return read_stats(self, self._state, time.monotonic() - self.created, self.count)
 
     def _final_stats(self) -> SandboxStats:
-        return self._last_stats or SandboxStats(State.TERMINATED, execs=self._numbers)
+        return self._last_stats or SandboxStats(State.TERMINATED, execs=self.count)
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -159,18 +166,22 @@ class NativeSandbox:
 
     # -- exec -------------------------------------------------------------------------------
 
-    def start(self, request: ExecRequest) -> LocalExec:
+    def start(self, request: ExecRequest, label: str = "") -> LocalExec:
+        """See `BackendSandbox`; `label` is what a later process will know the exec by."""
         with self._lock:
             self._require(State.RUNNING, "exec")
-        control = self.control
+        control, uid = self.control, None
         if request.user is not None and identity.uid_of(request.user) != self.uid:
             from .users import control_of
 
+            uid = identity.uid_of(request.user)
             with self._lock:
                 control = control_of(self, request.user)
-        return self._start(request, control)
+        return self._start(request, control, uid, label)
 
-    def _start(self, request: ExecRequest, control: wire.Socket) -> LocalExec:
+    def _start(
+        self, request: ExecRequest, control: wire.Socket, other: int | None, label: str
+    ) -> LocalExec:
         ours, theirs, inner, outer = open_channels(request)
         if self.first_host_id:
             # A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout.
@@ -186,13 +197,15 @@ class NativeSandbox:
         rest = (list(request.argv), environment, cwd, timeout, request.pty)
         # Numbers reach PID 1 in order: the limit that carries a process's tag can only be lowered.
         with self._order:
-            self._numbers += 1
-            number = self._numbers
+            self.count += 1
+            number = self.count
             run = LocalExec(
                 self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd
             )
-            self._live[number] = run
+            run.uid, run.label, run.is_terminal = other, label, request.pty is not None
+            self.runs[number] = run
             try:
+                self.backend.keep_exec(self, run)
                 self._send(("exec", number, *rest), [theirs.fileno(), *inner], control)
             except BaseException:
                 run.close()
@@ -210,7 +223,11 @@ class NativeSandbox:
 
     def forget(self, run: LocalExec) -> None:
         """The exec has ended or is no longer watched."""
-        self._live.pop(run.number, None)
+        self.runs.pop(run.number, None)
+
+    def adopted_execs(self) -> list[LocalExec]:
+        """Those that have not been closed, of an earlier process and of this one."""
+        return list(self.runs.values())
 
     # -- asking PID 1 -----------------------------------------------------------------------
 
@@ -320,6 +337,7 @@ class NativeSandbox:
             if self.group.can_freeze:
                 self.group.freeze()
             else:
+                self.backend.keep_paused(self, True)
                 self.ask("stop")
             self._state = check_transition(self._state, State.SUSPENDED)
 
@@ -342,7 +360,26 @@ class NativeSandbox:
                 self.group.thaw()
             else:
                 self.ask("continue")
+                self.backend.keep_paused(self, False)
             self._state = State.RUNNING
+
+    def align(self, suspended: bool) -> None:
+        """Of an earlier process: make the kernel agree with what was written down last.
+
+        What it was killed in the middle of (a suspend, a snapshot, a kill) may have left more or less.
+        """
+        with self._lock:
+            if self.state is State.TERMINATED:
+                return
+            self.group.hurry(False)
+            if self.group.can_freeze:
+                if self.group.frozen:
+                    self.group.thaw()
+            elif self.was_paused:
+                self.ask("continue")
+                self.backend.keep_paused(self, False)
+            if suspended:
+                self.suspend()
 
     def restore_state(self, state: State) -> None:
         """After a pause of our own, which the state must not tell about."""
@@ -356,6 +393,8 @@ class NativeSandbox:
                 return
             was_suspended = self._state is State.SUSPENDED
             self._state = State.TERMINATED
+            # First: a process that is killed from here on is not to leave half of it to another one.
+            self.backend.forget_kept(self)
             self.hurry(True)
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -386,8 +425,8 @@ class NativeSandbox:
         try:
             from .usage import last_stats
 
-            uptime_s = time.monotonic() - self._created
-            self._last_stats = last_stats(self, uptime_s, self._numbers)
+            uptime_s = time.monotonic() - self.created
+            self._last_stats = last_stats(self, uptime_s, self.count)
         except OSError:
             pass  # out of file descriptors: that the sandbox ends matters more
 
@@ -401,7 +440,23 @@ class NativeSandbox:
                 hint="its user ids and cgroup stay reserved until it does",
             )
 
-    def _release(self) -> None:
+    def leave(self) -> None:
+        """Let it live on for another process, which has copies of all that is closed here."""
+        with self._lock:
+            if self._state is State.TERMINATED:
+                return
+            self._state = State.TERMINATED
+            for run in list(self.runs.values()):
+                run.close()
+            for fd in self._close():
+                os.close(fd)
+            for part in self.protected:
+                for fd in part.locks:
+                    os.close(fd)
+                part.locks.clear()
+
+    def _close(self) -> list[int]:
+        """Returns descriptors of its namespaces, the caller's to close."""
         with self._send_lock:
             for control in (self.control, *self.agents.values()):
                 control.close()
@@ -410,6 +465,10 @@ class NativeSandbox:
             self.pidfd, self.namespace_fds = -1, []
         os.close(pidfd)
         self.network.close()
+        return namespace_fds
+
+    def _release(self) -> None:
+        namespace_fds = self._close()
         journal.give_up(self.protected, self.note, self.id, self.zygote)
         self._leave(namespace_fds)
         self.backend.released(self)
@@ -440,6 +499,7 @@ class NativeSandbox:
             self._require(self._state, "mount")
             resolved = attach(self, mount)
             self.mounts.append(resolved)
+            self.backend.keep(self)
             return resolved
 
     def serve_network(self) -> None:
@@ -462,6 +522,7 @@ class NativeSandbox:
             self.network.change(policy)
             self.spec = replace(self.spec, network=policy)
             self._environment = environment(self.spec, self.network.environment())
+            self.backend.keep(self)
 
     def connect(self, port: int) -> socket.socket:
         return self.network.dial(port)

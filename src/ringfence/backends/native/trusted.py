@@ -40,6 +40,20 @@ class Trusted:
             ("bind_inside", source, path, template.READ_ONLY) for path, source in trust.over.items()
         ]
 
+    @classmethod
+    def known(
+        cls, authority: dict[str, str], hosts: tuple[str, ...], env: dict[str, str]
+    ) -> Trusted:
+        """One that is inside already; from `parts`."""
+        self = cls.__new__(cls)
+        self.authority, self._hosts, self.env, self.steps = authority, hosts, env, []
+        return self
+
+    @property
+    def parts(self) -> tuple[dict[str, str], tuple[str, ...], dict[str, str]]:
+        """What is needed to go on with it in another process."""
+        return self.authority, self._hosts, self.env
+
     def strange(self, policy: NetworkPolicy) -> tuple[str, ...]:
         """The hosts whose requests `policy` reads, and for whom nobody inside would believe us."""
         return not_covered(ended_hosts(policy), self._hosts)

@@ -40,4 +40,5 @@ def control_of(sandbox: NativeSandbox, user: str) -> wire.Socket:
         )
     if uid not in sandbox.agents:
         sandbox.agents[uid] = start_agent(sandbox, uid)
+        sandbox.backend.keep_agent(sandbox, uid)
     return sandbox.agents[uid]

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Zygote(Launched):
     """A zygote process of this process; see `Launched`."""
 
-    def __init__(self, started: Started | None = None) -> None:
-        super().__init__("zygote", ZYGOTE, started)
+    def __init__(self, started: Started | None = None, *, outlives: bool = False) -> None:
+        super().__init__("zygote", ZYGOTE, started, outlives=outlives)
 
     def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
         """Have it remove the cgroups of a sandbox that is no more, and close its copies of `fds`.

@@ -1,0 +1,188 @@
+"""Native sandboxes and their execs as a holder keeps them, and back: what another process goes on with.
+
+A note has all that this process knows and the kernel does not; with it go the descriptors. Secrets
+are in it, so that they are in the holder's memory, as they are in ours; never on a disk.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ...errors import SandboxLost
+from ...launcher import wire
+from ...model.session import ResolvedMount
+from ...model.spec import SandboxSpec
+from ..local.cgroups import Group
+from ..local.execs import LocalExec
+from ..local.holder import Item
+from ..local.host import host
+from ..local.protect import Protected
+from ..local.sizes import sizes
+from . import planner
+from .profiles import profile_named
+from .sandbox import NativeSandbox
+from .trusted import Trusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .backend import NativeBackend
+    from .zygote import Zygote
+
+SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
+EXEC, AGENT = "exec ", "agent "
+_MOST_FDS = 60  # in one message: launcher.wire takes 64
+
+
+# -- giving ------------------------------------------------------------------------------------
+
+
+def everything(sandbox: NativeSandbox, sockets: list[int]) -> list[Item]:
+    """All of a sandbox. `sockets`: of its network."""
+    items = [whole(sandbox), Item(sandbox.id, COUNT, sandbox.count, []), *locks(sandbox)]
+    if sockets:
+        items.append(Item(sandbox.id, NETWORK, None, sockets))
+    items += [agent(sandbox, uid) for uid in list(sandbox.agents)]
+    return items + [exec_item(run) for run in list(sandbox.runs.values())]
+
+
+def whole(sandbox: NativeSandbox) -> Item:
+    """What must be kept for a sandbox to live on."""
+    trusted, group = sandbox.network.trusted, sandbox.group
+    note = {
+        "spec": json.dumps(sandbox.spec.to_json()),
+        "secrets": dict(sandbox.spec.secrets),
+        "uid": sandbox.uid,
+        "first_host_id": sandbox.first_host_id,
+        "mounts": [(each.target, each.access, each.host_path) for each in sandbox.mounts],
+        "writable": sandbox.landlock_writable,
+        "host_directory": sandbox.host_directory,
+        "unix_sockets": sandbox.unix_sockets,
+        "protected": [list(part.placeholders) for part in sandbox.protected],
+        "note": sandbox.note,
+        "profile": sandbox.profile.name,
+        "group": (group.version, group.paths, group.quota),
+        "lockdown": sandbox.lockdown,
+        "pid": sandbox.pid,
+        "created": sandbox.created,
+        "trusted": trusted and trusted.parts,
+        "placeholders": sandbox.network.placeholders,
+    }
+    fds = [sandbox.control.fileno(), sandbox.pidfd, *sandbox.namespace_fds]
+    return Item(sandbox.id, SANDBOX, note, fds)
+
+
+def locks(sandbox: NativeSandbox) -> list[Item]:
+    """What keeps others from removing placeholders that this sandbox needs."""
+    fds = [fd for part in sandbox.protected for fd in part.locks]
+    starts = range(0, len(fds), _MOST_FDS)
+    return [
+        Item(sandbox.id, f"{LOCKS} {start}", None, fds[start : start + _MOST_FDS])
+        for start in starts
+    ]
+
+
+def agent(sandbox: NativeSandbox, uid: int) -> Item:
+    """Who starts the programs of another user inside."""
+    return Item(sandbox.id, f"{AGENT}{uid}", uid, [sandbox.agents[uid].fileno()])
+
+
+def exec_item(run: LocalExec) -> Item:
+    """A running exec, its result to come and its streams."""
+    streams = [run.stdin, run.stdout, run.stderr]
+    fds = list(dict.fromkeys(fd for fd in streams if fd is not None))
+    places = [fds.index(fd) if fd is not None else -1 for fd in streams]
+    note = (run.number, run.uid, run.label, places, run.is_terminal, *run.facts)
+    return Item(run.home_id, f"{EXEC}{run.number}", note, [run.done, *fds])
+
+
+# -- taking back ---------------------------------------------------------------------------------
+
+
+def take_back(
+    backend: NativeBackend, zygote: Zygote, sandbox_id: str, items: dict[str, Item]
+) -> NativeSandbox:
+    """A sandbox of an earlier process, with the execs that nobody has closed.
+
+    Raises:
+        KeyError: Not all of it was kept.
+        RingfenceError: This process knows nothing of its profile.
+    """
+    item = items[SANDBOX]
+    note = item.note
+    spec = _spec(note)
+    sandbox_host = host()
+    draft = planner.Draft(spec, sandbox_id, note["uid"], note["first_host_id"])
+    draft.mounts = [ResolvedMount(*each) for each in note["mounts"]]
+    draft.writable, draft.note = note["writable"], note["note"]
+    draft.host_directory, draft.unix_sockets = note["host_directory"], note["unix_sockets"]
+    draft.protected = _protected(note["protected"], items)
+    draft.trusted = Trusted.known(*note["trusted"]) if note["trusted"] else None
+    profile = profile_named(note["profile"], backend.profiles)
+    control, pidfd, *namespaces = item.fds
+    network = items.get(NETWORK)
+    sandbox = NativeSandbox(
+        backend,
+        draft,
+        profile,
+        sizes(spec, sandbox_host),
+        Group.known(*note["group"]),
+        wire.adopt(control),
+        note["lockdown"],
+        note["pid"],
+        pidfd,
+        namespaces,
+        zygote,
+        network.fds if network else [],
+    )
+    sandbox.remember(note["created"], items[COUNT].note, note["placeholders"])
+    sandbox.was_paused = PAUSED in items
+    for name, each in items.items():
+        if name.startswith(AGENT):
+            sandbox.agents[each.note] = wire.adopt(each.fds[0])
+    for name, each in items.items():
+        if name.startswith(EXEC):
+            run = _exec_from(sandbox, each)
+            sandbox.runs[run.number] = run
+    return sandbox
+
+
+def _spec(note: dict[str, Any]) -> SandboxSpec:
+    from dataclasses import replace
+
+    spec = SandboxSpec.from_json(json.loads(note["spec"]))
+    return replace(spec, secrets=note["secrets"]) if note["secrets"] else spec
+
+
+def _protected(made: list[list[Any]], items: dict[str, Item]) -> list[Protected]:
+    parts = [Protected() for _ in made]
+    for part, placeholders in zip(parts, made, strict=True):
+        part.placeholders = [tuple(each) for each in placeholders]
+    held = [fd for name, item in items.items() if name.startswith(LOCKS) for fd in item.fds]
+    if parts:
+        parts[-1].locks = held  # all are let go of together, when the sandbox has ended
+    return parts
+
+
+def _exec_from(sandbox: NativeSandbox, item: Item) -> LocalExec:
+    number, uid, label, places, is_terminal, command, cwd, oom_kills, started = item.note
+    reply, *fds = item.fds
+    stdin, stdout, stderr = (fds[place] if place >= 0 else None for place in places)
+    control = sandbox.control if uid is None else sandbox.agents.get(uid, sandbox.control)
+    run = LocalExec(
+        sandbox,
+        number,
+        control,
+        wire.adopt(reply),
+        (stdin, stdout, stderr),
+        oom_kills,
+        command,
+        cwd,
+    )
+    run.uid, run.label, run.is_terminal, run.started = uid, label, is_terminal, started
+    if run.is_forsaken():
+        run.fail(SandboxLost("it was not started: the daemon was killed just before"))
+    elif is_terminal and stdout is None:
+        run.take_terminal()
+    return run

@@ -1,0 +1,360 @@
+"""The manager is killed and its sandboxes live on: the next one goes on with them, or ends them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.errors import LifecycleError, SandboxLost
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
+from tests.native.callers import Caller
+from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, survivors, until
+from tests.sessions import test_restart
+from tests.sessions.test_restart import STEPS, records
+
+RESTART_S = 5.0
+OUTLIVE_S = 60.0
+PRELUDE = (
+    test_restart._PRELUDE.replace("background=False)", "background=False, outlive_s=OUTLIVE_S)")
+    + f"OUTLIVE_S = {OUTLIVE_S}\n"
+    + """
+from ringfence.backends.local.holder import Holder
+from ringfence.backends.native.keeping import Keeping
+from ringfence.backends.local.execs import LocalExec
+from ringfence.model.acquire import AttachRequest
+from ringfence.model.exec import ExecRequest
+
+def inner(manager, lease):
+    return manager.book.find(lease.id).inner
+
+def begin(manager, lease, label, script, **options):
+    return inner(manager, lease).start(ExecRequest(["sh", "-c", script], **options), label)
+"""
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+def manage(state: str, outlive_s: float = OUTLIVE_S) -> SessionManager:
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    return SessionManager(config, state_dir=state, background=False, outlive_s=outlive_s)
+
+
+@pytest.fixture
+def kill(state: str) -> Iterator[Any]:
+    """`kill(code)`: run it in a manager's process, kill that one when it halts; its family."""
+    families = []
+
+    def run(code: str, label: str = "", marker: str = "63") -> dict[int, int]:
+        with Caller(PRELUDE + code, state, label, marker) as caller:
+            assert ["halted", caller.pid] == caller.hear(60)
+            families.append(pin(descendants_of(caller.pid)))
+            caller.kill(signal.SIGKILL)
+        return families[-1]
+
+    yield run
+    for family in families:
+        left = survivors(family, 5.0)
+        assert [] == left, f"the last manager has closed: {[command(pid) for pid in left]}"
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().partition(")")[0]
+
+
+def all_end(family: dict[int, int], patience_s: float) -> bool:
+    """As `survivors`, but asked as often as one likes."""
+    return survivors({pid: os.dup(fd) for pid, fd in family.items()}, patience_s) == []
+
+
+def collect(run: Any) -> tuple[bytes, Any]:
+    """Everything it still writes, and how it ended."""
+    output = b""
+    poll = select.poll()
+    poll.register(run.stdout, select.POLLIN)
+    while poll.poll(20_000):
+        try:
+            data = os.read(run.stdout, 1 << 16)
+        except OSError:
+            break  # a terminal that is hung up
+        if not data:
+            break
+        output += data
+    done = select.poll()
+    done.register(run.done, select.POLLIN)
+    assert done.poll(20_000)
+    status = run.status()
+    run.close()
+    return output, status
+
+
+def sandbox_of(manager: SessionManager, any_id: str) -> Any:
+    live = manager.book.find(any_id)
+    assert live is not None
+    return live.inner
+
+
+def execs_of(manager: SessionManager, any_id: str) -> dict[str, Any]:
+    return {run.label: run for run in sandbox_of(manager, any_id).adopted_execs()}
+
+
+def session_id(state: str) -> str:
+    return next(row[2] for row in records(state) if row[2])
+
+
+# -- what lives on ---------------------------------------------------------------------------------
+
+_RUNNING = """
+m = open_manager()
+l = m.acquire(client_id="ann")
+l.sandbox.files.write("note", b"before")
+l.sandbox.exec(["mkfifo", "go"])
+begin(m, l, "out", "echo one; read x < go; echo two; head -c 300000 /dev/zero; exit 7")
+begin(m, l, "in", "read x; echo got $x; exit 3", stream_stdin=True)
+begin(m, l, "tty", "tty; read x; echo got $x; exit 4", pty=(24, 80))
+begin(m, l, "over", "echo done; exit 9")
+begin(m, l, "eof", "cat; exit 5", stream_stdin=True).close_stdin()
+begin(m, l, "late", "sleep 1000", timeout_s=2)
+halt()
+"""
+
+
+def test_execs_go_on_with_their_results_and_their_output(state: str, kill: Any) -> None:
+    kill(_RUNNING)
+    began = time.monotonic()
+    with manage(state) as manager:
+        assert time.monotonic() - began < RESTART_S
+        session = manager.get(session_id(state))
+        assert ("active", "ann") == (session.state, session.client_id)
+        sandbox = manager.sandbox(session.session_id)
+        assert b"before" == sandbox.files.read("note")
+        assert b"new\n" == sandbox.exec(["echo", "new"]).stdout
+
+        runs = execs_of(manager, session.session_id)
+        assert {"out", "in", "tty", "over", "eof", "late"} == runs.keys()
+        output, status = collect(runs["over"])
+        assert (b"done\n", 9) == (output, status.exit_code)
+        output, status = collect(runs["eof"])
+        assert (b"", 5) == (output, status.exit_code)
+        sandbox.exec(["sh", "-c", "echo > go"])
+        output, status = collect(runs["out"])
+        assert (b"one\ntwo\n" + bytes(300_000), 7) == (output, status.exit_code)
+        os.write(runs["in"].stdin, b"hi\n")
+        output, status = collect(runs["in"])
+        assert (b"got hi\n", 3) == (output, status.exit_code)
+        os.write(runs["tty"].stdin, b"hi\n")
+        output, status = collect(runs["tty"])
+        assert output.startswith(b"/dev/pts/")
+        assert output.endswith(b"got hi\r\n")
+        assert 4 == status.exit_code
+        _output, status = collect(runs["late"])
+        assert (True, "timeout") == (status.timed_out, status.killed_by)
+        assert {} == execs_of(manager, session.session_id)
+
+
+def test_killed_again_and_again(state: str, kill: Any) -> None:
+    """Each one goes on where the last was; host ids and the numbers of execs are not used twice."""
+    kill(_ONE + "begin(m, l, 'a', 'echo a; read x', stream_stdin=True); halt()")
+    sid = session_id(state)
+    for label in "bc":
+        kill(
+            "m = open_manager(); "
+            f"l = m.attach(AttachRequest({records(state)[0][0]!r}, 'ann')); "
+            "other = m.acquire(client_id='bob'); m.terminate(other.id); "
+            f"begin(m, l, {label!r}, 'echo {label}; read x', stream_stdin=True); halt()"
+        )
+    with manage(state) as manager:
+        runs = execs_of(manager, sid)
+        assert {"a", "b", "c"} <= runs.keys()
+        assert len(runs) == len({run.number for run in runs.values()})
+        for label in "abc":
+            runs[label].close_stdin()
+            output, status = collect(runs[label])
+            assert (label.encode() + b"\n", 1) == (output, status.exit_code)
+
+
+def test_suspended_stays_suspended(state: str, kill: Any) -> None:
+    marker = f"64{os.getpid():07d}"
+    kill(_ONE + "m.suspend(l.id); halt()", marker=marker)
+    with manage(state) as manager:
+        sid = session_id(state)
+        assert "suspended" == manager.get(sid).state
+        with pytest.raises(LifecycleError):
+            manager.sandbox(sid).exec(["true"])
+        manager.resume(sid)
+        assert manager.sandbox(sid).exec(["true"]).ok
+        assert until(lambda: 2 == len(pids_with(marker)))
+
+
+def test_who_is_killed_while_it_starts_one(state: str, kill: Any) -> None:
+    """PID 1 was never told: so it was lost, not ended, and the sandbox is none the worse for it."""
+    kill(_ONE + halting("NativeSandbox._send", "before") + "begin(m, l, 'never', 'true')")
+    with manage(state) as manager:
+        run = execs_of(manager, session_id(state))["never"]
+        with pytest.raises(SandboxLost, match="not started"):
+            run.status()
+        run.close()
+        assert manager.sandbox(session_id(state)).exec(["true"]).ok
+
+
+def test_who_is_killed_between_a_terminal_and_its_use(state: str, kill: Any) -> None:
+    code = "begin(m, l, 'tty', 'read x; echo got $x', pty=(24, 80))"
+    kill(_ONE + halting("LocalExec.take_terminal", "before") + code)
+    with manage(state) as manager:
+        run = execs_of(manager, session_id(state))["tty"]
+        os.write(run.stdin, b"hi\n")
+        output, status = collect(run)
+        assert output.endswith(b"got hi\r\n")
+        assert 0 == status.exit_code
+
+
+def test_left_in_order(state: str) -> None:
+    """Closed with `keep`, and gone on with in the same process."""
+    first = manage(state)
+    lease = first.acquire(client_id="ann")
+    first.close(keep=True)
+    with manage(state) as second:
+        assert second.sandbox(lease.id).exec(["true"]).ok
+        assert "active" == second.get(lease.id).state
+
+
+def test_mounts_and_their_protection_live_on(state: str, kill: Any, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    kill(
+        "from ringfence import Mount\n"
+        "m = open_manager(); "
+        f"mount = Mount('/work', {str(shared)!r}, 'read_write', protect=('kept',)); "
+        "m.acquire(SandboxSpec(mounts=[mount]), client_id='a'); halt()"
+    )
+    assert (shared / "kept").exists(), "the control: it is protected by a placeholder"
+    with manage(state) as manager:
+        sandbox = manager.sandbox(session_id(state))
+        assert sandbox.exec(["touch", "/work/new"]).ok
+        assert not sandbox.exec(["touch", "/work/kept/x"]).ok
+        assert (shared / "kept").exists()
+    assert ["new"] == os.listdir(shared)
+
+
+# -- what does not ---------------------------------------------------------------------------------
+
+
+def test_nobody_comes(state: str, kill: Any) -> None:
+    marker = f"65{os.getpid():07d}"
+    family = kill("OUTLIVE_S = 1.0\n" + _ONE + "halt()", marker=marker)
+    assert not all_end(family, 0.3), "the control: it lives on for a second"
+    assert all_end(family, 10.0)
+    assert [] == pids_with(marker)
+    with manage(state) as manager:
+        assert "restart" == manager.get(session_id(state)).reason
+        assert [] == cgroups_of(records(state)[0][0])
+
+
+def test_the_holder_is_killed_too(state: str, kill: Any) -> None:
+    marker = f"66{os.getpid():07d}"
+    family = kill(_ONE + "halt()", marker=marker)
+    assert not all_end(family, 0.3)
+    end_holder(family)
+    assert all_end(family, 5.0)
+    with manage(state) as manager:
+        assert "restart" == manager.get(session_id(state)).reason
+
+
+def test_the_holder_alone_is_killed(state: str, kill: Any) -> None:
+    """Another one takes its place, and has all that it had."""
+    kill(
+        _ONE
+        + """
+begin(m, l, "out", "echo one; exit 7")
+keeper = m.maker.backends["native"]._keeping._holder
+old = keeper.pid
+os.kill(old, 9)
+while keeper.pid == old:
+    with keeper._lock:  # of whoever gives the new one everything
+        pass
+halt()
+"""
+    )
+    with manage(state) as manager:
+        assert manager.sandbox(session_id(state)).exec(["true"]).ok
+        output, status = collect(execs_of(manager, session_id(state))["out"])
+        assert (b"one\n", 7) == (output, status.exit_code)
+
+
+def test_another_version_s_notes_are_not_read(
+    state: str, kill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = kill(_ONE + "halt()")
+    monkeypatch.setattr("ringfence.__version__", "9.9.9")
+    with manage(state) as manager:
+        assert "restart" == manager.get(session_id(state)).reason
+        assert all_end(family, 5.0)
+        assert manager.acquire(client_id="ann").sandbox.exec(["true"]).ok
+
+
+def end_holder(family: dict[int, int]) -> None:
+    for pid, pidfd in family.items():
+        name = Path(f"/proc/{pid}/comm")
+        if name.exists() and "ringfence-hold" == name.read_text().strip():
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+# -- at any moment ---------------------------------------------------------------------------------
+
+halting = test_restart.halting
+_ONE, _WARM, _CREATE = test_restart._ONE, test_restart._WARM, test_restart._CREATE
+MORE_STEPS = {
+    "create: before it is kept": halting("Keeping.begin", "before", 2) + _CREATE,
+    "create: kept": halting("Keeping.begin", "after", 2) + _CREATE,
+    "exec: before it is kept": halting("Keeping.begin_exec", "before") + _CREATE,
+    "exec: kept": halting("Keeping.begin_exec", "after") + _CREATE,
+    "exec: closing": _ONE
+    + halting("Keeping._end_exec", "before")
+    + "begin(m, l, 'x', 'exit 3').close()",
+    "delete: no longer kept": _ONE + halting("Keeping.end", "after") + "m.terminate(l.id)",
+}
+ALL_STEPS = {**STEPS, **MORE_STEPS}
+
+
+@pytest.mark.parametrize("label", ALL_STEPS)
+def test_killed_at(label: str, state: str, kill: Any) -> None:
+    """Gone on with or ended, never half of either; and nothing is left once the next one closes."""
+    marker = f"67{os.getpid():07d}{list(ALL_STEPS).index(label):04d}"
+    kill(ALL_STEPS[label], label, marker)
+    before = records(state)
+    began = time.monotonic()
+    with manage(state) as manager:
+        assert time.monotonic() - began < RESTART_S
+        alive = {session.session_id: session for session in manager.list()}
+        for sandbox_id, _phase, session, was in before:
+            if session in alive:
+                assert was == alive[session].state
+                if was == "suspended":
+                    manager.resume(session)
+                assert manager.sandbox(session).exec(["true"]).ok
+                assert sandbox_id == alive[session].sandbox_id
+                continue
+            assert [] == cgroups_of(sandbox_id)
+            if session:
+                assert "terminated" == manager.get(session).state
+        assert len(alive) == manager.slots.taken == len(manager.store.unended_sandboxes())
+        if not alive:
+            assert until(lambda: [] == pids_with(marker))
+        lease = manager.acquire(client_id="bob")
+        assert lease.sandbox.exec(["true"]).ok
+        assert lease.session.sandbox_id not in {row[0] for row in before}
+    assert [] == pids_with(marker)
+    for sandbox_id, *_ in records(state):
+        assert [] == cgroups_of(sandbox_id)
