@@ -88,7 +88,7 @@ def test_sandboxes_that_live_on_are_taken_over(state: str, kept: NativeBackend) 
         assert b"one\ntwo\n" == process.wait(20).stdout
 
         second.terminate(lease.id)
-        assert [] == cgroups_of(lease.session.sandbox_id)
+        assert until(lambda: [] == cgroups_of(lease.session.sandbox_id))
 
 
 def test_expiry_goes_on_counting_while_nobody_manages(state: str, kept: NativeBackend) -> None:
