@@ -119,6 +119,13 @@ def new_backend(name: str, **options: Any) -> Backend:
     return _make(name) if name in NAMES else backend_named(name)
 
 
+def end_what_outlives(state_dir: str) -> bool:
+    """End sandboxes that live on without the process that managed them; whether there may be any."""
+    from .local.holder import end_of
+
+    return end_of(state_dir)
+
+
 def close_all() -> None:
     """End every shared backend of this process, all its sandboxes and the egress processes.
 

@@ -211,15 +211,26 @@ SERVE = Command(
         Option("allow-host", "NAME", "what else a Host header may say", repeat=True),
         Option("allow-origin", "URL", "a web page that may call", repeat=True),
         Option("max-sandboxes", "N", "how many there may be at once"),
+        Option(
+            "outlive", "SECONDS", "how long sandboxes live on when it was killed; 0: not at all"
+        ),
+        Option(
+            "take-over", "", "have the daemon that serves there leave, and go on with its sandboxes"
+        ),
+        Option(
+            "stop", "", "end the daemon that serves there and all its sandboxes, and do no more"
+        ),
         Option("config", "FILE", "all of it, as JSON; options win", words="<files>"),
         JSON,
         HELP,
     ),
     details="""\
 The unix socket is ringfence.sock in the state directory; only this user and root may connect to it.
-One daemon serves a state directory. SIGTERM ends it; requests under way have 5 s.""",
+One daemon serves a state directory. SIGTERM ends it and its sandboxes; requests under way have 5 s.
+When it is killed, or ended by SIGUSR1, they run on for the next one.""",
     examples=(
         ("for yourself", "ringfence serve"),
+        ("restarted, while sandboxes keep running", "ringfence serve --take-over"),
         ("for a team's machine, with keys", "ringfence serve --listen 127.0.0.1:7878"),
         (
             "for others on the network",

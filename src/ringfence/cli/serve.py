@@ -32,9 +32,17 @@ def main(argv: Sequence[str]) -> int:
         raise BackendUnavailable(
             f"the server is not installed: {exc}", hint='pip install "ringfence[server]"'
         ) from exc
+    from ..daemon import succession
     from ..daemon.serve import serve
 
-    serve(_config(given), lambda addresses: _ready(addresses, as_json="json" in given))
+    config = _config(given)
+    if "stop" in given:
+        found = succession.stop(config.state_dir)
+        print("stopped" if found else f"nothing serves {config.state_dir}")
+        return 0
+    if "take-over" in given:
+        succession.take_over(config.state_dir)
+    serve(config, lambda addresses: _ready(addresses, as_json="json" in given))
     return 0
 
 
@@ -68,7 +76,16 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
         if not limit.isdigit():
             raise InvalidRequest(f"{limit!r} is not a number", field="--max-sandboxes")
         form["manager"] = {**form.get("manager", {}), "max_sandboxes": int(limit)}
+    if "outlive" in given:
+        form["outlive_s"] = _seconds(given["outlive"])
     return DaemonConfig.from_json(form)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is not a number", field="--outlive") from None
 
 
 def _read(path: str) -> dict[str, Any]:

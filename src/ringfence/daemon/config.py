@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SOCKET = "ringfence.sock"
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,6 +30,8 @@ class DaemonConfig(Noun):
         tls_certificate, tls_key: PEM files for `listen`.
         allowed_hosts: Names, beside the address itself, that a `Host` header may say.
         allowed_origins: Of web pages that may call.
+        outlive_s: How long sandboxes and what runs in them live on after the daemon was killed, or told
+            to leave, until the next one goes on with them; 0: they end with it.
         host_roots: Directories that users' keys may mount from; admins may from any.
     """
 
@@ -41,6 +44,7 @@ class DaemonConfig(Noun):
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     host_roots: tuple[str, ...] = ()
+    outlive_s: float = 600.0
     manager: ManagerConfig = field(default_factory=ManagerConfig)
 
     def __post_init__(self) -> None:
@@ -50,6 +54,7 @@ class DaemonConfig(Noun):
         for i, root in enumerate(self.host_roots):
             checks.absolute_path(root, f"host_roots[{i}]")
         checks.flag(self.allow_public, "allow_public")
+        checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
         if bool(self.tls_certificate) != bool(self.tls_key):
             checks.refuse("tls_key", "certificate and key belong together")
 

@@ -10,6 +10,7 @@ import signal
 import socket
 
 from ..errors import RingfenceError
+from .succession import LEAVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
 def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; with them, all sandboxes end.
+
+    SIGUSR1 ends this process alone: its sandboxes are left to the next daemon.
 
     Args:
         ready: Called with the addresses once they answer.
@@ -41,12 +44,18 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     from ..api.service import Service
     from ..execs.execs import Execs
     from ..execution.service import ExecutionService
+    from ..sessions import looking
     from ..sessions.manager import SessionManager
     from .sockets import listen_tcp, listen_unix
 
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
-            SessionManager(config.manager, state_dir=config.state_dir, backends=config.backends)
+            SessionManager(
+                config.manager,
+                state_dir=config.state_dir,
+                backends=config.backends,
+                outlive_s=config.outlive_s or None,
+            )
         )
         audit = Audit(os.path.join(config.state_dir, "audit.log"))
         stack.callback(audit.close)
@@ -64,7 +73,12 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
             listeners.append((tcp, tls))
         app = make_app(service)
         app.state.execs, app.state.executions = execs, executions
-        _run(config, app, listeners, ready)
+        leave = _run(config, app, listeners, ready)
+        if leave and config.outlive_s:
+            # As if killed, but with every request answered: there is one way to go on from.
+            looking.tidy(manager)
+            logging.shutdown()
+            os._exit(0)
 
 
 def _settings(config: DaemonConfig) -> Settings:
@@ -84,8 +98,11 @@ def _run(
     app: FastAPI,
     listeners: list[tuple[socket.socket, bool]],
     ready: Callable[[list[str]], None],
-) -> None:
+) -> bool:
+    """Serve until told to end; whether to leave the sandboxes to the next daemon."""
     import uvicorn
+
+    told: list[int] = []
 
     from .protocol import RingfenceProtocol
 
@@ -118,8 +135,8 @@ def _run(
     async def main() -> None:
         servers = [server(tls) for _, tls in listeners]
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, _stop, servers)
+        for signum in (signal.SIGTERM, signal.SIGINT, LEAVE):
+            loop.add_signal_handler(signum, _stop, servers, told, signum)
         loop.add_signal_handler(signal.SIGHUP, _reload, app)
         tasks = [
             asyncio.ensure_future(each.serve(sockets=[sock]))
@@ -133,6 +150,7 @@ def _run(
     import uvloop
 
     uvloop.run(main())
+    return told == [LEAVE]
 
 
 def _reload(app: FastAPI) -> None:
@@ -147,7 +165,8 @@ def _reload(app: FastAPI) -> None:
     asyncio.get_running_loop().run_in_executor(None, read)
 
 
-def _stop(servers: list[uvicorn.Server]) -> None:
+def _stop(servers: list[uvicorn.Server], told: list[int], signum: int) -> None:
+    told.append(signum)
     for each in servers:
         each.force_exit = each.should_exit  # told twice
         each.should_exit = True

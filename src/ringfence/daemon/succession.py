@@ -1,0 +1,73 @@
+"""One daemon after the other: who holds a state directory is told to leave, or to end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+
+from ..backends.registry import end_what_outlives
+from ..errors import StateInUse
+
+LEAVE = signal.SIGUSR1
+_LOCK = "lock"
+_PATIENCE_S = 30.0
+
+
+def stop(state_dir: str) -> bool:
+    """End the daemon of a state directory, and what outlived one; whether there was anything.
+
+    Raises:
+        StateInUse: It does not end.
+    """
+    told = _tell(state_dir, signal.SIGTERM)
+    left = os.path.isdir(state_dir) and end_what_outlives(state_dir)
+    return told or left
+
+
+def take_over(state_dir: str) -> bool:
+    """Have the daemon of a state directory leave its sandboxes to the next one; whether there was one.
+
+    Raises:
+        StateInUse: It does not end.
+    """
+    return _tell(state_dir, LEAVE)
+
+
+def _tell(state_dir: str, signum: int) -> bool:
+    pidfd = _holder(state_dir)
+    if pidfd < 0:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(_PATIENCE_S * 1000):
+            raise StateInUse(f"the daemon of {state_dir} does not end", field="state_dir")
+    except ProcessLookupError:
+        pass  # it was about to
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _holder(state_dir: str) -> int:
+    """A pidfd of the process that holds the lock; -1 when nobody does."""
+    try:
+        fd = os.open(os.path.join(state_dir, _LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return -1
+    try:
+        pidfd = os.pidfd_open(int(os.pread(fd, 32, 0)))
+        # Asked once it is pinned: who holds the lock now is who wrote that number.
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return pidfd
+        os.close(pidfd)
+        return -1
+    except (ValueError, ProcessLookupError):
+        return -1
+    finally:
+        os.close(fd)
