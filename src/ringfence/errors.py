@@ -88,6 +88,25 @@ class SnapshotCorrupt(RingfenceError):
     code = "snapshot_corrupt"
 
 
+class ImageNotFound(RingfenceError):
+    """No image of this name is on this machine, or the registry has none that fits it."""
+
+    code = "image_not_found"
+
+
+class ImageRefused(RingfenceError):
+    """An image that is damaged, is not what its digest says, or is made to do harm."""
+
+    code = "image_refused"
+
+
+class RegistryError(RingfenceError):
+    """A registry of images could not be reached, or did not do what was asked."""
+
+    code = "registry"
+    retryable = True
+
+
 class ExecNotFound(RingfenceError):
     """No exec of this id in the sandbox."""
 

@@ -27,4 +27,5 @@ def reader(tmp_path: Path) -> Reader:
     env = dict(os.environ)
     env["PATH"] = f"{commands}:{env['PATH']}"
     env["PYTHONPATH"] = f"{ROOT / 'src'}:{env.get('PYTHONPATH', '')}".rstrip(":")
+    env["RINGFENCE_IMAGES"] = str(tmp_path / "images")
     return desk, env

@@ -91,6 +91,14 @@ RUN = Command(
             "a path inside that cannot be read or written, even where it does not exist yet",
             repeat=True,
         ),
+        Option(
+            "image",
+            "NAME",
+            "start from this OCI image's files; without CMD, what the image runs",
+        ),
+        Option(
+            "pull", "missing|always|never", "when to fetch --image", words="missing always never"
+        ),
         Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
         Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
         Option("workdir", "DIR", "where the command starts, absolute inside", field="cwd"),
@@ -156,6 +164,7 @@ failed, and stderr says why; 126 not executable; 127 not found.""",
             "a build that reaches two hosts",
             "ringfence run --net pypi.org,files.pythonhosted.org -- make",
         ),
+        ("a program of an image", "ringfence run --image alpine:3.20 -- cat /etc/os-release"),
         ("a result to read by program", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
         ("a shell to look around in", "ringfence run -- bash"),
     ),
@@ -239,6 +248,29 @@ When it is killed, or ended by SIGUSR1, they run on for the next one.""",
     ),
 )
 
+IMAGE = Command(
+    "image",
+    "Fetch, list and remove OCI images that sandboxes can start from.",
+    arguments="pull NAME | load PATH NAME | list | remove NAME | prune [OPTIONS]",
+    options=(
+        Option("plain-http", "", "pull without TLS, as registries on this machine do in any case"),
+        Option("user", "NAME:PASSWORD", "for the registry; else the login of Docker or Podman"),
+        Option("password-stdin", "", "with --user NAME: the password is read from stdin"),
+        JSON,
+        HELP,
+    ),
+    words="pull load list remove prune",
+    details="""\
+`load` takes an OCI layout (directory or tar), an archive of `docker save`, or a directory with a
+root file system. `remove` forgets a name; `prune` removes files that no name means and nobody uses.""",
+    examples=(
+        ("from a registry", "ringfence image pull alpine:3.20"),
+        ("from Docker", "docker save mine:1 -o mine.tar; ringfence image load mine.tar mine:1"),
+        ("from a directory", "ringfence image load ./rootfs mine:2"),
+        ("what is here", "ringfence image list"),
+    ),
+)
+
 COMPLETION = Command(
     "completion",
     "Print a completion script for a shell.",
@@ -252,4 +284,4 @@ COMPLETION = Command(
     ),
 )
 
-COMMANDS = (RUN, SERVE, DOCTOR, BENCH, COMPLETION)
+COMMANDS = (RUN, IMAGE, SERVE, DOCTOR, BENCH, COMPLETION)

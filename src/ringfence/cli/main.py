@@ -106,6 +106,10 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .serve import main as serve
 
         return serve(argv)
+    if name == "image":
+        from .image import main as image
+
+        return image(argv)
     if name == "completion":
         from .completion import main as completion
 

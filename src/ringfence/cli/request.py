@@ -24,6 +24,7 @@ _SAME = {
     "workdir": "workdir",
     "profile": "profile",
     "tier": "tier",
+    "image": "image",
     "python-env": "python_env",
 }
 _HOME = "/home/sandbox"

@@ -65,6 +65,10 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
         streams["pty"] = size_of(1, 0, 2)
         if os.environ.get("TERM"):
             streams["env"] = {"TERM": os.environ["TERM"]}
+    if "image" in given or "pull" in given:
+        from .image import command_of
+
+        command = command_of(given, command)
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
     record = _record(given)

@@ -41,11 +41,18 @@ class Boot:
         go: From the zygote: first that we have our ids, then whose we are.
         control: From the host, which hears there what goes wrong; None when built ahead in a burst.
         template: Trees and steps.
+        image: The tree of its image, where the zygote had to open it; -1 for none.
     """
 
     def __init__(
-        self, go: wire.Socket, control: wire.Socket | None, shape: Shape, template: Template
+        self,
+        go: wire.Socket,
+        control: wire.Socket | None,
+        shape: Shape,
+        template: Template,
+        image: int,
     ) -> None:
+        self.image = image
         self.go, self.control, self.shape = go, control, shape
         self.template_trees, self.template_steps = template
         self.pid = b""
@@ -97,11 +104,13 @@ class Boot:
         if not shape["trusted_root"]:
             # An ordinary user may copy mounts only in here, and only while the host's are in sight.
             self.trees = build.open_trees(shape["trees"])
+            if shape["image"]:
+                self.image = build.open_trees([shape["image"]])[0]
         self.pid, passed = wire.receive_raw(self.go)
         if not self.pid:
             os._exit(1)  # the zygote gave up before our ids were mapped
         self.take_place(passed[1:])
-        oom_score_fd = build.build_root(shape, self.template_steps, shown)
+        oom_score_fd = build.build_root(shape, self.template_steps, shown, self.image)
         self.hold_only(passed[0], oom_score_fd)
         lockdown.bound(shape)
 

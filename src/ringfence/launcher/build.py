@@ -34,8 +34,10 @@ class BuildError(Exception):
 class NewRoot:
     """The root under construction, always reached through the descriptor of its directory."""
 
-    def __init__(self, root_fd: int, shape: Shape, trees: list[int], proc: int = -1) -> None:
-        self.fd, self.shape, self.trees, self.proc = root_fd, shape, trees, proc
+    def __init__(
+        self, root_fd: int, shape: Shape, trees: list[int], proc: int = -1, dev: int = -1
+    ) -> None:
+        self.fd, self.shape, self.trees, self.proc, self.dev = root_fd, shape, trees, proc, dev
 
     def open(self, path: str, flags: int = os.O_PATH) -> int:
         """Open `path`, absolute in the new root; no symlink on the way is followed."""
@@ -120,8 +122,13 @@ def open_trees(wanted: list[Tree]) -> list[int]:
     return [_step(f"open {tree['source']}", open_tree, tree, -1) for tree in wanted]
 
 
-def build_root(shape: Shape, steps: list[tuple[Any, ...]], trees: list[int]) -> int:
+def build_root(
+    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], image: int = -1
+) -> int:
     """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
+
+    Args:
+        image: The tree of an image to be the root, below a writable layer; -1: the steps make it all.
 
     Raises:
         BuildError: naming the step that failed.
@@ -133,15 +140,46 @@ def build_root(shape: Shape, steps: list[tuple[Any, ...]], trees: list[int]) -> 
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     _step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
     os.chdir(scratch)
-    root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     os.umask(0)
-    run_steps(NewRoot(root_fd, shape, trees, proc), steps)
-    os.umask(0o022)
+    dev = -1
+    if image < 0:
+        _run_here(shape, steps, trees, proc, dev)
+    else:
+        dev = _step("root of the image", _enter_image, image)
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
-    os.close(root_fd)
+    if image >= 0:
+        # Only now: a link in an image may lead to "/", which from here on is its own.
+        _run_here(shape, steps, trees, proc, dev)
+    os.umask(0o022)
     return oom_score_fd
+
+
+def _run_here(
+    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], proc: int, dev: int
+) -> None:
+    root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    run_steps(NewRoot(root_fd, shape, trees, proc, dev), steps)
+    os.close(root_fd)
+
+
+def _enter_image(image: int) -> int:
+    """Put the private tmpfs over an image's files, and go there; returns a tree for its /dev.
+
+    The image is read-only and shared by all its sandboxes; what is written goes to the tmpfs, whose
+    size bounds it. Source: Documentation/filesystems/overlayfs.rst.
+    """
+    for name in ("image", "upper", "work", "dev", "root"):
+        os.mkdir(name, 0o755)
+    mounts.move_mount(image, "image")
+    os.close(image)
+    dev = mounts.open_tree("dev", recursive=False)  # of the same tmpfs: one size bounds both
+    # Without userxattr an overlay of a user namespace could not say that a directory is opaque.
+    options = "lowerdir=image,upperdir=upper,workdir=work,userxattr"
+    mounts.mount("ringfence", "root", "overlay", mounts.MS_NOSUID | mounts.MS_NODEV, options)
+    os.chdir("root")
+    return dev
 
 
 def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:
@@ -237,6 +275,45 @@ def _show(root: NewRoot, target: str, index: int, is_dir: bool) -> None:
         os.close(os.open(target[1:], _NEW_FILE, 0o644))
     mounts.move_mount(root.trees[index], target[1:])
     os.close(root.trees[index])
+
+
+# These meet an image's files, from within it: what is there stays, unless it must be replaced.
+
+
+def _image_dir(root: NewRoot, path: str, mode: int, owned: bool) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        os.close(root.open(path, os.O_PATH | os.O_DIRECTORY))  # it is one, and not a link
+        return
+    if owned:
+        os.chown(path, root.shape["uid"], root.shape["gid"], follow_symlinks=False)
+
+
+def _image_file(root: NewRoot, path: str, content: bytes, mode: int, replace: bool) -> None:
+    directory, _, name = path.rpartition("/")
+    parent = root.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        if replace:
+            try:
+                os.unlink(name, dir_fd=parent)
+            except FileNotFoundError:
+                pass
+        fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
+        os.write(fd, content)
+        os.close(fd)
+    except FileExistsError:
+        pass  # the image's own
+    finally:
+        os.close(parent)
+
+
+def _image_dev(root: NewRoot) -> None:
+    root.attach(root.dev, "/dev")
+
+
+def _image_proc(root: NewRoot) -> None:
+    root.attach(root.proc, "/proc")
 
 
 # These meet trees of the host's and, in a live sandbox, of the guest's making.
@@ -376,4 +453,8 @@ _VERBS: dict[str, Callable[..., None]] = {
     "mask": _mask,
     "proc": _proc,
     "devpts": _devpts,
+    "image_dir": _image_dir,
+    "image_file": _image_file,
+    "image_dev": _image_dev,
+    "image_proc": _image_proc,
 }

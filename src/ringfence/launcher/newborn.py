@@ -63,7 +63,9 @@ class Newborn:
         os.close(self.pidfd)
 
 
-def clone(shape: Shape, template: Template, control: wire.Socket | None, *, warm: bool) -> Newborn:
+def clone(
+    shape: Shape, template: Template, control: wire.Socket | None, image: int, *, warm: bool
+) -> Newborn:
     """A new process, on its way through `boot`."""
     theirs, ours = wire.socketpair()
     try:
@@ -75,7 +77,7 @@ def clone(shape: Shape, template: Template, control: wire.Socket | None, *, warm
         raise
     if pid == 0:
         ours.close()
-        boot.Boot(theirs, control, shape, template).run(warm=warm)
+        boot.Boot(theirs, control, shape, template, image).run(warm=warm)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])
 

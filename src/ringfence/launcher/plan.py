@@ -51,6 +51,9 @@ class Shape(TypedDict):
     scratch: (
         str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
     )
+    image: (
+        Tree | None
+    )  # the root's own files, below a writable layer; None: the template makes them
     template: bytes  # marshal of (trees, steps): what every sandbox of this kind has
     keep_capabilities: bool
     forbid_user_namespaces: bool

@@ -195,7 +195,15 @@ class Zygote:
     def bear(self, shape: Shape, control: wire.Socket | None, *, warm: bool = False) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
-        child = newborn.clone(shape, self.template(shape["template"]), control, warm=warm)
+        images: list[int] = []
+        if shape["image"] and shape["trusted_root"]:
+            images = self.open_trees([shape["image"]], [])
+        try:
+            template, image = self.template(shape["template"]), images[0] if images else -1
+            child = newborn.clone(shape, template, control, image, warm=warm)
+        finally:
+            for fd in images:
+                os.close(fd)
         self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=not warm)
         try:
             child.let_go(shape)

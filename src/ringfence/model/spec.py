@@ -36,6 +36,8 @@ class SandboxSpec(Noun):
     Attributes:
         id: None generates one, time-ordered and prefixed by the backend's name.
         template: What the sandbox's root starts from; `default` shows the host's /usr.
+        image: An OCI image on this machine whose files are the root instead; user, environment and
+            working directory are the image's where this spec says nothing.
         secrets: Name to value; kept out of `repr`, of snapshots and of `to_json`.
         tier: `light` (kernel isolation) or `strong` (gVisor, microVM); never swapped silently.
         profile: `os_hardened`, `debug`, `unrestricted` (by name each time, and reported)
@@ -59,6 +61,7 @@ class SandboxSpec(Noun):
     mounts: tuple[Mount, ...] = ()
     limits: Limits = field(default_factory=Limits)
     template: str = "default"
+    image: str | None = None
     env: Mapping[str, str] = field(default_factory=FrozenMap)
     secrets: Mapping[str, str] = field(default_factory=FrozenMap, repr=False)
     tier: str = LIGHT
@@ -89,6 +92,8 @@ class SandboxSpec(Noun):
         checks.choice(self.tier, "tier", TIERS, "light or strong")
         checks.name(self.profile, "profile")
         checks.name(self.template, "template")
+        if self.image is not None:
+            checks.text(self.image, "image", empty=False)
         if self.user is not None:
             self._put("user", checks.user(self.user, "user"))
 

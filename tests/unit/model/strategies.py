@@ -331,7 +331,7 @@ session_nouns = st.one_of(
         required_labels=labels,
         use_pool=st.booleans(),
         timeouts=st.none() | session_timeouts,
-        key=texts,
+        key=st.text(st.characters(categories=["L", "N", "P"]), max_size=20),
         metadata=labels,
     ),
     st.builds(AttachRequest, sandbox_id=ids, client_id=clients),

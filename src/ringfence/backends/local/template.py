@@ -100,6 +100,36 @@ def packed(uid: int, *, python_env: bool) -> bytes:
 _packed: dict[tuple[int, bool], bytes] = {}
 
 
+def packed_for_image(uid: int) -> bytes:
+    """The same for a root whose files are an image's: what every program needs besides them."""
+    if uid not in _packed_for_image:
+        _packed_for_image[uid] = marshal.dumps(_image_root(uid))
+    return _packed_for_image[uid]
+
+
+_packed_for_image: dict[int, bytes] = {}
+_REPLACED = ("hosts", "hostname", "resolv.conf")
+
+
+def _image_root(uid: int) -> tuple[list[Tree], Steps]:
+    steps: Steps = [("image_dir", "/dev", 0o755, False), ("image_dev",)]
+    for verb, *args in _LAYOUT:
+        path = args[0]
+        if path.startswith("/dev/"):
+            steps.append((verb, *args))  # in a /dev that is new
+        elif verb == "dir" and path not in (HOME, "/dev", "/etc/ssl"):
+            steps.append(("image_dir", *args))
+    for _verb, path, content, mode in _etc_files(uid):
+        replace = path.removeprefix("/etc/") in _REPLACED
+        steps.append(("image_file", path, content, mode, replace))
+    trees: list[Tree] = []
+    for name in _DEVICES:
+        steps.append(("show", f"/dev/{name}", len(trees), False))
+        trees.append(tree(f"/dev/{name}", DEVICE))
+    rest = [step for step in after_binds() if step[0] != "proc"]
+    return trees, [*steps, ("image_proc",), *rest]
+
+
 def _root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree], Steps]:
     steps = [*_LAYOUT, *_etc_files(uid), *links()]
     trees: list[Tree] = []

@@ -11,6 +11,7 @@ from ...errors import (
     IsolationError,
     LifecycleError,
     SandboxLost,
+    Unsupported,
 )
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..local.execs import LocalExec
     from ..local.holder import Holder
     from .burst import Ahead
+    from .images import Held
     from .keeping import Keeping
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
@@ -110,7 +112,17 @@ class NativeBackend:
         self.zygote()
 
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
-        return _with_files(lambda: self._provision(spec))
+        if spec.image is None:
+            return _with_files(lambda: self._provision(spec))
+        from . import images
+
+        planner.check(spec)
+        spec, held = images.hold(spec)
+        try:
+            return _with_files(lambda: self._provision(spec, held))
+        except BaseException:
+            held.close()
+            raise
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         return _with_files(lambda: self._prewarm(spec))
@@ -125,10 +137,10 @@ class NativeBackend:
             )
         return profile
 
-    def _provision(self, spec: SandboxSpec) -> NativeSandbox:
+    def _provision(self, spec: SandboxSpec, image: Held | None = None) -> NativeSandbox:
         profile = self._checked_profile(spec)
         zygote = self.zygote()
-        ahead = self._burst.take(spec, kind_of(spec, profile), zygote)
+        ahead = None if image else self._burst.take(spec, kind_of(spec, profile), zygote)
         if ahead is not None:
             try:
                 return self._make(spec, profile, ahead.id, zygote, ahead)
@@ -140,7 +152,7 @@ class NativeBackend:
                 raise
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, profile, sandbox_id, zygote)
+            return self._make(spec, profile, sandbox_id, zygote, image=image)
         finally:
             self._making.discard(sandbox_id)
 
@@ -151,10 +163,12 @@ class NativeBackend:
         sandbox_id: str,
         zygote: Zygote,
         warm: NativeWarm | Ahead | None = None,
+        image: Held | None = None,
     ) -> NativeSandbox:
         uid, here = identity.uid_of(spec.user), host()
         first = warm.first_host_id if warm else self._take_host_ids()
         draft = planner.Draft(spec, sandbox_id, uid, first)
+        draft.image = image
         directories: list[str] = []
         try:
             if spec.network.needs_tls_termination:
@@ -190,6 +204,10 @@ class NativeBackend:
         from . import warm
 
         shape, bare = warm.shape_of(spec, self.profiles), warm.plain(spec)
+        if spec.image is not None:
+            raise Unsupported(
+                "sandboxes of an image are not built ahead", backend=NAME, operation="prewarm"
+            )
         profile, zygote = self._checked_profile(bare), self.zygote()
         sandbox_id = self._new_id(spec)
         try:
@@ -359,6 +377,8 @@ class NativeBackend:
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
+        if sandbox.image is not None:
+            sandbox.image.close()
 
     # -- for whoever takes over ---------------------------------------------------------------
 

@@ -111,6 +111,7 @@ class Burst:
         with self._lock:  # so that nobody asks for the next one before the zygote has heard of it
             now = time.monotonic()
             is_burst = self._last == (kind, zygote) and now - self._last_s < KEEP_S
+            is_burst = is_burst and draft.image is None  # its files are known to its own plan only
             self._last, self._last_s = (kind, zygote), now
             ahead, next_shape = None, None
             if self._on and is_burst and self._ahead is None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
+    from .images import Held
     from .trusted import Trusted
 
 _MIB = 1 << 20
@@ -56,6 +57,7 @@ class Draft:
         self.host_directory = False
         self.unix_sockets = False
         self.trusted: Trusted | None = None
+        self.image: Held | None = None
         self.note: str | None = None  # of the journal
 
     def close(self) -> None:
@@ -126,6 +128,9 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec = draft.spec
     draft.writable += template.WRITABLE
+    if draft.image:
+        draft.image.appear_as(identity.host_id(draft.first_host_id, draft.uid), host.trusted_root)
+        draft.writable += draft.image.directories()
     if draft.trusted:
         draft.steps += draft.trusted.steps
     isolated = not spec.network.is_unrestricted
@@ -221,7 +226,10 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
         "scratch": host.scratch,
-        "template": template.packed(draft.uid, python_env=spec.python_env),
+        "image": draft.image.tree if draft.image else None,
+        "template": template.packed_for_image(draft.uid)
+        if draft.image
+        else template.packed(draft.uid, python_env=spec.python_env),
         "keep_capabilities": not profile.drop_capabilities,
         "forbid_user_namespaces": profile.forbid_user_namespaces,
         "trees": draft.trees,
@@ -270,6 +278,7 @@ _SHAPE = (
     "root_size_bytes",
     "root_inodes",
     "scratch",
+    "image",
     "template",
     "keep_capabilities",
     "forbid_user_namespaces",

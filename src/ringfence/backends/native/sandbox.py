@@ -81,6 +81,7 @@ class NativeSandbox:
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
         self.root = session_root(draft.spec)
+        self.image = draft.image
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
         self.namespace_fds = namespace_fds  # user, mnt, pid
         self.files = NativeFiles(self)

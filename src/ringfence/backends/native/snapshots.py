@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...errors import SnapshotCorrupt
+from ...errors import SnapshotCorrupt, Unsupported
 from ...model.ids import new_id
 from ...model.state import State
 from ..local.answers import Refused
@@ -24,6 +24,13 @@ _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
     """Everything in the writable layer, at one moment: the sandbox is stopped meanwhile."""
+    if sandbox.image is not None:
+        raise Unsupported(
+            "the files of an image cannot be told from what was written over them yet",
+            backend=sandbox.backend.name,
+            operation="snapshot of a sandbox made from an image",
+            hint="download what is to be kept: sandbox.files.download(PATH, TARGET)",
+        )
     was_suspended = sandbox.state is State.SUSPENDED
     was = sandbox.state
     if not was_suspended:

@@ -67,7 +67,7 @@ class NativeWarm:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Whether `claim` can make it what `spec` asks for."""
-        fits = len(spec.mounts) <= MOST_MOUNTS
+        fits = len(spec.mounts) <= MOST_MOUNTS and spec.image is None
         return fits and shape_of(spec, self.backend.profiles) == self.shape
 
     def claim(self, spec: SandboxSpec) -> NativeSandbox:

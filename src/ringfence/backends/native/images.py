@@ -1,0 +1,94 @@
+"""Sandboxes whose root is an OCI image's files, below the private writable layer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ...errors import InvalidRequest
+from ...images import config
+from ...images.store import ImageStore
+from ..local import template
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher.plan import Tree
+    from ...model.image import Image
+    from ...model.spec import SandboxSpec
+
+_NOT_WRITABLE = ("proc", "sys", "dev")
+
+
+class Held:
+    """An image in use: its files stay until `close`."""
+
+    def __init__(self, store: ImageStore, image: Image) -> None:
+        self.image, self.root = image, os.path.realpath(store.root(image))
+        self._fd = store.hold(image)
+        info = os.stat(self.root)
+        self._owner = info.st_uid, info.st_gid
+        self.tree: Tree = {
+            "source": self.root,
+            "device": info.st_dev,
+            "inode": info.st_ino,
+            "attributes": template.READ_ONLY,
+            "idmap": "",
+            "idmap_gid": "",
+            "fd": -1,
+        }
+
+    def appear_as(self, host_id: int, is_trusted_root: bool) -> None:
+        """Whose the files are to be inside: whoever runs there, as rootless, where nobody else is."""
+        if is_trusted_root:
+            uid, gid = self._owner
+            self.tree["idmap"], self.tree["idmap_gid"] = f"{uid} {host_id} 1", f"{gid} {host_id} 1"
+
+    def directories(self) -> list[str]:
+        """What of the root may be written to, as far as Landlock goes: all but what kernels make."""
+        with os.scandir(self.root) as entries:
+            names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+        return [f"/{name}" for name in sorted(names) if name not in _NOT_WRITABLE]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpec, Held]:
+    """The spec with everything that the image decides filled in, and the image, held.
+
+    Raises:
+        ImageNotFound: It is not on this machine.
+        InvalidRequest: It is not the name of an image, or the spec asks for what an image has not.
+    """
+    assert spec.image is not None
+    if spec.python_env:
+        raise InvalidRequest(
+            "an image has its own Python or none; the caller's is not shown in it",
+            field="python_env",
+        )
+    store = store or ImageStore()
+    image = store.find(spec.image)
+    held = Held(store, image)
+    try:
+        account = config.Account(image.uid, image.user, image.home)
+        if spec.user is not None:
+            account = config.account_of(spec.user, held.root)
+    except BaseException:
+        held.close()
+        raise
+    env = {
+        "HOME": account.home,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        **{name: value for name, value in image.env.items() if _is_name(name)},
+        **spec.env,
+    }
+    workdir = spec.workdir or image.workdir
+    return replace(spec, user=str(account.uid), env=env, workdir=workdir), held
+
+
+def _is_name(name: str) -> bool:
+    return name.isascii() and name.isidentifier()

@@ -1,0 +1,1 @@
+"""OCI images: names, registries, archives, a cache of unpacked root file systems."""

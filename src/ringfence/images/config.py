@@ -1,0 +1,149 @@
+"""The configuration of an image: who its commands are, where they start, what they see.
+
+Source: OCI image specification 1.1, "Image Configuration".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ImageRefused, InvalidRequest
+from ..linux import files
+
+_MOST_BYTES = 4 << 20
+_MOST_ACCOUNTS = 1 << 20  # bytes of /etc/passwd that are read
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "ppc64le": "ppc64le"}
+_NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who the commands of an image run as."""
+
+    uid: int
+    name: str
+    home: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an image says of itself."""
+
+    architecture: str
+    diff_ids: tuple[str, ...]
+    user: str
+    workdir: str
+    env: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+def account_of(user: str, root: str) -> Account:
+    """Who `user` is, by the list of users in the files at `root`; nobody named is root, as in Docker.
+
+    Raises:
+        InvalidRequest: The list does not have it.
+    """
+    wanted = user.partition(":")[0] or "0"
+    listed = _accounts(root)
+    for each in listed:
+        if wanted in (each.name, str(each.uid)):
+            return each
+    if wanted in ("root", "0"):
+        return Account(0, "root", "/root")
+    if wanted.isascii() and wanted.isdigit() and int(wanted) <= _NOBODY:
+        return Account(int(wanted), wanted, "/")
+    names = ", ".join(each.name for each in listed[:20]) or "none"
+    raise InvalidRequest(
+        f"the image has no user {wanted!r}", field="user", hint=f"it has {names}; or give a uid"
+    )
+
+
+def read(configuration: bytes) -> Config:
+    """Read an image's configuration.
+
+    Raises:
+        ImageRefused: It is not one, or is of another kind of machine.
+    """
+    if len(configuration) > _MOST_BYTES:
+        raise ImageRefused("the image's configuration is too large")
+    try:
+        told = json.loads(configuration)
+        inner = told.get("config") or {}
+        diff_ids = told.get("rootfs", {}).get("diff_ids") or []
+        found = Config(
+            architecture=_text(told.get("architecture")),
+            diff_ids=_texts(diff_ids),
+            user=_text(inner.get("User")),
+            workdir=_text(inner.get("WorkingDir")) or "/",
+            env=dict(_pair(each) for each in _texts(inner.get("Env"))),
+            entrypoint=_texts(inner.get("Entrypoint")),
+            command=_texts(inner.get("Cmd")),
+            labels={_text(k): _text(v) for k, v in (inner.get("Labels") or {}).items()},
+        )
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise ImageRefused(f"the image's configuration cannot be read: {exc}") from exc
+    if found.architecture and found.architecture != architecture():
+        raise ImageRefused(
+            f"the image is for {found.architecture}, and this machine is {architecture()}"
+        )
+    return found
+
+
+def architecture() -> str:
+    """This machine, as images say it."""
+    machine = platform.machine()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def _accounts(root: str) -> list[Account]:
+    """The image's list of users; read below `root` only, whatever links it has."""
+    try:
+        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            fd = files.openat2(directory, "etc/passwd", flags, resolve=resolve)
+        finally:
+            os.close(directory)
+    except OSError:
+        return []  # an image may have none
+    with open(fd, "rb") as file:
+        lines = file.read(_MOST_ACCOUNTS).decode("utf-8", "replace").splitlines()
+    found = []
+    for line in lines:
+        words = line.split(":")
+        if (
+            len(words) >= 6
+            and words[2].isascii()
+            and words[2].isdigit()
+            and int(words[2]) <= _NOBODY
+        ):
+            home = words[5] if words[5].startswith("/") and ".." not in words[5] else "/"
+            found.append(Account(int(words[2]), words[0], home))
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is not a list")
+    return tuple(_text(each) for each in value or ())
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value

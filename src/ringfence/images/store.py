@@ -1,0 +1,311 @@
+"""Images on this machine: layers by digest, one unpacked root file system per image.
+
+    blobs/SHA256      layers and configurations as they came, checked; `SHA256.partial` on their way
+    roots/ID/root     the files of an image, never written after they appeared
+    roots/ID/image    its configuration; the lock that whoever uses the files holds
+    names/NAME.json   what a name means here
+
+A root appears by one rename. What a crash leaves half made has another name, and `collect` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from ..errors import ImageNotFound, ImageRefused
+from ..model.image import Image
+from . import config
+from .reference import Reference, is_digest
+from .unpack import Layer, unpack
+from .unpacker import remove_tree
+
+_PARTIAL = ".partial"
+
+
+def default_directory() -> str:
+    """Where this user's images are kept; the variable RINGFENCE_IMAGES says otherwise."""
+    if given := os.environ.get("RINGFENCE_IMAGES"):
+        return os.path.abspath(given)
+    if os.geteuid() == 0:
+        return "/var/lib/ringfence/images"
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(home, "ringfence", "images")
+
+
+class ImageStore:
+    """The images in `directory`, which is made (mode 0700) when the first one comes."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        self.directory = directory or default_directory()
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Image:
+        """What `name` means on this machine; a full `sha256:` id is a name too.
+
+        Raises:
+            ImageNotFound: Nothing.
+        """
+        for image in self.images():
+            if image.id == name:
+                return image
+        path = self._name(str(Reference.parse(name)))
+        try:
+            with open(path, encoding="utf-8") as file:
+                return Image.from_json(json.load(file))
+        except FileNotFoundError:
+            raise ImageNotFound(
+                f"no image {name!r} on this machine",
+                field="image",
+                hint=f"ringfence image pull {name}",
+            ) from None
+
+    def images(self) -> list[Image]:
+        """Every name and its image, in order of name."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for entry in sorted(os.listdir(os.path.join(self.directory, "names"))):
+                with open(os.path.join(self.directory, "names", entry), encoding="utf-8") as file:
+                    found.append(Image.from_json(json.load(file)))
+        return sorted(found, key=lambda image: image.reference)
+
+    def root(self, image: Image) -> str:
+        """The directory with its files, to be mounted read-only."""
+        return os.path.join(self._root(image.id), "root")
+
+    def hold(self, image: Image) -> int:
+        """A descriptor; until it is closed, by everybody who has it, the files stay.
+
+        Raises:
+            ImageNotFound: They are gone.
+        """
+        try:
+            fd = os.open(os.path.join(self._root(image.id), "image"), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ImageNotFound(
+                f"the files of {image.reference} are gone", field="image", hint="pull it again"
+            ) from None
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return fd
+
+    # -- adding -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        configuration: bytes,
+        layers: Sequence[Layer],
+        *,
+        digest: str = "",
+        **bounds: int,
+    ) -> Image:
+        """Unpack an image, unless its files are here already, and give it a name.
+
+        Args:
+            configuration: The image's, as JSON; its digest is the id.
+
+        Raises:
+            ImageRefused: A layer is not what the configuration says, or is made to do harm.
+        """
+        image_id = f"sha256:{hashlib.sha256(configuration).hexdigest()}"
+        told = config.read(configuration)
+        diff_ids = told.diff_ids
+        if diff_ids and len(diff_ids) != len(layers):
+            raise ImageRefused(
+                f"{name} has {len(layers)} layers and its configuration names {len(diff_ids)}"
+            )
+        checked = [
+            Layer(layer.path, diff_ids[i] if diff_ids else layer.diff_id)
+            for i, layer in enumerate(layers)
+        ]
+        with self._locked():
+            if not os.path.exists(self._root(image_id)):
+                self._make_root(image_id, configuration, checked, bounds)
+            image = self._describe(name, image_id, digest, told)
+            self._write_name(image)
+        return image
+
+    def _make_root(
+        self, image_id: str, configuration: bytes, layers: Sequence[Layer], bounds: dict[str, int]
+    ) -> None:
+        roots = os.path.join(self.directory, "roots")
+        os.makedirs(roots, mode=0o700, exist_ok=True)
+        partial = tempfile.mkdtemp(prefix=_PARTIAL, dir=roots)
+        try:
+            root = os.path.join(partial, "root")
+            os.mkdir(root, 0o755)
+            size = unpack(layers, root, **bounds)
+            with open(os.path.join(partial, "image"), "wb") as file:
+                file.write(configuration)
+            with open(os.path.join(partial, "size"), "w", encoding="ascii") as text:
+                text.write(str(size))
+            os.rename(partial, self._root(image_id))
+        except BaseException:
+            _remove(partial)
+            raise
+
+    def _describe(self, name: str, image_id: str, digest: str, told: config.Config) -> Image:
+        with open(os.path.join(self._root(image_id), "size"), encoding="ascii") as file:
+            size = int(file.read())
+        account = config.account_of(told.user, os.path.join(self._root(image_id), "root"))
+        return Image(
+            reference=str(Reference.parse(name)),
+            id=image_id,
+            digest=digest,
+            size_bytes=size,
+            created_at=time.time(),
+            uid=account.uid,
+            user=account.name,
+            home=account.home,
+            workdir=told.workdir,
+            env=told.env,
+            entrypoint=told.entrypoint,
+            command=told.command,
+            labels=told.labels,
+        )
+
+    def _write_name(self, image: Image) -> None:
+        path = self._name(image.reference)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        self._write_whole(path, json.dumps(image.to_json()).encode())
+
+    # -- removing -----------------------------------------------------------------------------
+
+    def remove(self, name: str) -> Image:
+        """Forget a name; `collect` removes files that no name means any more."""
+        image = self.find(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name(image.reference))
+        return image
+
+    def collect(self) -> tuple[int, list[str]]:
+        """Remove what no name means: roots that nobody uses, layers, what was half made.
+
+        Returns:
+            The bytes of roots and blobs removed; the ids that are still in use.
+        """
+        freed, in_use = 0, []
+        with self._locked():
+            images = self.images()
+            wanted = {image.id for image in images}
+            for entry in _entries(os.path.join(self.directory, "roots")):
+                image_id = f"sha256:{entry}"
+                if image_id in wanted:
+                    continue
+                path = os.path.join(self.directory, "roots", entry)
+                if entry.startswith(_PARTIAL) or self._is_free(path):
+                    freed += _size_of(path)
+                    _remove(path)
+                else:
+                    in_use.append(image_id)
+            for entry in _entries(self.directory):
+                if entry.startswith(_PARTIAL):
+                    os.unlink(os.path.join(self.directory, entry))
+            kept = self._blobs_of(wanted | set(in_use))
+            for entry in _entries(os.path.join(self.directory, "blobs")):
+                if entry not in kept:
+                    path = os.path.join(self.directory, "blobs", entry)
+                    freed += os.path.getsize(path)
+                    os.unlink(path)
+        return freed, in_use
+
+    def _blobs_of(self, image_ids: set[str]) -> set[str]:
+        """Names of the blobs that these images came from, so that the next pull need not fetch them."""
+        kept = set()
+        for image_id in image_ids:
+            path = os.path.join(self._root(image_id), "blobs")
+            with (
+                contextlib.suppress(FileNotFoundError, ValueError),
+                open(path, encoding="ascii") as file,
+            ):
+                kept |= set(json.load(file))
+        return kept
+
+    def remember_blobs(self, image: Image, digests: Sequence[str]) -> None:
+        """Keep these blobs as long as the image."""
+        names = [digest.removeprefix("sha256:") for digest in digests]
+        path = os.path.join(self._root(image.id), "blobs")
+        self._write_whole(path, json.dumps(names).encode())
+
+    def _write_whole(self, path: str, data: bytes) -> None:
+        """Write a file that is seen with all its content or not at all."""
+        fd, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=self.directory)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.rename(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+
+    def blob(self, digest: str) -> str:
+        """Where a blob is, or is to be."""
+        if not is_digest(digest):
+            raise ImageRefused(f"{digest[:80]!r} is not a SHA-256 digest")
+        blobs = os.path.join(self.directory, "blobs")
+        os.makedirs(blobs, mode=0o700, exist_ok=True)
+        return os.path.join(blobs, digest.removeprefix("sha256:"))
+
+    def _is_free(self, path: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(os.path.join(path, "image"), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                os.close(fd)
+        return True
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One at a time adds and removes; asking needs no lock."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        fd = os.open(
+            os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _root(self, image_id: str) -> str:
+        if not is_digest(image_id):
+            raise ImageNotFound(f"{image_id!r} is not the id of an image", field="image")
+        return os.path.join(self.directory, "roots", image_id.removeprefix("sha256:"))
+
+    def _name(self, reference: str) -> str:
+        # A name may be longer than a file's: its digest is not.
+        digest = hashlib.sha256(reference.encode()).hexdigest()
+        return os.path.join(self.directory, "names", f"{digest}.json")
+
+
+def _entries(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+
+
+def _remove(path: str) -> None:
+    parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(parent, os.path.basename(path))
+    finally:
+        os.close(parent)
+
+
+def _size_of(path: str) -> int:
+    try:
+        with open(os.path.join(path, "size"), encoding="ascii") as file:
+            return int(file.read())
+    except (FileNotFoundError, ValueError):
+        return 0

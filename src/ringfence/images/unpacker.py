@@ -1,0 +1,349 @@
+"""Layers onto one directory tree, in a process of its own that can do nothing else.
+
+A layer is a stranger's file: its names, links, sizes and compression are all made to be lied about.
+This process may write below the target, and nowhere; it has no network, no capabilities, and
+limits on memory, entries and bytes. It is told on its command line; see `unpack.py`.
+
+Everything in the tree belongs to whoever unpacks: a sandbox shows it as its user's. Devices, setuid
+bits and extended attributes are left out, for nothing inside could use them.
+
+Source: OCI image specification 1.1, "Image Layer Filesystem Changeset".
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import stat
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from typing import IO, Any
+
+from ..linux import files, landlock, privileges, seccomp
+from ..policy import landlock as rules
+from ..policy.seccomp import Rule, SeccompPolicy, compile_filter
+from .decompress import opened
+
+_BUFFER = 1 << 20
+_MEMORY_BYTES = 2 << 30
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_MOST_NAME = 4096
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class RefusedError(Exception):
+    """The layer is not one that may be unpacked; the text says why."""
+
+
+def confine(target: str) -> None:
+    """Give up everything but writing below `target`.
+
+    Precondition: everything is imported and every descriptor open.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    program = _filter()
+    privileges.empty_capability_sets()
+    privileges.set_no_new_privs()
+    plan = rules.plan_landlock(landlock.abi_version(), writable=[target], network=False)
+    if plan.is_empty:
+        return  # an old kernel: names are resolved below the target all the same
+    ruleset = landlock.create_ruleset(
+        plan.handled_fs, plan.handled_net, plan.scoped, abi=landlock.abi_version()
+    )
+    for path, access in plan.rules:
+        if path == target:  # and nothing to read: every layer is open by now
+            landlock.allow_beneath(ruleset, path, access)
+    landlock.restrict_self(ruleset)
+    os.close(ruleset)
+    seccomp.install_filter(program)
+
+
+def _filter() -> bytes:
+    """The default policy, without programs and sockets; modes are ours, and never set-id."""
+    never = ("socket", "socketpair", "execve", "execveat", "fork", "vfork", "ptrace")
+    policy = SeccompPolicy.default()
+    first = (Rule(("openat2",), "allow"), Rule(never, "EPERM"))
+    return compile_filter(policy=replace(policy, guards=(*first, *policy.guards)))
+
+
+class Tree:
+    """The tree under construction, reached through the descriptor of its root only.
+
+    Args:
+        most_bytes, most_entries: Of all layers together.
+    """
+
+    def __init__(self, root: int, most_bytes: int, most_entries: int) -> None:
+        self.root, self.left_bytes, self.left_entries = root, most_bytes, most_entries
+        self._parent: tuple[str, int] | None = None
+        self._directories: dict[str, tuple[int, float]] = {}  # what they are to be in the end
+        self._made: set[str] = set()  # by the layer under way
+
+    def apply(self, layer: IO[bytes]) -> None:
+        """One layer on top of those before."""
+        self._made.clear()
+        with tarfile.open(fileobj=layer, mode="r|", bufsize=_BUFFER) as tar:
+            for member in tar:
+                self._add(tar, member)
+                tar.members.clear()  # type: ignore[attr-defined]
+        while layer.read(_BUFFER):
+            pass  # what follows the archive's end belongs to the digest
+        self._leave()
+
+    def finish(self) -> None:
+        """The modes and times of directories, last: a read-only one would refuse its content."""
+        for path, (mode, modified_s) in sorted(self._directories.items(), reverse=True):
+            try:
+                fd = self._open(path, _DIRECTORY)
+            except OSError:
+                continue  # a later layer put something else there
+            os.fchmod(fd, mode)
+            os.utime(fd, (modified_s, modified_s))
+            os.close(fd)
+
+    def _open(self, path: str, flags: int) -> int:
+        # Links of the image lead about within it, as they will for who runs it; never out.
+        resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
+        return files.openat2(self.root, path or ".", flags, resolve=resolve)
+
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self.left_entries -= 1
+        if self.left_entries < 0:
+            raise RefusedError("it has more files than are allowed")
+        path = _normal(member.name)
+        if not path:
+            return
+        directory, _, name = path.rpartition("/")
+        parent = self._enter(directory)
+        if name == _OPAQUE:
+            self._empty(parent, directory)
+        elif name.startswith(_WHITEOUT):
+            self._remove(parent, name[len(_WHITEOUT) :])
+        else:
+            self._make(tar, member, parent, path, name)
+            self._made.add(path)
+
+    def _enter(self, directory: str) -> int:
+        """The descriptor of an entry's directory, made if the layer left it out."""
+        if self._parent is None or self._parent[0] != directory:
+            self._leave()
+            self._parent = directory, self._make_directories(directory)
+        return self._parent[1]
+
+    def _leave(self) -> None:
+        if self._parent is not None:
+            os.close(self._parent[1])
+            self._parent = None
+
+    def _make_directories(self, directory: str) -> int:
+        try:
+            return self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            pass
+        above, _, name = directory.rpartition("/")
+        parent = self._make_directories(above)
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        finally:
+            os.close(parent)
+        return self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _make(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, path: str, name: str
+    ) -> None:
+        if member.isdir():
+            self._make_directory(member, parent, path, name)
+            return
+        if not (member.isreg() or member.issym() or member.islnk() or member.isfifo()):
+            return  # a device: a sandbox has its own
+        self._remove(parent, name)
+        if member.isreg():
+            self._write(tar, member, parent, name)
+        elif member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+        elif member.islnk():
+            self._link(member, parent, name)
+        else:
+            os.mkfifo(name, member.mode & 0o777, dir_fd=parent)
+        if not member.islnk():
+            modified_s = _time(member)
+            os.utime(name, (modified_s, modified_s), dir_fd=parent, follow_symlinks=False)
+
+    def _make_directory(self, member: tarfile.TarInfo, parent: int, path: str, name: str) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode):
+                # A link to a directory stays one, as in every other tool: /bin to usr/bin.
+                if stat.S_ISLNK(found.st_mode) and self._is_directory(path):
+                    return
+                self._remove(parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+        self._directories[path] = (member.mode & 0o1777, _time(member))
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            os.close(self._open(path, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError:
+            return False
+        return True
+
+    def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        self.left_bytes -= member.size
+        if self.left_bytes < 0:
+            raise RefusedError("it is larger than is allowed")
+        source: Any = tar.extractfile(member)
+        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        with open(fd, "wb", buffering=0) as file:
+            while data := source.read(_BUFFER):
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            os.fchmod(fd, member.mode & 0o1777)
+
+    def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        directory, _, target = _normal(member.linkname).rpartition("/")
+        if not target:
+            raise RefusedError(f"{member.name!r} is a link to nothing")
+        try:
+            source = self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as exc:
+            raise RefusedError(
+                f"{member.name!r} links to {member.linkname!r}: {exc.strerror}"
+            ) from exc
+        try:
+            found = os.stat(target, dir_fd=source, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                raise RefusedError(f"{member.name!r} is a hard link to a directory")
+            os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError as exc:
+            raise RefusedError(f"{member.name!r} links to {member.linkname!r}, not there") from exc
+        finally:
+            os.close(source)
+
+    # -- removing -------------------------------------------------------------------------------
+
+    def _empty(self, directory: int, path: str) -> None:
+        """What lower layers put there; what this layer has already put there stays."""
+        for name in os.listdir(directory):
+            inner = f"{path}/{name}" if path else name
+            if inner not in self._made:
+                self._remove(directory, name)
+
+    def _remove(self, parent: int, name: str) -> None:
+        if name in ("", ".", ".."):
+            raise RefusedError(f"it removes {name!r}")
+        try:
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            if exc.errno not in (errno.EISDIR, errno.EPERM):
+                raise
+            remove_tree(parent, name)
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove the directory `name` in `parent` and all below; no link is followed."""
+    waiting = [(os.dup(parent), name)]
+    while waiting:
+        above, here = waiting[-1]
+        fd = os.open(here, _DIRECTORY, dir_fd=above)
+        try:
+            inner = _without_files(fd)
+            if inner:
+                waiting.append((os.dup(fd), inner))
+                continue
+        finally:
+            os.close(fd)
+        os.rmdir(here, dir_fd=above)
+        os.close(above)
+        waiting.pop()
+
+
+def _without_files(directory: int) -> str:
+    """Unlink what is no directory; returns one of the directories."""
+    os.fchmod(directory, 0o700)
+    inner = ""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner = entry.name
+            else:
+                os.unlink(entry.name, dir_fd=directory)
+    return inner
+
+
+def _normal(name: str) -> str:
+    """A member's name without leading and doubled slashes and dots.
+
+    Raises:
+        RefusedError: It climbs out, or no file can have it.
+    """
+    if len(name) > _MOST_NAME or "\0" in name:
+        raise RefusedError("it has a name that no file can have")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise RefusedError(f"{name!r} climbs out of the image")
+    return "/".join(parts)
+
+
+def _time(member: tarfile.TarInfo) -> float:
+    return min(max(member.mtime, 0), 1 << 33)
+
+
+class _Hashed:
+    """A stream whose SHA-256 is known when it has been read."""
+
+    def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
+        self._stream, self._left = stream, most_bytes
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise RefusedError("it is larger than is allowed")
+        self.digest.update(data)
+        return data
+
+
+def main() -> None:
+    """`[root fd, most bytes, most entries, [[layer fd, compression, diff id], ...]]` on argv."""
+    root, most_bytes, most_entries, layers = json.loads(sys.argv[1])
+    started = time.monotonic()
+    try:
+        streams = [opened(fd, compression) for fd, compression, _ in layers]  # nothing is read yet
+        confine(os.readlink(f"/proc/self/fd/{root}"))
+        os.umask(0)
+        tree = Tree(root, most_bytes, most_entries)
+        for number, (opened_layer, (_, _, diff_id)) in enumerate(
+            zip(streams, layers, strict=True), 1
+        ):
+            stream: Any = _Hashed(opened_layer, most_bytes + (most_entries << 10))
+            tree.apply(stream)
+            found = f"sha256:{stream.digest.hexdigest()}"
+            if diff_id and found != diff_id:
+                raise RefusedError(f"layer {number} is {found}, and should be {diff_id}")
+        tree.finish()
+        size = most_bytes - tree.left_bytes
+        answer: dict[str, Any] = {"bytes": size, "entries": most_entries - tree.left_entries}
+    except RefusedError as exc:
+        answer = {"refused": str(exc)}
+    except (tarfile.TarError, EOFError, ValueError, MemoryError) as exc:
+        answer = {"refused": f"it is damaged: {exc!r}"}
+    except OSError as exc:
+        damaged = exc.errno is None  # of a decompressor
+        kind = "refused" if damaged else "errno"
+        answer = {kind: str(exc) if damaged else exc.errno, "text": str(exc)}
+    answer["duration_s"] = time.monotonic() - started
+    sys.stdout.write(json.dumps(answer))
+    sys.stdout.flush()

@@ -1,0 +1,184 @@
+"""Layers as they should be, and as an enemy makes them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.errors import ImageRefused
+from ringfence.images.unpack import Layer, unpack
+from tests.images.making import Entry, digest_of, directory, hardlink, layer, symlink
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+def _unpack(target: Path, *layers: bytes, **bounds: int) -> int:
+    found = []
+    for i, data in enumerate(layers):
+        path = target.parent / f"layer-{i}"
+        path.write_bytes(data)
+        found.append(Layer(str(path)))
+    return unpack(found, str(target), **bounds)
+
+
+def _tree(target: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(target.rglob("*")):
+        name = str(path.relative_to(target))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        else:
+            found[name] = "/" if path.is_dir() else path.read_text()
+    return found
+
+
+def test_a_layer_replaces_removes_and_adds(target: Path) -> None:
+    lower = layer(
+        directory("a"), Entry("a/kept", b"1"), Entry("a/gone", b"2"), Entry("a/other", b"3"),
+        directory("b"), Entry("b/x", b"4"), directory("c"), Entry("c/low", b"5"),
+    )  # fmt: skip
+    upper = layer(
+        Entry("a/.wh.gone"), Entry("a/other", b"new"), Entry(".wh.b"),
+        Entry("c/high", b"6"), Entry("c/.wh..wh..opq"),
+    )  # fmt: skip
+
+    size = _unpack(target, lower, upper)
+
+    assert {"a": "/", "a/kept": "1", "a/other": "new", "c": "/", "c/high": "6"} == _tree(target)
+    assert size == 1 + 1 + 1 + 1 + 1 + 3 + 1
+
+
+def test_links_and_modes(target: Path) -> None:
+    usr = layer(
+        directory("usr/bin"), symlink("bin", "usr/bin"), Entry("bin/tool", b"x", 0o4755),
+        hardlink("usr/bin/same", "bin/tool"), directory("closed", 0o555),
+        Entry("closed/in", b"y", 0o400), directory("bin"),
+    )  # fmt: skip
+
+    _unpack(target, usr, layer(Entry("closed/more", b"z")))
+
+    assert "-> usr/bin" == _tree(target)["bin"], "a directory in a layer is no reason to unlink"
+    info = os.stat(target / "usr/bin/tool")
+    assert (info.st_ino, 2) == (os.stat(target / "usr/bin/same").st_ino, info.st_nlink)
+    assert 0o755 == stat.S_IMODE(info.st_mode), "no set-id bits"
+    assert 0o555 == stat.S_IMODE(os.stat(target / "closed").st_mode)
+    assert (target / "closed/more").exists()
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
+def test_compressions(target: Path, compress: object) -> None:
+    _unpack(target, compress(layer(Entry("file", b"content"))))  # type: ignore[operator]
+
+    assert {"file": "content"} == _tree(target)
+
+
+def test_devices_are_left_out(target: Path) -> None:
+    _unpack(target, layer(Entry("disk", kind=tarfile.BLKTYPE), Entry("tty", kind=tarfile.CHRTYPE)))
+
+    assert {} == _tree(target)
+
+
+OUTSIDE = "../outside"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [Entry(OUTSIDE, b"x")],
+        [Entry("a/../../outside", b"x")],
+        [symlink("up", ".."), Entry("up/outside", b"x")],
+        [symlink("up", "../.."), symlink("more", "up/.."), Entry("more/outside", b"x")],
+        [symlink("file", OUTSIDE), Entry("file", b"x")],
+        [symlink("up", ".."), Entry("up/.wh.keep")],
+        [symlink("up", ".."), Entry("up/.wh..wh..opq")],
+        [Entry(".wh...", b"")],
+        [Entry(".wh..", b"")],
+        [hardlink("mine", "../keep")],
+        [symlink("up", ".."), hardlink("mine", "up/keep")],
+        [symlink("up", ".."), directory("up/outside")],
+    ],
+)
+def test_no_way_out(target: Path, entries: list[Entry]) -> None:
+    (target.parent / "keep").write_text("mine")
+
+    try:
+        _unpack(target, layer(*entries))
+    except ImageRefused:
+        pass  # or it stayed inside
+
+    assert not (target.parent / "outside").exists()
+    assert "mine" == (target.parent / "keep").read_text()
+    assert 1 == os.stat(target.parent / "keep").st_nlink
+
+
+def test_no_way_out_by_an_absolute_link(target: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+
+    _unpack(target, layer(symlink("out", str(there)), Entry("x", b"")))
+    with pytest.raises(ImageRefused):
+        _unpack(target, layer(hardlink("y", "out/none")))
+    assert [] == list(there.iterdir())
+
+
+def test_bombs_are_bounded(target: Path) -> None:
+    zeros = gzip.compress(layer(Entry("zeros", bytes(8 << 20))))
+    with pytest.raises(ImageRefused, match="larger"):
+        _unpack(target, zeros, most_bytes=4 << 20)
+    many = layer(*(Entry(f"f{i}") for i in range(50)))
+    with pytest.raises(ImageRefused, match="more files"):
+        _unpack(target, many, most_entries=49)
+    assert 8 << 20 == _unpack(target, zeros, most_bytes=8 << 20), "the control"
+
+
+def test_a_bomb_behind_the_end_of_the_archive(target: Path) -> None:
+    data = gzip.compress(layer(Entry("x", b"1")) + bytes(64 << 20))
+    with pytest.raises(ImageRefused, match="larger"):
+        _unpack(target, data, most_bytes=1 << 20, most_entries=10)
+
+
+def test_another_diff_id_is_refused(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(data := layer(Entry("x", b"1")))
+
+    with pytest.raises(ImageRefused, match="should be"):
+        unpack([Layer(str(tmp_path / "one"), digest_of(b"other"))], str(target))
+    unpack([Layer(str(tmp_path / "one"), digest_of(data))], str(target))
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_damaged_layers_are_refused_or_harmless(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever a bit flip makes of an archive: an answer, and nothing beside the target."""
+    place = tmp_path_factory.mktemp("damaged")
+    (place / "root").mkdir()
+    good = bytearray(layer(directory("d"), Entry("d/f", b"x" * 600), symlink("l", "d/f")))
+    for _ in range(data.draw(st.integers(1, 4))):
+        good[data.draw(st.integers(0, 3000))] ^= data.draw(st.integers(1, 255))
+
+    try:
+        _unpack(place / "root", bytes(good))
+    except ImageRefused:
+        pass
+    assert {"root", "layer-0"} == {path.name for path in place.iterdir()}
+
+
+def test_a_file_that_is_no_archive(target: Path) -> None:
+    with pytest.raises(ImageRefused):
+        _unpack(target, b"not a tar" * 100)
+    with pytest.raises(ImageRefused):
+        _unpack(target, gzip.compress(layer(Entry("x", b"1" * 5000)))[:60])
+    assert [] == list(target.iterdir())
