@@ -38,6 +38,7 @@ def test_it_is_nobody_and_may_nothing(line: Line) -> None:
     for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
         assert ["0000000000000000"] == found[kind], kind
     assert ["1"] == found["NoNewPrivs"]
+    assert ["2"] == found["Seccomp"]
     if 0 == os.geteuid():
         assert [str(confine.UID)] * 4 == found["Uid"] == found["Gid"]
         assert [] == found["Groups"]
@@ -91,7 +92,7 @@ print(json.dumps({{
     "temporary": tried(lambda: open("/tmp/ringfence-new", "x")),
     "resolve": tried(lambda: resolve.system_look_up("localhost")),
     "hosts": tried(lambda: open("/etc/hosts").read()),
-    "connect": tried(lambda: socket.create_server(("127.0.0.1", 0)).close()),
+    "connect": tried(lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("127.0.0.1", 9))),
 }}))
 """
 
@@ -126,6 +127,55 @@ def test_it_reads_what_the_resolver_needs_and_writes_nothing(
 
     found = json.loads(done.stdout)
     needed = {"resolve", "hosts", "connect"}
+    assert {"done"} == {found[name] for name in needed}, done.stderr
+    others = {name: what for name, what in found.items() if name not in needed}
+    assert {"PermissionError" if confined else "done"} == set(others.values()), others
+
+
+_CALLS = """
+import json, os, sys, threading
+sys.path[:0] = [{source!r}]
+import socket
+from ringfence.egress import confine
+if {confined}:
+    confine.confine()
+def tried(what):
+    try:
+        what()
+        return "done"
+    except OSError as exc:
+        return type(exc).__name__
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+def thread():
+    made = threading.Thread(target=int)
+    made.start()
+    made.join()
+print(json.dumps({{
+    "thread": tried(thread),
+    "name server": tried(lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("127.0.0.1", 53))),
+    "program": tried(lambda: os.posix_spawn("/bin/true", ["true"], {{}})),
+    "fork": tried(fork),
+    "listen": tried(lambda: socket.create_server(("127.0.0.1", 0)).close()),
+    "signal": tried(lambda: os.kill(os.getpid(), 0)),
+    "write": tried(lambda: os.open("/dev/null", os.O_WRONLY)),
+    "priority": tried(lambda: os.setpriority(os.PRIO_PROCESS, 0, 19)),
+}}))
+"""
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_it_asks_nothing_else_of_the_kernel(confined: bool) -> None:
+    script = _CALLS.format(source=str(SOURCE), confined=confined)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    found = json.loads(done.stdout)
+    needed = {"thread", "name server"}
     assert {"done"} == {found[name] for name in needed}, done.stderr
     others = {name: what for name, what in found.items() if name not in needed}
     assert {"PermissionError" if confined else "done"} == set(others.values()), others

@@ -25,15 +25,18 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     """A sandbox with processes that are named by how long they sleep.
 
     Args:
-        way: `claimed` is one of a pool, `burst` the third of three; each was built ahead.
+        way: `claimed` is one of a pool, `burst` the third of three; each was built ahead. What ends
+            in `limited` may reach a host.
     """
-    from ringfence import Mount, Sandbox, SandboxSpec
+    from ringfence import Mount, NetworkPolicy, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
 
     names = (f"{read_only}:/mnt/read-only:ro", f"{writable}:/mnt/writable:rw")
+    if way.endswith("limited"):
+        options["network"] = NetworkPolicy.parse("example.com:443")
     spec = SandboxSpec(mounts=tuple(Mount.parse(name) for name in names), **options)
     backend = backend_named("native")
-    if "claimed" == way:
+    if way.startswith("claimed"):
         sandbox = Sandbox(backend.prewarm(SandboxSpec()).claim(spec), spec)
     else:
         sandbox = third_of_three(spec) if "burst" == way else Sandbox.create(spec)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import ringfence
+from ringfence.egress import confine
+from tests.native.outside import children_of
 from tests.posture import expected, maker
 from tests.posture.reading import (
     Process,
@@ -21,6 +23,7 @@ from tests.posture.reading import (
     holders_of,
     mounts_of,
     processes_in,
+    read_process,
 )
 
 pytestmark = pytest.mark.root
@@ -49,9 +52,9 @@ class Made:
         return found
 
 
-@pytest.fixture(scope="module", params=["new", "claimed", "burst"])
+@pytest.fixture(scope="module", params=["new", "claimed", "burst", "limited", "claimed-limited"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Built for who asks, or built ahead, for a pool or in a burst: the same in every respect."""
+    """Built for who asks, or ahead, for a pool or in a burst, with a network or without: all the same."""
     chosen: str = request.param
     return chosen
 
@@ -244,6 +247,29 @@ def test_every_pipe_leads_to_the_maker_or_stays_inside(made: Made) -> None:
     for pipe in pipes:
         assert holders_of(pipe) <= inside | {made.maker}, pipe
     assert pipes
+
+
+def test_who_serves_its_network_is_nobody(way: str, made: Made) -> None:
+    """The egress process: outside, under a filter of its own, and there is nothing to it but a network."""
+    if not way.endswith("limited"):
+        pytest.skip("nothing serves a sandbox without network")
+    serving = [
+        each for each in map(read_process, children_of(made.maker)) if is_egress(each.command)
+    ]
+
+    assert serving
+    for process in serving:
+        (seen,) = process.identities
+        assert (1, 2, ()) == (seen.no_new_privs, seen.seccomp, seen.groups)
+        assert not process.traceable
+        bounding = 0 if 0 == made.uid else seen.capabilities[3]
+        assert (0, 0, 0, bounding, 0) == seen.capabilities
+        own = (confine.UID, confine.UID) if 0 == made.uid else (made.uid, made.gid)
+        assert own == (*seen.uids, *seen.gids)
+
+
+def is_egress(command: tuple[str, ...]) -> bool:
+    return any("ringfence.egress.main" in word for word in command)
 
 
 # -- what bounds them ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the egress process gives up before it speaks with strangers.
 
 It needs the network, and a few files that the host's resolver reads. It starts no program, writes no
-file and is nobody on this machine.
+file, listens nowhere and is nobody on this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import resource
 
-from ..linux import landlock, privileges
+from ..linux import landlock, privileges, seccomp
+from ..policy import filters
 
 # Not a sandbox's (those begin at 0x70000000), and not 65534: that one is everybody's who has no other,
 # NFS servers and web servers among them, and who shares a uid may trace and kill.
@@ -32,6 +33,7 @@ def confine() -> list[str]:
     Precondition: one thread, and everything is imported: modules may be where nobody else can read.
     """
     missing = []
+    program = filters.load_egress_filter()  # as long as it can be read
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _raise_open_files()
     if not _become_nobody():
@@ -42,7 +44,19 @@ def confine() -> list[str]:
     # After the last change of credentials, which sets it anew. Not in one process that its user
     # may look at: whoever has this uid could read secrets out of our memory.
     privileges.set_dumpable(False)
+    if not _restrict_calls(program):
+        missing.append("a system-call filter: there is none for this machine, or it takes none")
     return missing
+
+
+def _restrict_calls(program: bytes) -> bool:
+    """Last of all: nothing of the above is allowed under it."""
+    try:
+        if program:
+            seccomp.install_filter(program)
+    except OSError:
+        return False
+    return bool(program)
 
 
 def _raise_open_files() -> None:

@@ -56,6 +56,17 @@ def load_filter(
     return compile_filter(FilterOptions(**given, tag_key=tag_key), machine=machine)
 
 
+def load_egress_filter(machine: str | None = None) -> bytes:
+    """The program of the egress process; empty for a machine that there is none for."""
+    machine = machine or os.uname().machine
+    return _shipped(egress_file_name(machine)) if machine in MACHINES else b""
+
+
+def egress_file_name(machine: str) -> str:
+    """The name of the file that holds it."""
+    return f"{machine}-of-egress.bpf"
+
+
 def _shipped(name: str) -> bytes:
     if name not in _programs:
         with open(os.path.join(_DIRECTORY, name), "rb") as file:

@@ -41,6 +41,7 @@ ACTIONS = {
 DEFAULT = "os_hardened"  # what a policy can extend
 _MOST_RULES = 1000
 _POLICY_FILE = os.path.join(os.path.dirname(__file__), "seccomp_policy.json")
+_EGRESS_FILE = os.path.join(os.path.dirname(__file__), "egress_policy.json")
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,14 @@ class SeccompPolicy:
             _rules(data["guards"], "guards"),
             _rules(data["rules"], "rules"),
         )
+
+    @classmethod
+    def of_egress(cls) -> SeccompPolicy:
+        """What the egress process puts itself under."""
+        import json
+
+        with open(_EGRESS_FILE, encoding="utf-8") as file:
+            return cls.from_json(json.load(file))
 
     @classmethod
     def from_json(cls, data: object) -> SeccompPolicy:
@@ -388,8 +397,13 @@ def _rules(data: object, field: str) -> tuple[Rule, ...]:
 
 def shipped_programs() -> dict[str, bytes]:
     """The content of each file in `compiled/`."""
-    policy = SeccompPolicy.default()
-    return {
+    policy, egress = SeccompPolicy.default(), SeccompPolicy.of_egress()
+    with_unix = FilterOptions(allow_af_unix=True)
+    programs = {
+        filters.egress_file_name(machine): compile_filter(with_unix, policy=egress, machine=machine)
+        for machine in filters.MACHINES
+    }
+    return programs | {
         filters.file_name(machine, on): compile_filter(
             FilterOptions(**dict.fromkeys(on, True), tag_key=filters.PLACEHOLDER_KEY),
             policy=policy,

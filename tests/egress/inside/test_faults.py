@@ -155,7 +155,7 @@ def test_the_egress_process_has_no_more_than_it_needs(make: MakeSandbox) -> None
         if ":\t" in line
     )
 
-    assert "1" == status["NoNewPrivs"]
+    assert ("1", "2") == (status["NoNewPrivs"], status["Seccomp"])
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert 0 == int(status[name], 16), name
     assert "0" not in status["Uid"].split()

@@ -114,6 +114,8 @@ def test_stopped_it_is_replaced_and_holds_nobody_up(box: MakeBox, egress: Egress
     sandbox, other = box("echo.test:7"), box("a.test:7")
     with Client(sandbox) as client:
         client.do("connect", key="x", host="echo.test", port=7)
+        client.do("send", key="x", text="x")
+        assert "x" == client.do("receive", key="x")  # it was not only queued
         pid = kill(egress, signal.SIGSTOP)
 
         other.terminate()
