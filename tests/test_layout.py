@@ -20,7 +20,17 @@ FRAMEWORKS = {
     "langchain": {"deepagents"},
     "pydantic_ai": {"anyio", "pydantic_ai"},
 }
-SERVER = {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "uvloop", "httptools"}
+SERVER = {
+    "fastapi",
+    "h11",
+    "httptools",
+    "pydantic",
+    "pydantic_core",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "websockets",
+}
 """What the extra `server` brings."""
 
 

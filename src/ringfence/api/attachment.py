@@ -69,7 +69,7 @@ class Attachment:
         with (
             run.spool.follow(self._place) as follower,
             Bell(run) as bell,
-            Watching(self._service, run),
+            Watching(self._service, run.sandbox_id),
         ):
             while True:
                 bell.clear()

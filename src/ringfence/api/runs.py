@@ -105,8 +105,8 @@ class Watching:
 
     closed = False
 
-    def __init__(self, service: Service, run: Run) -> None:
-        self._live = service.manager.book.find(run.sandbox_id)
+    def __init__(self, service: Service, sandbox_id: str) -> None:
+        self._live = service.manager.book.find(sandbox_id)
 
     def __enter__(self) -> Watching:
         if self._live is not None:

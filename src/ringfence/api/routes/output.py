@@ -66,7 +66,7 @@ async def output(
 async def _events(
     service: Service, run: Run, lines: Lines, heartbeat_s: float
 ) -> AsyncIterator[bytes]:
-    with lines, Bell(run) as bell, Watching(service, run):
+    with lines, Bell(run) as bell, Watching(service, run.sandbox_id):
         while True:
             bell.clear()
             over = run.done.done()
@@ -123,7 +123,7 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     """Until the stream has ended, or something was dropped before it could be sent."""
     track = run.spool.tracks[stream]
-    with reader, Bell(run) as bell, Watching(service, run):
+    with reader, Bell(run) as bell, Watching(service, run.sandbox_id):
         if data:
             yield data
         while True:
