@@ -11,6 +11,7 @@ from ringfence import Sandbox
 from ringfence.errors import ImageNotFound, InvalidRequest
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
+from ringfence.sessions import BashConfig, SandboxBash
 from tests.features import require
 from tests.images.conftest import small
 from tests.images.making import Made, layer, program
@@ -141,3 +142,22 @@ def test_what_is_in_use_is_not_collected(image: str, store: ImageStore) -> None:
     assert (True, []) == (freed > 0, in_use)
     with pytest.raises(ImageNotFound):
         Sandbox.create(image=image)
+
+
+def test_the_bash_tool_on_an_image_without_bash(
+    image: str, store: ImageStore, tmp_path: Path
+) -> None:
+    del store
+    (tmp_path / "work").mkdir()
+    config = BashConfig(image=image, allow_degraded=("*",))
+    with SandboxBash(str(tmp_path / "work"), config) as tool:
+        said = tool.exec_command("cat /etc/os-release; pwd; echo mine > file; nothing-such")
+    with SandboxBash(
+        config=BashConfig(image=image, persistent=True, allow_degraded=("*",))
+    ) as tool:
+        tool.exec_command("cd /srv; KEPT=yes")
+        kept = tool.exec_command("pwd; echo $KEPT")
+
+    assert ("ID=small\n/workspace\n", 127) == (said.stdout, said.exit_code)
+    assert "mine\n" == (tmp_path / "work" / "file").read_text()
+    assert "/srv\nyes\n" == kept.stdout

@@ -18,9 +18,11 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.fake import FakeBackend
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import InvalidRequest, Unsupported
+from ringfence.errors import InvalidRequest, RegistryError, Unsupported
+from ringfence.images.archive import load
 from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
 from ringfence.sessions.bash import BashOutput
+from tests.images.conftest import small
 from tests.native.conftest import has_cgroups
 from tests.native.outside import init_pid, new_length, pids_with, pin, survivors, until
 from tests.sessions.conftest import ALLOWED, MakeManager
@@ -67,12 +69,27 @@ def test_the_defaults_are_the_contract() -> None:
     )
 
 
-def test_an_image_is_refused_as_long_as_nobody_has_images() -> None:
-    with pytest.raises(Unsupported) as refusal:
-        SandboxBash()
+def test_an_image_that_cannot_be_had_is_said_with_the_first_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
 
+    with SandboxBash(config=BashConfig(image="127.0.0.1:1/none")) as tool:
+        with pytest.raises(RegistryError):
+            tool.exec_command("true")
+        assert tool.sandbox is None
+
+
+def test_a_backend_without_images_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
+    load(small().as_layout(tmp_path / "layout"), "small:1")
+
+    with (
+        SandboxBash(config=BashConfig(image="small:1"), backend=FakeBackend()) as tool,
+        pytest.raises(Unsupported) as refusal,
+    ):
+        tool.exec_command("true")
     assert ("image", "image") == (refusal.value.operation, refusal.value.field)
-    assert "default" in refusal.value.hint
 
 
 def test_a_command_says_what_it_says(make_bash: MakeBash) -> None:

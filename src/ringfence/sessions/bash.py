@@ -8,7 +8,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import Unsupported
+from ..errors import ImageNotFound
+from ..images.store import ImageStore
 from ..model import checks
 from ..model.frozen import FrozenMap
 from ..model.limits import MIB, Limits
@@ -38,8 +39,8 @@ class BashConfig(Noun):
     """What the sandbox of a bash tool is like.
 
     Attributes:
-        image: An OCI image, or `default` for the host's own programs, read-only. No backend has
-            images yet: another one than `default` is refused.
+        image: An OCI image, fetched with the first command where it is missing, or `default` for
+            the host's own programs, read-only.
         network: Off, or the host's own. For a list of hosts give a policy.
         timeout_s: Of each command that brings none; None: no limit.
         persistent: One shell for all commands, which then run one after the other: directory,
@@ -73,23 +74,12 @@ class BashConfig(Noun):
         object.__setattr__(self, "allow_degraded", degraded)
 
     def spec(self, workspace: str | None) -> SandboxSpec:
-        """The sandbox for it, with a host directory as its workspace; None: an empty one.
-
-        Raises:
-            Unsupported: No backend has images yet.
-        """
-        if self.image != HOST_USERLAND:
-            raise Unsupported(
-                f"no backend can start from the image {self.image!r} yet",
-                backend=self.backend,
-                operation="image",
-                field="image",
-                hint=f"image={HOST_USERLAND!r} gives the host's own programs, read-only",
-            )
+        """The sandbox for it, with a host directory as its workspace; None: an empty one."""
         network = self.network
         if not isinstance(network, NetworkPolicy):
             network = NetworkPolicy.unrestricted() if network else NetworkPolicy.none()
         return SandboxSpec(
+            image=None if self.image == HOST_USERLAND else self.image,
             mounts=(Mount(WORKSPACE, os.path.abspath(workspace) if workspace else "", READ_WRITE),),
             workdir=WORKSPACE,
             limits=Limits(memory_bytes=self.memory_mib * MIB, cpus=self.cpus),
@@ -251,8 +241,24 @@ def _maker(
     """What makes the sandbox, when the time has come."""
 
     def make() -> Sandbox:
+        if spec.image is not None:
+            _fetch(spec.image)
         if manager is not None:
             return manager.acquire(spec, client_id=client_id).sandbox
         return Sandbox.create(spec, backend=backend)
 
     return make
+
+
+def _fetch(image: str) -> None:
+    """Have it on this machine.
+
+    Raises:
+        ImageNotFound, RegistryError, ImageRefused: It cannot be had.
+    """
+    try:
+        ImageStore().find(image)
+    except ImageNotFound:
+        from ..images.registry import pull
+
+        pull(image)

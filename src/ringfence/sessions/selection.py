@@ -72,7 +72,7 @@ def needed(spec: SandboxSpec) -> list[str]:
         wanted.append(can.DENIED_PATHS)
     if spec.secrets:
         wanted.append(can.SECRETS)
-    if spec.template != "default":
+    if spec.template != "default" or spec.image is not None:
         wanted.append(can.IMAGE)
     for field, capability in can.LIMITED_BY.items():
         let_go = {capability, "*"}.intersection(spec.allow_degraded)

@@ -213,6 +213,13 @@ class FakeBackend:
         if spec.profile not in _PROFILES:
             known = ", ".join(_PROFILES)
             raise InvalidRequest(f"no profile {spec.profile!r}", field="profile", hint=known)
+        if spec.image is not None:
+            raise Unsupported(
+                "the fake backend has no images",
+                backend=self.name,
+                operation="image",
+                field="image",
+            )
         if spec.template != "default":
             raise InvalidRequest(f"no template {spec.template!r}", field="template")
         if spec.tier != specs.LIGHT:

@@ -98,8 +98,9 @@ def check(spec: SandboxSpec) -> None:
             field="tier",
             hint=f"ask for tier {STRONG}, or leave the backend to Ringfence",
         )
-    if spec.deny:
-        raise Unsupported(backend=NAME, operation="denied_paths", field="deny")
+    for operation, field in (("denied_paths", "deny"), ("image", "image")):
+        if getattr(spec, field):
+            raise Unsupported(backend=NAME, operation=operation, field=field)
     if spec.template != "default":
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"

@@ -81,6 +81,7 @@ _ALWAYS = (
     can.PREWARM,
     can.DENIED_PATHS,
     can.PROTECTED_PATHS,
+    can.IMAGE,
 )
 _LIMITS = (
     can.MEMORY_LIMIT,
@@ -95,7 +96,6 @@ _NOT_YET = (
     can.SUSPEND_ON_IDLE,
     can.MEMORY_SNAPSHOT,
     can.FORK,
-    can.IMAGE,
     can.GPU,
     can.IO_LIMIT,
 )
