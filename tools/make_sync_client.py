@@ -25,7 +25,7 @@ WORDS = (
     (r"\bAsyncRemote", "Remote"),
     (r"\bAsyncTransport\b", "Transport"),
     (r"\bAsyncGenerator\b", "Generator"),
-    (r"\bGenerator\[bytes, None\]", "Generator[bytes, None, None]"),
+    (r"\bGenerator\[(.+), None\]:", r"Generator[\1, None, None]:"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAsyncClient\b", "Client"),
     (r"\bAsyncHTTPTransport\b", "HTTPTransport"),

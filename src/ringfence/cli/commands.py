@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from .options import Command, Option
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    COMMANDS: tuple[Command, ...]
+
 HELP = Option("help", "", "show this help", short="h")
 JSON = Option("json", "", "print JSON instead of text")
 
@@ -284,4 +288,13 @@ COMPLETION = Command(
     ),
 )
 
-COMMANDS = (RUN, IMAGE, SERVE, DOCTOR, BENCH, COMPLETION)
+
+def __getattr__(name: str) -> object:
+    """`COMMANDS`, those that speak to a server included: `run` has no time to read them (PEP 562)."""
+    if name != "COMMANDS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .server_commands import REMOTE
+
+    found = (RUN, IMAGE, SERVE, *REMOTE, DOCTOR, BENCH, COMPLETION)
+    globals()[name] = found
+    return found

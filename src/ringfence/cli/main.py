@@ -7,11 +7,27 @@ import os
 import sys
 
 OWN_FAILURE = 125
+# Commands that speak to a server, and the function of each.
+_REMOTE = {
+    "create": "sandboxes.create",
+    "list": "sandboxes.list_",
+    "rm": "sandboxes.remove",
+    "top": "sandboxes.top",
+    "exec": "inside.exec_",
+    "shell": "inside.shell",
+    "logs": "inside.logs",
+    "cp": "inside.copy",
+    "snapshot": "serving.snapshot",
+    "keys": "serving.keys",
+    "pool": "serving.pool",
+}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
+
+    from .options import Command
 
 
 def main() -> int:
@@ -30,8 +46,17 @@ def main() -> int:
     except Exception as exc:  # noqa: BLE001  whatever it is, the user gets one line
         from .terminal import complain
 
-        complain(exc)
+        complain(exc, _remote_command(argv))
         return OWN_FAILURE
+
+
+def _remote_command(argv: Sequence[str]) -> Command | None:
+    """So that an error names the option as it is written."""
+    if not argv or argv[0] not in _REMOTE:
+        return None
+    from .server_commands import REMOTE
+
+    return next((command for command in REMOTE if command.name == argv[0]), None)
 
 
 def _run(argv: Sequence[str]) -> NoReturn:
@@ -114,6 +139,12 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .completion import main as completion
 
         return completion(argv)
+    if name in _REMOTE:
+        from importlib import import_module
+
+        room, _, function = _REMOTE[name].partition(".")
+        code: int = getattr(import_module(f".{room}", __package__), function)(argv)
+        return code
     raise _no_such_command(name)
 
 

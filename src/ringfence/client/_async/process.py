@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import aclosing
 
 from ...errors import ExecError, ServerUnreachable
 from ...model.exec_view import ExecView
@@ -17,7 +18,7 @@ from .transport import AsyncTransport, segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from typing import Any
 
     from ...model.exec import ExecResult
@@ -68,6 +69,11 @@ class AsyncRemoteProcess:
         """Send a signal to the process itself; nothing happens when it has ended."""
         await self._transport.json("POST", f"{self._at}/signal", body={"signal": int(signum)})
 
+    async def signal_group(self, signum: int) -> None:
+        """Send a signal to its whole process group, as a terminal does."""
+        body = {"signal": int(signum), "group": True}
+        await self._transport.json("POST", f"{self._at}/signal", body=body)
+
     async def terminate(self) -> None:
         """SIGTERM: ask it to end."""
         await self.send_signal(signal.SIGTERM)
@@ -104,26 +110,44 @@ class AsyncRemoteProcess:
             pass  # what went wrong before is what the caller is told
 
     async def _pass_on(self, callbacks: dict[str, Callback]) -> None:
-        """Both streams, in the order of writing, through as many connections as it takes."""
-        cursor, failures = "0", 0
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                callback = callbacks.get(event.get("stream", ""))
+                if event["type"] == "output" and callback is not None:
+                    callback(event["data"])
+
+    async def events(
+        self, cursor: str = "0", *, follow: bool = True
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Both streams, in the order of writing, through as many connections as it takes.
+
+        Each event has a `type`: `output` (with `stream`, `offset` and `data`, bytes), `dropped` (with
+        `bytes`, how many) and at last `end`, or without `follow` perhaps `running` (with `exec`).
+
+        Args:
+            cursor: That of the last event that was seen.
+        """
+        failures = 0
         while True:
             try:
-                async for event in self._events(cursor):
-                    cursor, failures = event["cursor"], 0
-                    if event["type"] == "end":
-                        return
-                    callback = callbacks.get(event.get("stream", ""))
-                    if event["type"] == "output" and callback is not None:
-                        bytes_from_json(event, "data")
-                        callback(event["data"])
+                async with aclosing(self._events(cursor, follow)) as events:
+                    async for event in events:
+                        cursor, failures = event["cursor"], 0
+                        if event["type"] == "heartbeat":
+                            continue
+                        if event["type"] == "output":
+                            bytes_from_json(event, "data")
+                        yield event
+                        if event["type"] in ("end", "running"):
+                            return
             except ServerUnreachable:
                 if failures >= _PATIENCE:
                     raise
             failures += 1
             await pause(pause_s(failures, {}))
 
-    async def _events(self, cursor: str) -> Any:
-        params = {"stream": "both", "offset": cursor, "follow": True, "heartbeat_s": _HEARTBEAT_S}
+    async def _events(self, cursor: str, follow: bool) -> AsyncGenerator[dict[str, Any], None]:
+        params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         async with self._transport.stream(
             "GET",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from ..copies import Progress
 
+    Infos = list[FileInfo]  # `list` is a method here
+
+_PAGE = 10_000
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
 _CONTENT_S = 300.0  # without a byte, while the other end works
 
@@ -82,8 +85,14 @@ class RemoteFiles:
 
     def list(self, path: str = ".") -> list[FileInfo]:
         """The entries of a directory, by name."""
-        answer = self._json("GET", "list", path=path)
-        return [FileInfo.from_json(each) for each in answer["items"]]
+        found: Infos = []
+        cursor = None
+        while True:
+            page = self._json("GET", "list", path=path, limit=_PAGE, cursor=cursor)
+            found += [FileInfo.from_json(each) for each in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
 
     def stat(self, path: str, *, follow: bool = False) -> FileInfo:
         """One path; a symlink itself, or with `follow` what it leads to in the end.
@@ -119,7 +128,7 @@ class RemoteFiles:
 
     def move(self, src: str, dst: str) -> None:
         """Rename, replacing a file at `dst`."""
-        self._transport.json("POST", f"{self._at}/move", body={"src": src, "dst": dst})
+        self._transport.json("POST", f"{self._at}/move", body={"source": src, "target": dst})
 
     def upload(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
         """Copy a file or tree of this machine into the sandbox; `remote` is the copy's own path."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import closing
 
 from ...errors import ExecError, ServerUnreachable
 from ...model.exec_view import ExecView
@@ -18,7 +19,7 @@ from .transport import Transport, segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from typing import Any
 
     from ...model.exec import ExecResult
@@ -69,6 +70,11 @@ class RemoteProcess:
         """Send a signal to the process itself; nothing happens when it has ended."""
         self._transport.json("POST", f"{self._at}/signal", body={"signal": int(signum)})
 
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to its whole process group, as a terminal does."""
+        body = {"signal": int(signum), "group": True}
+        self._transport.json("POST", f"{self._at}/signal", body=body)
+
     def terminate(self) -> None:
         """SIGTERM: ask it to end."""
         self.send_signal(signal.SIGTERM)
@@ -105,26 +111,44 @@ class RemoteProcess:
             pass  # what went wrong before is what the caller is told
 
     def _pass_on(self, callbacks: dict[str, Callback]) -> None:
-        """Both streams, in the order of writing, through as many connections as it takes."""
-        cursor, failures = "0", 0
+        with closing(self.events()) as events:
+            for event in events:
+                callback = callbacks.get(event.get("stream", ""))
+                if event["type"] == "output" and callback is not None:
+                    callback(event["data"])
+
+    def events(
+        self, cursor: str = "0", *, follow: bool = True
+    ) -> Generator[dict[str, Any], None, None]:
+        """Both streams, in the order of writing, through as many connections as it takes.
+
+        Each event has a `type`: `output` (with `stream`, `offset` and `data`, bytes), `dropped` (with
+        `bytes`, how many) and at last `end`, or without `follow` perhaps `running` (with `exec`).
+
+        Args:
+            cursor: That of the last event that was seen.
+        """
+        failures = 0
         while True:
             try:
-                for event in self._events(cursor):
-                    cursor, failures = event["cursor"], 0
-                    if event["type"] == "end":
-                        return
-                    callback = callbacks.get(event.get("stream", ""))
-                    if event["type"] == "output" and callback is not None:
-                        bytes_from_json(event, "data")
-                        callback(event["data"])
+                with closing(self._events(cursor, follow)) as events:
+                    for event in events:
+                        cursor, failures = event["cursor"], 0
+                        if event["type"] == "heartbeat":
+                            continue
+                        if event["type"] == "output":
+                            bytes_from_json(event, "data")
+                        yield event
+                        if event["type"] in ("end", "running"):
+                            return
             except ServerUnreachable:
                 if failures >= _PATIENCE:
                     raise
             failures += 1
             pause(pause_s(failures, {}))
 
-    def _events(self, cursor: str) -> Any:
-        params = {"stream": "both", "offset": cursor, "follow": True, "heartbeat_s": _HEARTBEAT_S}
+    def _events(self, cursor: str, follow: bool) -> Generator[dict[str, Any], None, None]:
+        params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         with self._transport.stream(
             "GET",

@@ -1,0 +1,106 @@
+"""What the commands that speak to a server have in common: options, the client, pairs of words."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ..errors import InvalidRequest
+from .options import Command, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..client import Client
+    from ..model.sandbox import SandboxView
+
+
+def read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Options, wherever they stand, the words between them, and what follows `--`.
+
+    Raises:
+        InvalidRequest: As `options.parse`.
+    """
+    before = list(argv)
+    after: list[str] = []
+    if "--" in before:
+        at = before.index("--")
+        before, after = before[:at], before[at + 1 :]
+    given: dict[str, Any] = {}
+    words: list[str] = []
+    while before:
+        more, before = parse(command, before)
+        for name, value in more.items():
+            given[name] = [*given.get(name, ()), *value] if isinstance(value, list) else value
+        words += before[:1]
+        before = before[1:]
+    if "help" in given:
+        from .help import help_of
+
+        sys.stdout.write(help_of(command))
+        raise SystemExit(0)
+    return given, words, after
+
+
+def client_of(given: dict[str, Any]) -> Client:
+    """The server that the options name."""
+    from ..client import Client
+
+    return Client(given.get("server"), key=_key(given))
+
+
+def _key(given: dict[str, Any]) -> str | None:
+    if "key-file" not in given:
+        return None
+    try:
+        with open(given["key-file"], encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise InvalidRequest(f"{given['key-file']!r}: {why}", field="key-file") from exc
+
+
+def key_values(texts: Sequence[str], field: str) -> dict[str, str]:
+    """`K=V` each.
+
+    Raises:
+        InvalidRequest: One of them is something else.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(f"{text!r} is not K=V", field=field)
+        found[key] = value
+    return found
+
+
+def print_json(form: Any) -> None:
+    """One object, for programs."""
+    json.dump(form, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def full(view: SandboxView) -> dict[str, Any]:
+    """All that the server said of it."""
+    return view.to_json(admin=True)
+
+
+def word(words: Sequence[str], what: str, command: Command) -> str:
+    """The first of the words.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if not words:
+        hint = f"ringfence {command.name} {command.arguments}"
+        raise InvalidRequest("missing", field=what, hint=hint)
+    return words[0]
+
+
+def no_more(words: Sequence[str], most: int) -> None:
+    """Refuse words beyond `most`: they were meant for something."""
+    if len(words) > most:
+        raise InvalidRequest(f"unexpected argument {words[most]!r}", field="COMMAND")
