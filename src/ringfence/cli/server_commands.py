@@ -25,8 +25,8 @@ _LABEL = Option("label", "K=V", "only sandboxes with this label", repeat=True)
 _ENDING = (*_SERVER, _JSON, _HELP)
 
 _STREAMS = """\
-stdin, stdout and stderr are the command's own. Ending the client does not end the command: `ringfence
-logs -f` shows it again.
+stdin, stdout and stderr are the command's own. Ending the client does not end the command:
+`ringfence logs -f` shows it again.
 
 Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
 failed, and stderr says why; 126 not executable; 127 not found."""
@@ -119,8 +119,8 @@ SHELL = Command(
         _HELP,
     ),
     details="""\
-Without SANDBOX, in a new one that ends with the shell. Without CMD, bash where there is one, else sh.
-The exit code is the shell's own.""",
+Without SANDBOX, in a new one that ends with the shell. Without CMD, bash where there is one, else
+sh. The exit code is the shell's own.""",
     examples=(
         ("in one that is there", "ringfence shell $id"),
         ("in one for this alone", "ringfence shell"),
@@ -134,8 +134,9 @@ CP = Command(
     arguments="[OPTIONS] SRC DST",
     options=(*_SERVER, _HELP),
     details="""\
-One of SRC and DST is SANDBOX:PATH. Directories are copied with all that is in them; the copy's own path
-is DST, or a name in DST where that is a directory or ends in a slash. `-` is standard input or output.""",
+One of SRC and DST is SANDBOX:PATH. Directories are copied with all that is in them; the copy's own
+path is DST, or a name in DST where that is a directory or ends in a slash. `-` is standard input or
+output.""",
     examples=(
         ("in", "ringfence cp ./src $id:work/src"),
         ("out", "ringfence cp $id:/mnt/session/outputs ./outputs"),
@@ -238,8 +239,8 @@ POOL = Command(
     options=_ENDING,
     words="set",
     details="""\
-Without `set`, how it goes. NAME is enabled, min_warm, max_warm, warm_ttl_s or warm_profiles; VALUE is
-JSON, or a word. A change holds until the server ends; for admins.""",
+Without `set`, how it goes. NAME is enabled, min_warm, max_warm, warm_ttl_s or warm_profiles; VALUE
+is JSON, or a word. A change holds until the server ends; for admins.""",
     examples=(
         ("how it goes", "ringfence pool"),
         ("more", "ringfence pool set min_warm=4 max_warm=20"),
