@@ -32,6 +32,8 @@ CONTROL_FD = 3
 NAME = "holder.sock"
 _BACKLOG = 8
 _SEND_S = 30.0
+MOST_FDS = 60  # in a message: wire takes 64
+_MOST_ITEMS = 64
 _UCRED = struct.Struct("=iii")  # include/linux/socket.h: pid, uid, gid
 
 
@@ -166,11 +168,17 @@ class Holder:
                 theirs[name] = note, mine
 
     def _hand_over(self, peer: wire.Socket) -> None:
+        items, passed = [], []
         for whose, theirs in self.kept.items():
             for name, (note, fds) in theirs.items():
-                if not self._send(peer, ("held", whose, name, note), fds):
-                    return
-        self._send(peer, ("all",))
+                if len(passed) + len(fds) > MOST_FDS or len(items) == _MOST_ITEMS:
+                    if not self._send(peer, ("held", items), passed):
+                        return
+                    items, passed = [], []
+                items.append((whose, name, note, len(fds)))
+                passed += fds
+        if self._send(peer, ("held", items), passed):
+            self._send(peer, ("all", []))
 
     def _send(self, peer: wire.Socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> bool:
         try:

@@ -26,7 +26,8 @@ class LeasedSandbox(Sandbox):
     def __init__(self, inner: WatchedSandbox, spec: SandboxSpec) -> None:
         from dataclasses import replace
 
-        super().__init__(inner, replace(spec, ttl_s=None))
+        timeless = spec if spec.ttl_s is None else replace(spec, ttl_s=None)
+        super().__init__(inner, timeless)
         self.spec = spec
 
     def __del__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from ..errors import RingfenceError
 from ..model.client_session import SessionState, SessionTimeouts
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .manager import SessionManager
 
 RESTART = "restart"
+_ALIKE = 256  # a thousand sandboxes were asked for in few words: each is read once
 
 
 def recover(manager: SessionManager) -> None:
@@ -25,10 +27,12 @@ def recover(manager: SessionManager) -> None:
     left = manager.store.unended_sandboxes()
     for name in {record.backend for record in left} - manager.maker.backends.keys():
         manager.not_ours.extend(record.id for record in left if record.backend == name)
+    states = (SessionState.ACTIVE, SessionState.DETACHED, SessionState.SUSPENDED)
+    sessions = {each.sandbox: each for each in manager.store.sessions(states=states)}
     for record in left:
         backend = manager.maker.backends.get(record.backend)
         if backend is not None:
-            settle(manager, backend, record)
+            settle(manager, backend, record, sessions.get(record.id))
     end_unknown(manager)
 
 
@@ -59,9 +63,10 @@ def _is_its_own(backend: Backend, anchor: Anchor) -> bool:
     return ask is not None and ask() == (anchor.pid, anchor.started)
 
 
-def settle(manager: SessionManager, backend: Backend, record: SandboxRecord) -> None:
-    """Take over one sandbox, or see that it is gone."""
-    session = manager.store.last_session_of(record.id)
+def settle(
+    manager: SessionManager, backend: Backend, record: SandboxRecord, session: SessionRecord | None
+) -> None:
+    """Take over one sandbox, or see that it is gone. `session`: one on it that is not over."""
     inner = _still_there(backend, record)
     if inner is not None and session is not None and record.phase == records.LIVE:
         _take_over(manager, inner, record, session)
@@ -95,8 +100,8 @@ def _take_over(
         session.owner,
         record.backend,
         inner,
-        SandboxSpec.from_json(json.loads(record.spec)),
-        SessionTimeouts.from_json(json.loads(session.timeouts)),
+        _spec(record.spec),
+        _timeouts(session.timeouts),
         json.loads(session.metadata),
         manager.verbs,
     )
@@ -113,3 +118,13 @@ def _take_over(
     manager.slots.take_again()
     manager.book.enter(live)
     manager.reaper.expect(live)
+
+
+@lru_cache(_ALIKE)
+def _spec(text: str) -> SandboxSpec:
+    return SandboxSpec.from_json(json.loads(text))
+
+
+@lru_cache(_ALIKE)
+def _timeouts(text: str) -> SessionTimeouts:
+    return SessionTimeouts.from_json(json.loads(text))

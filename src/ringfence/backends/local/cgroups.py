@@ -225,14 +225,6 @@ class Group:
             launcher_cgroups.write(path, "-1" if on else str(self._quota))
 
     @property
-    def frozen(self) -> bool:
-        """Whether its processes stand still, or some of them."""
-        if self.version == 2:
-            return _read(self.paths[""] + "/cgroup.freeze").strip() == "1"
-        path = self.paths.get("freezer", "")
-        return bool(path) and _read(path + "/freezer.state").strip() not in ("THAWED", "")
-
-    @property
     def can_freeze(self) -> bool:
         return self.version == 2 or "freezer" in self.paths
 

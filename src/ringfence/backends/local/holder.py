@@ -155,8 +155,9 @@ class Holder:
             message, fds = wire.receive(self._socket)
             if message is None or message[0] != "held":
                 return found
-            _verb, whose, name, note = message
-            found.append(Item(whose, name, marshal.loads(note), fds))
+            for whose, name, note, count in message[1]:
+                mine, fds = fds[:count], fds[count:]
+                found.append(Item(whose, name, marshal.loads(note), mine))
 
     def _watch(self, sock: wire.Socket, fd: int) -> None:
         """In a thread: start another one when it was killed."""

@@ -447,7 +447,7 @@ class NativeBackend:
             self._keeping.begin_exec(sandbox, run)
 
     def keep_paused(self, sandbox: NativeSandbox, paused: bool) -> None:
-        """PID 1 is about to stop every process, or has let them go on."""
+        """Every process in it is about to stand still, or goes on again."""
         if self._keeping is not None:
             self._keeping.change_paused(sandbox, paused)
 

@@ -180,7 +180,7 @@ class Keeping:
             self._holder.change([], [(run.home_id, f"{kept.EXEC}{run.number}")])
 
     def change_paused(self, sandbox: NativeSandbox, paused: bool) -> None:
-        """Whether PID 1 has stopped its processes."""
+        """Whether its processes may stand still."""
         if paused:
             self._holder.change([Item(sandbox.id, kept.PAUSED, None, [])])
         else:

@@ -7,9 +7,11 @@ are in it, so that they are in the holder's memory, as they are in ours; never o
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from ...errors import SandboxLost
 from ...launcher import wire
+from ...launcher.holder import MOST_FDS
 from ...model.session import ResolvedMount
 from ...model.spec import SandboxSpec
 from ..local.cgroups import Group
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
 EXEC, AGENT = "exec ", "agent "
-_MOST_FDS = 60  # in one message: launcher.wire takes 64
 
 
 # -- giving ------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def whole(sandbox: NativeSandbox) -> Item:
     """What must be kept for a sandbox to live on."""
     trusted, group = sandbox.network.trusted, sandbox.group
     note = {
-        "spec": json.dumps(sandbox.spec.to_json()),
+        "spec": _text(sandbox.spec),
         "secrets": dict(sandbox.spec.secrets),
         "uid": sandbox.uid,
         "first_host_id": sandbox.first_host_id,
@@ -76,9 +77,9 @@ def whole(sandbox: NativeSandbox) -> Item:
 def locks(sandbox: NativeSandbox) -> list[Item]:
     """What keeps others from removing placeholders that this sandbox needs."""
     fds = [fd for part in sandbox.protected for fd in part.locks]
-    starts = range(0, len(fds), _MOST_FDS)
+    starts = range(0, len(fds), MOST_FDS)
     return [
-        Item(sandbox.id, f"{LOCKS} {start}", None, fds[start : start + _MOST_FDS])
+        Item(sandbox.id, f"{LOCKS} {start}", None, fds[start : start + MOST_FDS])
         for start in starts
     ]
 
@@ -148,11 +149,21 @@ def take_back(
     return sandbox
 
 
+def _text(spec: SandboxSpec) -> str:
+    """Without the id, which everybody knows: what was asked for in the same words is the same text."""
+    return json.dumps({**spec.to_json(), "id": None})
+
+
 def _spec(note: dict[str, Any]) -> SandboxSpec:
     from dataclasses import replace
 
-    spec = SandboxSpec.from_json(json.loads(note["spec"]))
+    spec = _read(note["spec"])
     return replace(spec, secrets=note["secrets"]) if note["secrets"] else spec
+
+
+@lru_cache(256)
+def _read(text: str) -> SandboxSpec:
+    return SandboxSpec.from_json(json.loads(text))
 
 
 def _protected(made: list[list[Any]], items: dict[str, Item]) -> list[Protected]:

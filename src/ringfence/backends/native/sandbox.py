@@ -335,10 +335,10 @@ class NativeSandbox:
                 return
             if self.state is State.TERMINATED:
                 raise LifecycleError("suspend: the sandbox is terminated")
+            self.backend.keep_paused(self, True)
             if self.group.can_freeze:
                 self.group.freeze()
             else:
-                self.backend.keep_paused(self, True)
                 self.ask("stop")
             self._state = check_transition(self._state, State.SUSPENDED)
 
@@ -361,7 +361,7 @@ class NativeSandbox:
                 self.group.thaw()
             else:
                 self.ask("continue")
-                self.backend.keep_paused(self, False)
+            self.backend.keep_paused(self, False)
             self._state = State.RUNNING
 
     def align(self, suspended: bool) -> None:
@@ -373,11 +373,11 @@ class NativeSandbox:
             if self.state is State.TERMINATED:
                 return
             self.group.hurry(False)
-            if self.group.can_freeze:
-                if self.group.frozen:
+            if self.was_paused:
+                if self.group.can_freeze:
                     self.group.thaw()
-            elif self.was_paused:
-                self.ask("continue")
+                else:
+                    self.ask("continue")
                 self.backend.keep_paused(self, False)
             if suspended:
                 self.suspend()
