@@ -155,6 +155,8 @@ async def stdin(
     """
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     async for chunk in request.stream():
+        if not chunk:
+            continue  # the end: what was just given may have ended the process
         end = offset + len(chunk)
         reached = await give(run, offset, chunk, stall_s)
         if reached < end:

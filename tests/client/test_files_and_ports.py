@@ -1,0 +1,149 @@
+"""Files, trees, and servers inside, through a server."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ringfence.client import AsyncClient, RemoteSandbox
+from ringfence.errors import (
+    ConnectError,
+    DirectoryNotEmpty,
+    FileError,
+    FileNotFound,
+    InvalidRequest,
+    IsADirectory,
+    PermissionDenied,
+)
+
+SERVER = """
+import socket
+with socket.create_server(("127.0.0.1", 8000)) as listener:
+    print("up", flush=True)
+    while True:
+        peer, _ = listener.accept()
+        data = b""
+        while chunk := peer.recv(65536):
+            data += chunk
+        peer.sendall(b"got %d bytes" % len(data))
+        peer.close()
+"""
+
+
+def test_files_as_values(sandbox: RemoteSandbox) -> None:
+    files = sandbox.files
+    data = os.urandom(3_000_000)
+    files.write("deep/down/file", data, parents=True, mode=0o600)
+    assert data == files.read("deep/down/file")
+    assert data[:10] == files.read("deep/down/file", max_bytes=10)
+    files.write("deep/down/file", "more", append=True)
+    assert (len(data) + 4, 0o600) == (
+        files.stat("deep/down/file").size_bytes,
+        files.stat("deep/down/file").mode,
+    )
+    files.move("deep/down/file", "moved")
+    assert ["deep", "moved"] == [each.name for each in files.list() if each.name[0] != "."]
+    assert not files.exists("deep/down/file")
+    files.make_dir("a/b")
+    files.remove("a", recursive=True)
+    sandbox.shell("ln -s moved link")
+    assert ("symlink", "file") == (files.stat("link").kind, files.stat("link", follow=True).kind)
+    files.write("text", "ä")
+    assert "ä" == files.read_text("text")
+
+
+def test_files_as_streams(sandbox: RemoteSandbox) -> None:
+    with sandbox.files.open_write("streamed") as file:
+        file.write(b"one ")
+        file.write(b"two")
+    with sandbox.files.open_read("streamed") as file:
+        assert (b"one", b" two") == (file.read(3), file.read())
+
+
+def test_what_is_wrong_with_a_path_is_said(sandbox: RemoteSandbox) -> None:
+    files = sandbox.files
+    files.make_dir("full/inner")
+    for error, call in (
+        (FileNotFound, lambda: files.read("none")),
+        (FileNotFound, lambda: files.open_write("none/file")),
+        (IsADirectory, lambda: files.read("full")),
+        (DirectoryNotEmpty, lambda: files.remove("full")),
+        (PermissionDenied, lambda: files.write("/usr/bin/x", b"")),
+        (FileNotFound, lambda: files.remove("none")),
+        (FileNotFound, lambda: files.upload("/no/such/file", "x")),
+        (FileNotFound, lambda: files.download("none", "/tmp/never")),
+    ):
+        with pytest.raises(error):
+            call()
+
+
+def test_trees_go_in_and_out_whole(sandbox: RemoteSandbox, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    (tree / "below" / "tool").write_bytes(os.urandom(2_000_000))
+    (tree / "below" / "tool").chmod(0o755)
+    (tree / "link").symlink_to("/etc/passwd")
+    seen: list[int] = []
+    sandbox.files.upload(str(tree), "copy", progress=lambda count, _name: seen.append(count))
+    sandbox.files.download("copy", str(tmp_path / "back"))
+
+    back = tmp_path / "back"
+    assert (tree / "below" / "tool").read_bytes() == (back / "below" / "tool").read_bytes()
+    assert 0o755 == (back / "below" / "tool").stat().st_mode & 0o777
+    assert "/etc/passwd" == os.readlink(back / "link")
+    assert seen[-1] >= 2_000_000
+    os.mkfifo(tree / "pipe")
+    with pytest.raises(FileError):
+        sandbox.files.upload(str(tree), "again")
+
+
+def test_a_server_inside_is_reached(sandbox: RemoteSandbox, tmp_path: Path) -> None:
+    server = sandbox.start(["python3", "-c", SERVER])
+    assert b"up\n" == server.stdout.read(20)
+    with sandbox.connect(8000) as peer:
+        peer.sendall(b"x" * 200_000)
+        peer.shutdown(socket.SHUT_WR)
+        assert b"got 200000 bytes" == peer.recv(100)
+        assert b"" == peer.recv(100)
+    with sandbox.expose(8000) as exposure:
+        host, port = exposure.address
+        assert "127.0.0.1" == host
+        for _ in range(2):
+            with socket.create_connection((str(host), int(port)), 20) as peer:
+                peer.sendall(b"abc")
+                peer.shutdown(socket.SHUT_WR)
+                assert b"got 3 bytes" == peer.recv(100)
+    path = str(tmp_path / "socket")
+    sandbox.expose(8000, unix=path)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(path)
+        peer.shutdown(socket.SHUT_WR)
+        assert b"got 0 bytes" == peer.recv(100)
+
+
+def test_nobody_listens_inside(sandbox: RemoteSandbox) -> None:
+    with pytest.raises(ConnectError):
+        sandbox.connect(9)
+    with pytest.raises(InvalidRequest):
+        sandbox.connect(0)
+    with sandbox.expose(9) as exposure:
+        host, port = exposure.address
+        peer = socket.create_connection((str(host), int(port)), 20)
+        with peer, pytest.raises(ConnectionResetError):
+            assert b"" != peer.recv(100)
+
+
+async def test_files_of_the_asynchronous_half(async_client: AsyncClient, tmp_path: Path) -> None:
+    async with await async_client.create() as sandbox:
+        await sandbox.files.write("file", b"content")
+        await sandbox.files.download("file", str(tmp_path / "file"))
+        assert b"content" == (tmp_path / "file").read_bytes()
+        with await sandbox.files.open_read("file") as file:
+            assert b"content" == file.read()
+        with pytest.raises(FileNotFound):
+            await sandbox.files.read("none")
+        with pytest.raises(ConnectError):
+            await sandbox.connect(9)
