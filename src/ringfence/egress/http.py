@@ -12,7 +12,7 @@ from .aside import Aside
 from .http_answer import answer_length, parse_answer, switches
 from .http_body import LAST_CHUNK, Body, chunk
 from .http_fields import CHUNKED, UNTIL_CLOSE
-from .http_head import parse_request
+from .http_head import check_beginning, parse_request
 from .http_reader import Reader
 from .loop import Deadline, both
 from .refused import Refused
@@ -87,7 +87,7 @@ async def read_request(
     """
     try:
         with Deadline(limits.header_s):
-            data = await reader.head(limits.header_bytes, status=431)
+            data = await reader.head(limits.header_bytes, status=431, check=check_beginning)
     except TimeoutError:
         raise Refused(f"no request head within {limits.header_s:g} s", status=408) from None
     return parse_request(data, scheme, port) if data else None

@@ -98,6 +98,21 @@ def head_end(data: bytes | bytearray, limit: int) -> int:
     return end + len(END)
 
 
+def check_beginning(data: bytes | bytearray) -> None:
+    """Refuse at once what can be no request any more, before its head has ended.
+
+    Who speaks another protocol waits for an answer, and would until its time is up.
+
+    Raises:
+        Refused: As `parse_request` would.
+    """
+    end = data.find(b"\n")
+    if end >= 0:
+        _request_line(bytes(data[:end]).removesuffix(b"\r"))
+    else:
+        _check_method(bytes(data[: _LONGEST_METHOD + 1]).partition(b" ")[0])
+
+
 def parse_request(data: bytes, scheme: str = "http", port: int | None = None) -> RequestHead:
     """Read a whole head, as `head_end` cut it out.
 
@@ -140,10 +155,7 @@ def _request_line(line: bytes) -> tuple[str, str, str]:
     if len(parts) != 3:
         _bad("its first line is not METHOD TARGET VERSION")
     method, target, version = parts
-    # Upper case only: methods are case-sensitive, and a rule for GET must not be passed by `get`.
-    is_word = 0 < len(method) <= _LONGEST_METHOD and method[:1] != b"-"
-    if not is_word or method.translate(None, _CAPITALS + b"-"):
-        _bad("its method is not a word in capitals")
+    _check_method(method)
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         _bad("its version is not HTTP/1.1 or HTTP/1.0", 505)
     if not target or target.translate(None, _IN_TARGET):
@@ -152,6 +164,13 @@ def _request_line(line: bytes) -> tuple[str, str, str]:
         # They send the head back as it arrived: with headers that were added on the way.
         _bad(f"{method.decode()} shows what was added on the way", 405)
     return method.decode(), target.decode(), version.decode()
+
+
+def _check_method(method: bytes) -> None:
+    # Upper case only: methods are case-sensitive, and a rule for GET must not be passed by `get`.
+    is_word = 0 < len(method) <= _LONGEST_METHOD and method[:1] != b"-"
+    if not is_word or method.translate(None, _CAPITALS + b"-"):
+        _bad("its method is not a word in capitals")
 
 
 def _host(fields: Fields) -> str:

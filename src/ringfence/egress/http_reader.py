@@ -7,6 +7,8 @@ from .refused import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .streams import Stream
 
 PIECE = 1 << 18
@@ -23,8 +25,13 @@ class Reader:
         self.stream = stream
         self._buffer = bytearray(first)
 
-    async def head(self, most: int, *, status: int) -> bytes:
+    async def head(
+        self, most: int, *, status: int, check: Callable[[bytearray], None] | None = None
+    ) -> bytes:
         """The next head, up to its blank line; b"" when the stream ends before one begins.
+
+        Args:
+            check: Is shown what there is of a head that has not ended, and may raise.
 
         Raises:
             Refused: It is longer than `most` bytes (`status`), or the stream ends inside it.
@@ -34,6 +41,8 @@ class Reader:
             seen = len(self._buffer)
             if seen >= most:
                 raise Refused(f"a head of more than {most} bytes", status=status)
+            if check is not None and seen:
+                check(self._buffer)
             data = await self.stream.read(PIECE)
             if not data:
                 if self._buffer:

@@ -386,7 +386,9 @@ def test_http_2_without_tls_is_cut(limited: Sandbox, world: World, port: int) ->
     assert [] == world.left(mark, kind="request")
 
 
-@pytest.mark.parametrize("say", ["SSH-2.0-x\r\n", "\x16\x03\x01\0\5\1\0\0\1x", "\0\0\0\0"])
+@pytest.mark.parametrize(
+    "say", ["SSH-2.0-x\r\n", "EHLO me\r\n", "quit", "\x16\x03\x01\0\5\1\0\0\1x", "\0\0\0\0"]
+)
 def test_port_80_takes_nothing_but_http(limited: Sandbox, world: World, say: str) -> None:
     mark = world.mark()
 

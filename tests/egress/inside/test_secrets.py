@@ -227,6 +227,39 @@ class TestPrograms:
         for request in requests(world, mark):
             assert [f"Bearer {SECRET}"] == headers(request, "authorization")
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "curl -sSf --http2 -w '%{http_version}' https://a.test/ | grep 1.1$",
+            "git -c http.version=HTTP/2 ls-remote https://git.test/lab.git",
+        ],
+        ids=["curl", "git"],
+    )
+    def test_http_2_is_asked_for_and_http_1_is_spoken(
+        self, world: World, everything: Sandbox, line: str
+    ) -> None:
+        require(line.split()[0])
+        mark = world.internet.mark()
+
+        result = everything.exec(["sh", "-c", line], timeout_s=30)
+
+        assert result.ok, result.stderr_text
+        assert requests(world, mark)
+
+    def test_who_speaks_nothing_but_http_2_is_told_so(self, everything: Sandbox) -> None:
+        """gRPC, above all: refused in the handshake, not left waiting."""
+        program = (
+            "import socket, ssl\n"
+            "context = ssl.create_default_context()\n"
+            "context.set_alpn_protocols(['h2'])\n"
+            "with socket.create_connection(('a.test', 443), 10) as sock:\n"
+            "    context.wrap_socket(sock, server_hostname='a.test')\n"
+        )
+        result = everything.exec(["python3", "-c", program], timeout_s=30)
+
+        assert "no application protocol" in result.stderr_text
+        assert any("speaks only 'h2'" in event.reason for event in everything.network_log())
+
     @pytest.mark.parametrize("name", ["curl", "git", "wget", "java"])
     def test_without_any_variable(self, everything: Sandbox, name: str) -> None:
         """Those that look where the system keeps its roots find the sandbox's there."""
