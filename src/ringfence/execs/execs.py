@@ -19,6 +19,7 @@ from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..spool.spool import Spool
 from ..store.execs import ExecRecord
+from .keeping import Keeping
 from .pump import SpooledPump
 from .run import Run
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 EXEC = "exec"
 SPOOL = "spool"
 KEPT_BYTES = 64 << 20
+MOST_BYTES = 8 << 30
+MOST_RECORDS = 20_000
 
 
 class Execs:
@@ -42,9 +45,18 @@ class Execs:
     Args:
         manager: Whose sandboxes they run in; its store remembers them.
         kept_bytes: Of each stream on disk, where neither request nor sandbox says.
+        most_bytes: On disk, of all together; beyond it the output that ended first goes first.
+        most_records: Of execs that have ended.
     """
 
-    def __init__(self, manager: SessionManager, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        kept_bytes: int = KEPT_BYTES,
+        *,
+        most_bytes: int = MOST_BYTES,
+        most_records: int = MOST_RECORDS,
+    ) -> None:
         self._manager, self._records = manager, manager.store.execs
         self._kept_bytes = kept_bytes
         directory = manager.store.directory
@@ -53,6 +65,7 @@ class Execs:
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}  # running, or ended and not written down
         self._reactor = Reactor()
+        self._keeping = Keeping(manager.store, self.directory, most_bytes, most_records)
         self._recover()
 
     # -- starting -----------------------------------------------------------------------------
@@ -68,6 +81,7 @@ class Execs:
         run = self._new_run(live, request)
         self._put(run.view())
         try:
+            run.prepare()
             begun = live.watched.start(request, label=run.id)
         except BaseException:
             with suppress(RingfenceError):
@@ -129,6 +143,7 @@ class Execs:
         if written:
             with self._lock:
                 self._runs.pop(run.id, None)
+        self._keeping.came(sum(track.kept_bytes for track in run.spool.tracks))
 
     def _put(self, view: ExecView) -> None:
         text = json.dumps(view.to_json())
@@ -191,18 +206,14 @@ class Execs:
                 run.spool.close()
                 self._end(run, run.problem(lost))
                 continue
+            with suppress(RingfenceError):
+                run.prepare()
             request = ExecRequest(view.argv, timeout_s=view.timeout_s, pty=view.pty)
             self._attend(live, run, live.watched.adopt(begun), request)
 
-    def tidy(self) -> None:
-        """Remove the output of sandboxes that nobody remembers."""
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self.directory):
-                if self._manager.store.sandbox(name) is None:
-                    shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
-
     def close(self) -> None:
-        """Forget what is not on disk."""
+        """Remove nothing more; forget what is not on disk. What runs is not touched."""
+        self._keeping.close()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

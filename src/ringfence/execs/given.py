@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import struct
 
-from ..errors import ExecError, LifecycleError
+from ..errors import ExecError, LifecycleError, ResourceExhausted
 
 _PAIR = struct.Struct("<QQ")  # what may have been given, what has been
 
 
 class Given:
-    """A count of bytes in a file of its own, made with the first of them.
+    """A count of bytes in a file of its own.
 
     Before each write it says how far that may get, and after it how far it got. Of a process that was
     killed in between nobody knows; then no more input is taken, rather than some of it twice.
@@ -29,6 +29,26 @@ class Given:
                 self._most, self.count = _PAIR.unpack(file.read(_PAIR.size))
         except (FileNotFoundError, struct.error):
             pass
+
+    def open(self) -> None:
+        """Make the file, before anything is given: to write in it needs no more room then.
+
+        Raises:
+            ResourceExhausted: There is none.
+        """
+        if self._fd >= 0:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            self._fd = os.open(self._path, flags, 0o600)
+            self._write()
+        except OSError as exc:
+            self.close()
+            raise ResourceExhausted(
+                f"no room to count input in {self._path}: {exc.strerror}",
+                hint="free space or inodes there",
+            ) from exc
 
     def accept(self, offset: int, size: int) -> int:
         """How many bytes of a piece of input have been given before.
@@ -68,8 +88,4 @@ class Given:
             os.close(fd)
 
     def _write(self) -> None:
-        if self._fd < 0:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o600)
         os.pwrite(self._fd, _PAIR.pack(self._most, self.count), 0)

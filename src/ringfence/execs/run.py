@@ -42,9 +42,23 @@ class Run:
         self._view = view
         self._pump: SpooledPump | None = None
         self._lock = threading.Lock()
-        self._given: Given | None = None
+        self._given = Given(os.path.join(spool.directory, _STDIN)) if self.takes_input else None
         if not view.running:
             self.done.set_result(None)
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether clients may write to it."""
+        return self._view.running and (self._view.stream_stdin or self._view.pty is not None)
+
+    def prepare(self) -> None:
+        """What must be there before it begins.
+
+        Raises:
+            ResourceExhausted: The disk is full.
+        """
+        if self._given is not None:
+            self._given.open()
 
     def attend(self, pump: SpooledPump) -> None:
         """It has begun, and this is what moves its bytes."""
@@ -218,8 +232,6 @@ class Run:
     def _writable(self) -> Given:
         if self._pump is None:
             raise LifecycleError(f"exec {self.id} has ended")
-        if not self._view.stream_stdin and self._view.pty is None:
-            raise ExecError("it takes no input", hint='start it with "stream_stdin": true')
         if self._given is None:
-            self._given = Given(os.path.join(self.spool.directory, _STDIN))
+            raise ExecError("it takes no input", hint='start it with "stream_stdin": true')
         return self._given

@@ -147,7 +147,12 @@ class Track:
     def dropped_bytes(self) -> int:
         """How many bytes that came are kept no more, or never were."""
         total = self.total
-        return total - sum(end - start for start, end in self.kept)
+        return total - self.kept_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes are on disk."""
+        return sum(end - start for start, end in list(self.segments.spans))
 
     def ends(self, limit: int) -> tuple[bytes, int]:
         """The first and the last bytes, `limit` at most, and how many of all are not among them."""

@@ -1,0 +1,195 @@
+"""Execs that are kept: within bounds, on a full disk, and over the end of whoever kept them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence.backends.fake import FakeBackend
+from ringfence.errors import ExecNotFound, LifecycleError, SandboxLost
+from ringfence.execs.execs import Execs
+from ringfence.execs.given import Given
+from ringfence.execs.run import Run
+from ringfence.model.exec import ExecRequest
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.live import Live
+from ringfence.sessions.manager import SessionManager
+from ringfence.spool.order import OUT
+from tests.features import require
+from tests.native.callers import Caller
+
+CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[SessionManager]:
+    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[FakeBackend()]) as made:
+        yield made
+
+
+@pytest.fixture
+def live(manager: SessionManager) -> Live:
+    found = manager.book.find(manager.acquire(client_id="ann").id)
+    assert found is not None
+    return found
+
+
+def run(execs: Execs, live: Live, script: str) -> Run:
+    begun = execs.start(live, ExecRequest(("sh", "-c", script)))
+    begun.done.result(PATIENCE_S)
+    return begun
+
+
+def test_an_exec_is_found_again_by_whoever_comes_later(manager: SessionManager, live: Live) -> None:
+    first = Execs(manager)
+    begun = run(first, live, "echo hello; exit 3")
+    first.close()
+    second = Execs(manager)
+    found = second.find(live.sandbox_id, begun.id)
+
+    assert (3, b"hello\n") == (found.result().exit_code, found.result().stdout)
+    assert found.view() == begun.view()
+    with pytest.raises(ExecNotFound):
+        second.find("sbx-another", begun.id)
+    with pytest.raises(LifecycleError):
+        found.give(0, memoryview(b"x"))
+    second.close()
+
+
+def test_one_whose_end_nobody_saw_is_lost(manager: SessionManager, live: Live) -> None:
+    first = Execs(manager)
+    begun = first.start(live, ExecRequest(("sleep", "1000")))
+    second = Execs(manager)  # the fake keeps nothing for anybody
+    found = second.find(live.sandbox_id, begun.id)
+
+    with pytest.raises(SandboxLost):
+        found.result()
+    assert ("lost", None) == (found.view().state, found.view().status)
+    begun.kill()
+    first.close()
+    second.close()
+
+
+def test_output_that_ended_first_goes_first_and_its_loss_is_told(
+    manager: SessionManager, live: Live, tmp_path: Path
+) -> None:
+    execs = Execs(manager, most_bytes=250, most_records=4)
+    made = [run(execs, live, "echo " + "x" * 99) for _ in range(5)]
+    execs._keeping.tidy()
+    left = {each.id for each in execs.list(live.sandbox_id)}
+    on_disk = {path.name for path in (tmp_path / "spool" / live.sandbox_id).iterdir()}
+    gone = execs.find(live.sandbox_id, made[2].id)
+
+    assert {each.id for each in made[1:]} == left
+    assert {each.id for each in made[3:]} == on_disk
+    assert (0, 100, b"") == (
+        gone.result().exit_code,
+        gone.result().stdout_dropped_bytes,
+        gone.result().stdout,
+    )
+    assert 100 == gone.spool.tracks[OUT].dropped_bytes
+    execs.close()
+
+
+def test_what_belongs_to_no_sandbox_is_removed(
+    manager: SessionManager, live: Live, tmp_path: Path
+) -> None:
+    stray = tmp_path / "spool" / "sbx-unknown" / "exec-1"
+    stray.mkdir(parents=True)
+    execs = Execs(manager)
+    kept = run(execs, live, "echo kept")
+    execs._keeping.tidy()
+    execs.close()
+
+    assert not stray.parent.exists()
+    assert b"kept\n" == execs.find(live.sandbox_id, kept.id).result().stdout
+
+
+def test_without_a_state_directory_nothing_is_left(tmp_path: Path) -> None:
+    with SessionManager(CONFIG, backends=[FakeBackend()]) as manager:
+        live = manager.book.find(manager.acquire(client_id="ann").id)
+        assert live is not None
+        execs = Execs(manager)
+        assert b"x\n" == run(execs, live, "echo x").result().stdout
+        execs.close()
+    assert not os.path.exists(execs.directory)
+
+
+def test_input_of_which_nobody_knows_whether_it_arrived_is_never_sent_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "x" / "stdin")
+    sure = Given(path)
+    sure.open()
+    sure.begin(10)
+    sure.end(7)
+    assert (7, 5) == (Given(path).count, Given(path).accept(0, 5))
+    sure.begin(3)  # and killed
+    with pytest.raises(Exception, match="bytes 7 to 10"):
+        Given(path).accept(7, 3)
+    sure.close()
+
+
+_FULL = """
+import ctypes, tempfile
+from ringfence.backends.fake import FakeBackend
+from ringfence.errors import ResourceExhausted
+from ringfence.execs.execs import Execs
+from ringfence.model.exec import ExecRequest
+from ringfence.sessions import ManagerConfig, PoolConfig, SessionManager
+libc = ctypes.CDLL(None, use_errno=True)
+place = tempfile.mkdtemp()
+assert 0 == libc.mount(b"none", place.encode(), b"tmpfs", 0, sys.argv[1].encode())
+config = ManagerConfig(pool=PoolConfig(enabled=False))
+manager = SessionManager(config, state_dir=place + "/state", backends=[FakeBackend()])
+live = manager.book.find(manager.acquire(client_id="ann").id)
+execs = Execs(manager)
+running = execs.start(live, ExecRequest(("sh", "-c", "cat; exit 3"), stream_stdin=True))
+fill = open(place + "/filler", "wb", buffering=0)
+try:
+    while True:
+        fill.write(b"x" * 4096)
+except OSError:
+    pass
+refused = None
+for _ in range(200):
+    try:
+        execs.start(live, ExecRequest(("true",)))
+    except ResourceExhausted as exc:
+        refused = exc.code
+        break
+data = memoryview(bytes(600_000))
+given = 0
+while given < len(data):
+    given = running.give(given, data[given:])
+running.end_input(given)
+running.done.result(20)
+view = running.view()
+found = execs.find(live.sandbox_id, running.id).view()
+fill.close()
+os.unlink(place + "/filler")
+again = execs.start(live, ExecRequest(("sh", "-c", "echo again")))
+again.done.result(20)
+say([refused, view.status.exit_code, view.storage_fault, view.stdout_bytes, view.stdout_dropped_bytes,
+     found == view, again.result().stdout.decode()])
+execs.close()
+manager.close()
+libc.umount2(place.encode(), 2)
+os.rmdir(place)
+"""
+
+
+def test_a_full_disk_kills_nothing_and_hides_nothing() -> None:
+    require("user namespaces")
+    under = ("unshare", "--user", "--map-root-user", "--mount")
+    with Caller(_FULL, "size=900k", under=under) as caller:
+        refused, code, fault, came, dropped, found, again = caller.hear()
+
+    assert refused
+    assert (3, os.strerror(28)) == (code, fault)
+    assert 600_000 == came
+    assert 0 < dropped <= came
+    assert found
+    assert "again\n" == again
