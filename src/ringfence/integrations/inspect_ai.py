@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class RingfenceConfig(BaseModel, extra="allow", frozen=True):
-    """Keyword arguments of `Sandbox.create`, and the server where not here. A TOML or JSON file has the same."""
+    """Keyword arguments of `Sandbox.create`, and the server where not here; a file has the same."""
 
     server: str | None = None
 

@@ -26,11 +26,12 @@ class Files:
     def __init__(self, inner: BackendFiles) -> None:
         self._inner = inner
 
-    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """The whole file, or its first `max_bytes`."""
+    def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
+        """The whole file, or of what follows `offset` the first `max_bytes`."""
         stream = self._inner.open_read(path)
         try:
             with stream as file:
+                file.seek(offset)
                 return file.read(-1 if max_bytes is None else max_bytes)
         except OSError as exc:
             raise _typed(exc, path) from exc

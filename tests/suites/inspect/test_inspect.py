@@ -24,6 +24,7 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironment
 from tests.suites import at_once
+from tests.suites.examples import output_of
 from tests.suites.places import options
 
 
@@ -126,3 +127,7 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
     crowd = range(at_once.CROWD)
     assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "5891b5b5 1.0\n" == output_of("inspect_task", tmp_path)

@@ -12,6 +12,7 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from ringfence.integrations.langchain import RingfenceBackend
 from tests.suites import at_once
+from tests.suites.examples import output_of
 from tests.suites.places import options
 
 # The suite is older than the contract of deepagents 0.7: these fail there for every backend.
@@ -109,3 +110,7 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
     crowd = range(at_once.CROWD)
     assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "sandbox\n5050\n" in output_of("langchain_agent", tmp_path)

@@ -18,6 +18,7 @@ from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from ringfence.integrations.pydantic_ai import RingfenceWorkspace
 from tests.suites import at_once
+from tests.suites.examples import output_of
 from tests.suites.places import options
 
 pytestmark = pytest.mark.anyio
@@ -116,3 +117,7 @@ async def test_fifty_at_once(tmp_path: Path, made: list[RingfenceWorkspace]) -> 
         for number in range(at_once.CROWD):
             tasks.start_soon(one, number)
     assert [0] * at_once.CROWD == codes
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "sandbox\n42\n" == output_of("pydantic_ai_agent", tmp_path)

@@ -1,0 +1,62 @@
+"""`ringfence mcp`: reads the options; serving is `ringfence.integrations.mcp`'s."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import BackendUnavailable, InvalidRequest
+from .commands import MCP
+from .options import no_arguments, parse
+from .request import make_spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+TOKEN = "RINGFENCE_MCP_TOKEN"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until the client is gone; returns the exit code."""
+    given, rest = parse(MCP, argv)
+    if "help" in given:
+        from .help import help_of
+
+        sys.stdout.write(help_of(MCP))
+        return 0
+    no_arguments(MCP, rest)
+    options: dict[str, Any] = {"spec": make_spec(given, [])}
+    if "backend" in given:
+        options["backend"] = given["backend"]
+    address = _address(given["http"]) if "http" in given else None
+    try:
+        from ..integrations.mcp.server import serve_http, serve_stdio
+    except ImportError as exc:
+        raise BackendUnavailable(
+            f"the MCP SDK is not installed: {exc}", hint='pip install "ringfence[mcp]"'
+        ) from exc
+    from ..integrations.origin import Origin
+
+    origin = Origin(options, given.get("server"))
+    if address is None:
+        serve_stdio(origin)
+    else:
+        serve_http(origin, *address, os.environ.get(TOKEN, ""))
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if host not in _LOOPBACK:
+        raise InvalidRequest(
+            f"{text!r} can be reached by others, and nobody here asks them who they are",
+            field="http",
+            hint=f"127.0.0.1:{port or 'PORT'}, behind a proxy that does",
+        )
+    if not port.isascii() or not port.isdigit() or not int(port) <= 65_535:
+        raise InvalidRequest(f"{text!r} is not HOST:PORT", field="http")
+    return host, int(port)

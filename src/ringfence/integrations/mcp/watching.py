@@ -1,0 +1,101 @@
+"""Waiting for a process on a client's behalf: with progress, and without waiting for ever."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ...errors import ResourceExhausted, RingfenceError
+from .. import outcome
+from .results import ProcessAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Any
+
+    from mcp.server.mcpserver import Context
+
+    from ...sandbox.aio import AsyncProcess, AsyncStream
+    from .sandboxes import Held
+
+_EVERY_S = 2.0
+MOST_PROCESSES = 32
+
+
+@asynccontextmanager
+async def progress(ctx: Context[Any, Any], what: str, last: list[str]) -> AsyncIterator[None]:
+    """Tell the client every two seconds that `what` still runs, and the last line that it wrote."""
+    began = time.monotonic()
+
+    async def tell() -> None:
+        while True:
+            await anyio.sleep(_EVERY_S)
+            elapsed = time.monotonic() - began
+            line = last[0] if last else ""
+            await ctx.report_progress(elapsed, None, f"{what}: {line}" if line else what)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+def keeper_of(last: list[str]) -> Any:
+    """A callback that keeps the last line of the output in `last`."""
+
+    def keep(data: bytes) -> None:
+        lines = data.decode("utf-8", "replace").strip().rsplit("\n", 1)
+        if lines[-1]:
+            last[:] = [lines[-1][:200]]
+
+    return keep
+
+
+def remember(held: Held, process: AsyncProcess) -> str:
+    """Give a process a name that a model can copy.
+
+    Raises:
+        ResourceExhausted: Too many run already.
+    """
+    ended = [name for name, each in held.processes.items() if not each.running]
+    if len(held.processes) - len(ended) >= MOST_PROCESSES:
+        raise ResourceExhausted(f"{MOST_PROCESSES} processes run already", hint="stop one first")
+    name = f"p{1 + max((int(name[1:]) for name in held.processes), default=0)}"
+    held.processes[name] = process
+    return name
+
+
+async def look(held: Held, name: str, wait_s: float) -> ProcessAnswer:
+    """What a process wrote since the last look, waiting until it writes or ends.
+
+    Raises:
+        RingfenceError: There is none of that name.
+    """
+    process = held.processes.get(name)
+    if process is None:
+        raise RingfenceError(f"no process {name!r}", hint=f"there are {', '.join(held.processes)}")
+    out = await _news(process.stdout, wait_s if process.running else 0.0)
+    err = await _news(process.stderr, 0.0)
+    if process.running:
+        return ProcessAnswer(sandbox=held.name, process=name, running=True, stdout=out, stderr=err)
+    result = await process.wait()
+    return ProcessAnswer(
+        sandbox=held.name,
+        process=name,
+        running=False,
+        stdout=out + await _news(process.stdout, 0.0),
+        stderr=err + await _news(process.stderr, 0.0),
+        exit_code=outcome.exit_code(result),
+    )
+
+
+async def _news(stream: AsyncStream, wait_s: float) -> str:
+    try:
+        return (await stream.read(wait_s)).decode("utf-8", "replace")
+    except TimeoutError:
+        return ""

@@ -1,0 +1,302 @@
+"""The conformance suite of the protocol over our own app, and what our tools do over both transports."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from mcp.client.client import Client
+from mcp.client.session import ClientSession
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from ringfence.integrations.mcp import server as serving
+from ringfence.integrations.origin import Origin
+from tests.suites import at_once
+from tests.suites.examples import output_of
+from tests.suites.mcp import asking, plain
+from tests.suites.places import options
+
+pytestmark = pytest.mark.anyio
+
+FIXTURES = (
+    plain.add_content,
+    plain.add_logging,
+    plain.add_resources,
+    plain.add_prompts,
+    asking.add_requests,
+    asking.add_input_required,
+)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Serving(threading.Thread):
+    """uvicorn on a port of its own."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/mcp"
+        self.uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+
+    def run(self) -> None:
+        self.uvicorn.run(sockets=[self.listener])
+
+    def __enter__(self) -> str:
+        self.start()
+        return self.url
+
+    def __exit__(self, *_exc: object) -> None:
+        self.uvicorn.should_exit = True
+        self.join()
+        self.listener.close()
+
+
+@pytest.fixture
+def with_fixtures(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    real = serving.make_server
+
+    def make_server(*args: Any, **settings: Any) -> Any:
+        server = real(*args, **settings)
+        for add in FIXTURES:
+            add(server)
+        return server
+
+    monkeypatch.setattr(serving, "make_server", make_server)
+    with Serving(serving.http_app(Origin(options()), host="127.0.0.1")) as url:
+        yield url
+
+
+@pytest.mark.parametrize(("revision", "scenarios"), [("2025-11-25", 30), ("2026-07-28", 37)])
+def test_conformance(with_fixtures: str, tmp_path: Path, revision: str, scenarios: int) -> None:
+    script = Path(os.environ["RINGFENCE_SUITE_NPM"]) / "node_modules/@modelcontextprotocol"
+    run = subprocess.run(
+        [
+            os.environ["RINGFENCE_SUITE_NODE"],
+            str(script / "conformance/dist/index.js"),
+            *("server", "--url", with_fixtures, "--requirements", revision),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    summary, _, unscored = run.stdout.partition("=== SUMMARY ===")[2].partition("Not scored")
+    passed = set(re.findall(r"^✓ (\S+):", summary, re.MULTILINE))
+    others = set(re.findall(r"^ +[✓✗] (\S+)", unscored, re.MULTILINE))
+
+    assert 0 == run.returncode, run.stdout[-6000:]
+    assert scenarios == len(passed - others)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Serving(serving.http_app(Origin(options()), host="127.0.0.1")) as url:
+        yield url
+
+
+@asynccontextmanager
+async def over_http(url: str) -> AsyncIterator[ClientSession]:
+    """A session that the server knows, as of 2025-11-25."""
+    async with (
+        streamable_http_client(url) as streams,
+        ClientSession(streams[0], streams[1]) as session,
+    ):
+        await session.initialize()
+        yield session
+
+
+@asynccontextmanager
+async def over_stdio(*arguments: str) -> AsyncIterator[ClientSession]:
+    """The command, as a client starts it."""
+    parameters = StdioServerParameters(
+        command="ringfence", args=["mcp", *arguments], env=dict(os.environ)
+    )
+    async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        yield session
+
+
+async def call(session: ClientSession, tool: str, **arguments: Any) -> dict[str, Any]:
+    result = await session.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    return dict(result.structured_content or {})
+
+
+async def run(session: ClientSession, command: str, **arguments: Any) -> str:
+    return str((await call(session, "run_command", command=command, **arguments))["stdout"])
+
+
+async def test_the_command_over_stdio(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    async with over_stdio("--mount", f"{tmp_path}:/work:rw", "--workdir", "/work") as session:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        await call(session, "write_file", path="step.py", content="print(6 * 7)")
+        await call(session, "edit_file", path="step.py", old="7", new="8")
+        answer = await call(session, "run_command", command="python step.py; pwd >&2; exit 3")
+        code = await call(session, "run_code", code="print(1 + 1)")
+        read = await call(session, "read_file", path="/work/step.py")
+        listed = await call(session, "list_files")
+
+    assert ("48\n", "/work\n", 3) == (answer["stdout"], answer["stderr"], answer["exit_code"])
+    assert ("2\n", "print(6 * 8)") == (code["stdout"], read["content"])
+    assert "step.py" in [entry["name"] for entry in listed["entries"]]
+    assert b"print(6 * 8)" == (tmp_path / "step.py").read_bytes()
+    assert all(tool.annotations for tool in tools.values())
+    assert ["fetch_outputs"] == [name for name, tool in tools.items() if not tool.output_schema]
+
+
+async def test_processes_outputs_and_reset(url: str) -> None:
+    async with over_http(url) as session:
+        name = (await call(session, "start_process", command="echo up; sleep 4351"))["process"]
+        seen = await call(session, "watch_process", process=name, wait_s=30)
+        stopped = await call(session, "stop_process", process=name)
+        gone = await run(session, "pgrep -f 'sleep 435[1]'; true")
+        await run(session, "echo made > $RINGFENCE_OUTPUTS_DIR/a.txt")
+        outputs = await session.call_tool("fetch_outputs", {})
+        await call(session, "reset")
+        fresh = await run(session, "ls $RINGFENCE_OUTPUTS_DIR")
+
+    assert ("up\n", True) == (seen["stdout"], seen["running"])
+    assert (False, 137) == (stopped["running"], stopped["exit_code"])
+    assert ("", "") == (gone, fresh)
+    assert "made\n" == outputs.content[1].resource.text
+
+
+async def test_errors_are_for_the_model(url: str) -> None:
+    async with over_http(url) as session:
+        missing = await session.call_tool("read_file", {"path": "/nothing"})
+        await call(session, "write_file", path="twice", content="a a")
+        twice = await session.call_tool("edit_file", {"path": "twice", "old": "a", "new": "b"})
+
+    assert missing.is_error
+    assert "No such file" in missing.content[0].text
+    assert twice.is_error
+    assert "2 times" in twice.content[0].text
+
+
+async def test_sessions_do_not_meet(url: str) -> None:
+    async with over_http(url) as one, over_http(url) as other:
+        await run(one, "echo secret > /tmp/mine; sleep 4352 >/dev/null 2>&1 &")
+        assert "secret\n" == await run(one, "cat /tmp/mine")
+        assert "" == await run(other, "cat /tmp/mine; pgrep -f 'sleep 435[2]'")
+
+
+async def test_without_sessions_the_sandbox_has_a_name(url: str) -> None:
+    """Protocol 2026-07-28."""
+    async with Client(url, mode="2026-07-28") as client:
+        first = await client.call_tool("run_command", {"command": "echo mine > a; cat a"})
+        name = first.structured_content["sandbox"]
+        again = await client.call_tool("read_file", {"path": "a", "sandbox": name})
+        other = await client.call_tool("read_file", {"path": "a"})
+        guessed = await client.call_tool("read_file", {"path": "a", "sandbox": "x" * len(name)})
+        await client.call_tool("reset", {"sandbox": name})
+        after = await client.call_tool("read_file", {"path": "a", "sandbox": name})
+
+    assert "mine\n" == again.structured_content["content"]
+    assert [True] * 3 == [answer.is_error for answer in (other, guessed, after)]
+    assert "it has ended" in after.content[0].text
+
+
+async def test_long_work_tells_how_far_it_is(url: str) -> None:
+    told: list[str | None] = []
+
+    async def tell(_progress: float, _total: float | None, message: str | None) -> None:
+        told.append(message)
+
+    async with over_http(url) as session:
+        # Ends itself once the first notification is on its way.
+        command = {"command": "echo step one; sleep 2.5"}
+        await session.call_tool("run_command", command, progress_callback=tell)
+    assert told == ["running: step one"]
+
+
+async def test_cancelled_it_leaves_no_process(url: str) -> None:
+    async with over_http(url) as session:
+        with anyio.move_on_after(120) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, session, "echo > /tmp/began; setsid sleep 4353 & wait")
+                while "began" not in await run(session, "ls /tmp"):
+                    await anyio.sleep(0.05)
+                tasks.cancel_scope.cancel()
+            while await run(session, "pgrep -f 'sleep 435[3]'; true"):
+                await anyio.sleep(0.05)
+    assert not scope.cancelled_caught
+
+
+async def test_a_session_that_ends_takes_its_sandbox_along(url: str, tmp_path: Path) -> None:
+    marker = "sleep 4354"
+    async with over_http(url) as session:
+        await call(session, "start_process", command=marker)
+        while not _runs(marker):
+            await anyio.sleep(0.05)
+    while _runs(marker):
+        await anyio.sleep(0.05)
+
+
+def _runs(marker: str) -> bool:
+    wanted = marker.replace(" ", "\0").encode()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if entry.read_bytes().rstrip(b"\0") == wanted:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+async def test_without_the_token_nobody_comes_in() -> None:
+    import httpx2
+
+    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="t0p")) as url:
+        async with httpx2.AsyncClient() as client:
+            refused = [
+                (await client.post(url, json={}, headers=headers)).status_code
+                for headers in ({}, {"authorization": "Bearer t0q"})
+            ]
+            let_in = await client.post(url, json={}, headers={"authorization": "Bearer t0p"})
+    assert [401, 401] == refused
+    assert 401 != let_in.status_code
+
+
+async def test_fifty_at_once(tmp_path: Path) -> None:
+    app = serving.http_app(Origin(options(mounts=[at_once.mount(tmp_path)])), host="127.0.0.1")
+    codes: list[int] = []
+
+    async def one(url: str, number: int) -> None:
+        async with over_http(url) as session:
+            answer = await call(session, "run_command", command=at_once.script(number))
+            codes.append(answer["exit_code"])
+
+    with Serving(app) as url:
+        async with anyio.create_task_group() as tasks:
+            for number in range(at_once.CROWD):
+                tasks.start_soon(one, url, number)
+    assert [0] * at_once.CROWD == codes
+
+
+def test_only_loopback_is_served() -> None:
+    run = subprocess.run(
+        ["ringfence", "mcp", "--http", "0.0.0.0:8765"], capture_output=True, text=True, check=False
+    )
+    assert 125 == run.returncode
+    assert "http:" in run.stderr
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29]\n" == output_of("mcp_client", tmp_path)
