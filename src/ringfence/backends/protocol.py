@@ -207,7 +207,11 @@ class BackendSandbox(Protocol):
         ...
 
     def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first: the newest thousand decisions."""
+        """What was asked of the network so far, oldest first; bounded.
+
+        The newest thousand that were let through, the newest thousand of the rest, and the first to
+        each of 4,096 places, however long ago that was; connections that go on, as far as they came.
+        """
         ...
 
     def suspend(self) -> None:

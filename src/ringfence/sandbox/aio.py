@@ -362,7 +362,7 @@ class AsyncSandbox:
         await in_thread(self._sandbox.apply_network_policy, network)
 
     async def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded."""
+        """What was asked of the network so far, oldest first; bounded. See `Sandbox.network_log`."""
         return await in_thread(self._sandbox.network_log)
 
     async def learned_policy(self) -> NetworkPolicy:

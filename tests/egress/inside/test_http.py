@@ -350,6 +350,18 @@ def test_a_head_that_is_too_large_is_cut(limited: Sandbox, world: World, head: s
     assert [] == world.left(mark, kind="request")
 
 
+def test_the_control_has_more_room_and_more_time(make: MakeSandbox) -> None:
+    """It is the limits that cut those above and below."""
+    limits = NetworkLimits(header_bytes=65_536, header_s=30.0)
+    sandbox = make(network=NetworkPolicy(allowed_hosts=("a.test",), limits=limits))
+    large = GET + f"Connection: close\r\nX: {'y' * 20_000}\r\n\r\n"
+    dribble = list(GET + "Connection: close\r\n\r\n")
+
+    for say, pause_s in (([large], 0.0), (dribble, 0.02)):
+        found = attempt(sandbox, "tcp", host="a.test", port=80, say=say, pause_s=pause_s)
+        assert " 200 " in found["heard"][:20], found
+
+
 @pytest.mark.parametrize("host", ["a.test", PROXY[0]], ids=["transparent", "proxy"])
 def test_a_head_that_dribbles_is_cut(make: MakeSandbox, world: World, host: str) -> None:
     policy = NetworkPolicy(allowed_hosts=("a.test",), limits=NetworkLimits(header_s=0.5))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _CHANGE_S = 30.0
 _DIAL_S = 10.0
+_MOST_PAST = 8192  # events of times before the network was taken away: more than one time leaves
 _NAMESPACE = "/proc/self/ns/net"
 # What nfnetlink says where a part of it is neither built in nor loaded, and cannot be loaded.
 _NO_MODULE = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL)
@@ -269,7 +270,7 @@ class NativeNetwork:
         self._sandbox.backend.keep_network(self._sandbox, [])
         known, self._known = self._known, False
         if known:
-            self._past += self._egress.drop(self._sandbox.id)
+            self._past = [*self._past, *self._egress.drop(self._sandbox.id)][-_MOST_PAST:]
 
     def _close_sockets(self) -> None:
         with self._lock:
