@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from .forms import PROBLEMS, Problem
 from .guard import Guard
 from .routes import ROUTERS
 from .schema import with_nouns
-from .service import Service
+from .service import Service, check_query
 
 logger = logging.getLogger("ringfence.api")
 
@@ -37,7 +37,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router, responses=PROBLEMS)
+        app.include_router(router, responses=PROBLEMS, dependencies=[Depends(check_query)])
     app.add_middleware(Guard, service=service)
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

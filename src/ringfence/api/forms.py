@@ -71,6 +71,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     413: _problem("More than the server takes."),
     422: _problem("The request is malformed; `field` names the part."),
     429: _problem("Too much at once; see `Retry-After`."),
+    502: _problem("Nothing inside accepts connections at that port."),
     503: _problem("No room now; see `Retry-After`."),
     507: _problem("A disk is full."),
 }

@@ -9,7 +9,9 @@ from typing import Any
 from ..model import client_session as _client_session
 from ..model import limits as _limits
 from ..model import mount as _mount
+from ..model import netlimits as _netlimits
 from ..model import network as _network
+from ..model import rules as _rules
 from ..model import spec as _spec
 from ..model.create import OWN, CreateRequest
 from ..model.event import EVENTS
@@ -19,6 +21,8 @@ from ..model.words import StrEnum
 from .nouns import MARK
 
 Schema = dict[str, Any]
+
+_READ_LATER = (_netlimits, _rules)  # nobody imports them before they are needed
 
 _STRING: Schema = {"type": "string"}
 _BY_KIND: dict[str, Schema] = {
@@ -48,7 +52,13 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("ExecRequest", "argv"): {"type": "array", "items": _STRING, "minItems": 1},
     ("PoolConfig", "profiles"): {"type": "object", "additionalProperties": {MARK: "SandboxSpec"}},
 }
-_NOT_WRITTEN = {("SandboxSpec", "secrets"), ("ResolvedMount", "host_path")}
+_NOT_WRITTEN = {
+    ("SandboxSpec", "secrets"),
+    # Paths of the host are for admins.
+    ("ResolvedMount", "host_path"),
+    ("ExecutionConfig", "allowed_paths"),
+    ("ExecutionConfig", "denied_paths"),
+}
 _SOMETIMES_ABSENT = ("Limits", "NetworkPolicy", "NetworkRule", "Credential", "NetworkLimits")
 _HIDDEN = {("CreateRequest", "spec"), ("CreateRequest", "given")}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from ..errors import LifecycleError, SandboxNotFound, Unauthenticated
+from ..errors import InvalidRequest, LifecycleError, SandboxNotFound, Unauthenticated
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
 from .admission import Admission, Bounds
@@ -89,6 +89,38 @@ async def _caller(connection: HTTPConnection) -> Caller:
         raise Unauthenticated("nobody was recognised")
     return found
 
+
+async def check_query(connection: HTTPConnection) -> None:
+    """Refuse a parameter that the route does not have: a misspelt one must not mean none.
+
+    Raises:
+        InvalidRequest: `field` names it.
+    """
+    given = connection.query_params.keys()
+    route = connection.scope.get("route")
+    if not given or route is None or "/ports/" in route.path:
+        return  # what is behind a port of a sandbox has parameters of its own
+    known = _query_of(route)
+    for name in given:
+        if name not in known:
+            hint = f"one of {', '.join(sorted(known))}" if known else "it takes none"
+            raise InvalidRequest("no such parameter", field=name, hint=hint)
+
+
+def _query_of(route: Any) -> frozenset[str]:
+    known = _QUERIES.get(id(route))
+    if known is None:
+        waiting: list[Any] = [route.dependant]
+        names: set[str] = set()
+        while waiting:
+            found = waiting.pop()
+            names.update(each.alias for each in found.query_params)
+            waiting += found.dependencies
+        known = _QUERIES[id(route)] = frozenset(names)
+    return known
+
+
+_QUERIES: dict[int, frozenset[str]] = {}
 
 TheService = Annotated[Service, Depends(_service)]
 TheCaller = Annotated[Caller, Depends(_caller)]

@@ -1,0 +1,141 @@
+"""The OpenAPI document says what the server does: whatever is sent, no 5xx, and nothing undeclared."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from ringfence.api.app import make_app
+from ringfence.api.service import Service
+from tests.api.conftest import Daemon, StartDaemon
+
+# `positive_data_acceptance` is not among them: what a path or a policy may say is more than JSON Schema can.
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+EXAMPLES = int(os.environ.get("RINGFENCE_TEST_EXAMPLES", "3"))
+"""Of each operation, well-formed and again malformed; more find more."""
+
+ENDLESS = r"/files/watch$|/attach$"
+FOR_ADMINS = ("/v1/keys", "/metrics", "/api/v1/sandbox/config")
+load_all_checks()
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
+
+DOCUMENT: dict[str, Any] = make_app(cast("Service", None)).openapi()
+# Every request here has a key; what happens without one is in test_auth.
+OPEN = {key: part for key, part in DOCUMENT.items() if key != "security"}
+OPERATIONS: list[Any] = [
+    cast("Any", found).ok()
+    for found in schemathesis.openapi.from_dict(OPEN)
+    .exclude(path_regex=ENDLESS)
+    .get_all_operations()
+]
+
+
+@pytest.fixture(scope="module")
+def daemon(start_daemon: StartDaemon) -> Daemon:
+    return start_daemon("--listen", "127.0.0.1:0", "--max-sandboxes", "500")
+
+
+@pytest.fixture(scope="module")
+def keys(daemon: Daemon) -> dict[str, str]:
+    """By scope."""
+    with daemon.client() as client:
+        return {
+            scope: client.post("/v1/keys", json={"owner": "fuzz", "scope": scope}).json()["key"]
+            for scope in ("admin", "user")
+        }
+
+
+class Sandboxes:
+    """A live one for whoever asks, and no more than a few at once."""
+
+    def __init__(self, daemon: Daemon, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self.client = httpx.Client(base_url=daemon.tcp, headers=headers, timeout=60)
+        self._last = ""
+
+    def one(self) -> str:
+        found = self.client.get(f"/v1/sandboxes/{self._last}") if self._last else None
+        if found is None or found.json()["state"] in ("suspended", "terminated"):
+            for each in self.client.get("/v1/sandboxes", params={"limit": 1000}).json()["items"]:
+                self.client.delete(f"/v1/sandboxes/{each['id']}")
+            self._last = self.client.post("/v1/sandboxes", json={}).json()["id"]
+        return self._last
+
+
+@pytest.fixture(scope="module")
+def sandboxes(daemon: Daemon, keys: dict[str, str]) -> Any:
+    found = Sandboxes(daemon, keys["user"])
+    yield found
+    found.client.close()
+
+
+def test_the_document_is_whole(daemon: Daemon) -> None:
+    assert "3.1.0" == DOCUMENT["openapi"]
+    for path, operations in DOCUMENT["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            assert {"401", "403", "404", "422", "429", "503"} <= set(operation["responses"]), where
+            assert operation.get("description"), where
+    assert "x-ringfence-noun" not in str(DOCUMENT)
+    with daemon.client() as client:
+        assert DOCUMENT == client.get("/v1/openapi.json").json()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_whatever_is_sent(
+    operation: Any,
+    mode: GenerationMode,
+    daemon: Daemon,
+    keys: dict[str, str],
+    sandboxes: Sandboxes,
+) -> None:
+    """Half of what is about a sandbox is about one that is there."""
+    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query):
+        return  # there is nothing to get wrong
+    scope = "admin" if operation.path.startswith(FOR_ADMINS) else "user"
+    headers = {"authorization": f"Bearer {keys[scope]}"}
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        if isinstance(case.query, dict):
+            case.query.pop("follow", None)
+        given = case.path_parameters
+        if "sandbox_id" in given and mode is GenerationMode.POSITIVE:
+            given["sandbox_id"] = sandboxes.one()
+        if isinstance(case.body, dict) and "timeout_s" in case.body:
+            case.body["timeout_s"] = 5
+        response = case.call(base_url=daemon.tcp, headers=headers, timeout=60)
+        # What is not the server's fault but a gateway's plain answer: nothing listens inside.
+        assert response.status_code < 500 or "connect_failed" == response.json()["code"]
+        case.validate_response(response, checks=CHECKS)
+
+    send()
