@@ -109,10 +109,11 @@ def test_a_server_inside_is_reached(sandbox: RemoteSandbox, tmp_path: Path) -> N
         assert b"got 200000 bytes" == peer.recv(100)
         assert b"" == peer.recv(100)
     with sandbox.expose(8000) as exposure:
+        assert isinstance(exposure.address, tuple)
         host, port = exposure.address
         assert "127.0.0.1" == host
         for _ in range(2):
-            with socket.create_connection((str(host), int(port)), 20) as peer:
+            with socket.create_connection((host, port), 20) as peer:
                 peer.sendall(b"abc")
                 peer.shutdown(socket.SHUT_WR)
                 assert b"got 3 bytes" == peer.recv(100)
@@ -130,8 +131,9 @@ def test_nobody_listens_inside(sandbox: RemoteSandbox) -> None:
     with pytest.raises(InvalidRequest):
         sandbox.connect(0)
     with sandbox.expose(9) as exposure:
+        assert isinstance(exposure.address, tuple)
         host, port = exposure.address
-        peer = socket.create_connection((str(host), int(port)), 20)
+        peer = socket.create_connection((host, port), 20)
         with peer, pytest.raises(ConnectionResetError):
             assert b"" != peer.recv(100)
 
