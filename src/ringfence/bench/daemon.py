@@ -77,7 +77,9 @@ class Daemon:
     def close(self) -> None:
         """End it and all its sandboxes."""
         try:
-            subprocess.run([*self._command(), "--stop"], stdout=subprocess.DEVNULL, timeout=_END_S, check=False)
+            subprocess.run(
+                [*self._command(), "--stop"], stdout=subprocess.DEVNULL, timeout=_END_S, check=False
+            )
             self._reap()
         finally:
             self._directory.cleanup()

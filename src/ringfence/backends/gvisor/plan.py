@@ -98,9 +98,6 @@ def check(spec: SandboxSpec) -> None:
             field="tier",
             hint=f"ask for tier {STRONG}, or leave the backend to Ringfence",
         )
-    for operation, field in (("denied_paths", "deny"), ("image", "image")):
-        if getattr(spec, field):
-            raise Unsupported(backend=NAME, operation=operation, field=field)
     if spec.template != "default":
         raise InvalidRequest(
             f"unknown template {spec.template!r}", field="template", hint="one of default"
@@ -111,9 +108,14 @@ def check(spec: SandboxSpec) -> None:
         )
     identity.uid_of(spec.user)
     check_network(spec)
-    for name in ("io_bytes_per_s", "idle_timeout_s", "network_bytes"):
-        if getattr(spec.limits, name) is not None:
-            raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
+    limits = ("io_bytes_per_s", "idle_timeout_s", "network_bytes")
+    for operation, field, asked in (
+        ("denied_paths", "deny", bool(spec.deny)),
+        ("image", "image", bool(spec.image)),
+        *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None) for n in limits),
+    ):
+        if asked:
+            raise Unsupported(backend=NAME, operation=operation, field=field)
     for name, (least, why) in _LEAST.items():
         wanted = getattr(spec.limits, name)
         if wanted is not None and wanted < least:
