@@ -41,9 +41,9 @@ class AsyncRemoteFiles:
                     break
         return bytes(found if max_bytes is None else found[:max_bytes])
 
-    async def read_text(self, path: str) -> str:
-        """The whole file as text, bad bytes replaced."""
-        return (await self.read(path)).decode("utf-8", "replace")
+    async def read_text(self, path: str, *, max_bytes: int | None = None) -> str:
+        """As `read`, but text; bad bytes are replaced."""
+        return (await self.read(path, max_bytes=max_bytes)).decode("utf-8", "replace")
 
     async def write(
         self,

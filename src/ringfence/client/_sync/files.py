@@ -42,9 +42,9 @@ class RemoteFiles:
                     break
         return bytes(found if max_bytes is None else found[:max_bytes])
 
-    def read_text(self, path: str) -> str:
-        """The whole file as text, bad bytes replaced."""
-        return (self.read(path)).decode("utf-8", "replace")
+    def read_text(self, path: str, *, max_bytes: int | None = None) -> str:
+        """As `read`, but text; bad bytes are replaced."""
+        return (self.read(path, max_bytes=max_bytes)).decode("utf-8", "replace")
 
     def write(
         self,
