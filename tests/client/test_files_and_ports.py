@@ -39,6 +39,8 @@ def test_files_as_values(sandbox: RemoteSandbox) -> None:
     files.write("deep/down/file", data, parents=True, mode=0o600)
     assert data == files.read("deep/down/file")
     assert data[:10] == files.read("deep/down/file", max_bytes=10)
+    assert data[100:110] == files.read("deep/down/file", offset=100, max_bytes=10)
+    assert b"" == files.read("deep/down/file", offset=len(data))
     files.write("deep/down/file", "more", append=True)
     assert (len(data) + 4, 0o600) == (
         files.stat("deep/down/file").size_bytes,

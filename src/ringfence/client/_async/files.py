@@ -29,11 +29,14 @@ class AsyncRemoteFiles:
     def __init__(self, transport: AsyncTransport, sandbox_at: str) -> None:
         self._transport, self._at = transport, f"{sandbox_at}/files"
 
-    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """The whole file, or its first `max_bytes`."""
+    async def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
+        """The whole file, or at most `max_bytes` of it from `offset` on."""
         found, params = bytearray(), {"path": path}
+        headers = {"range": f"bytes={offset}-"} if offset else {}
+        if offset and (await self.stat(path, follow=True)).size_bytes <= offset:
+            return b""  # HTTP has no range for nothing
         async with self._transport.stream(
-            "GET", f"{self._at}/content", params=params, timeout=_CONTENT_S
+            "GET", f"{self._at}/content", params=params, headers=headers, timeout=_CONTENT_S
         ) as response:
             async for chunk in response.aiter_raw():
                 found += chunk
@@ -41,9 +44,9 @@ class AsyncRemoteFiles:
                     break
         return bytes(found if max_bytes is None else found[:max_bytes])
 
-    async def read_text(self, path: str, *, max_bytes: int | None = None) -> str:
-        """As `read`, but text; bad bytes are replaced."""
-        return (await self.read(path, max_bytes=max_bytes)).decode("utf-8", "replace")
+    async def read_text(self, path: str) -> str:
+        """The whole file as text, bad bytes replaced."""
+        return (await self.read(path)).decode("utf-8", "replace")
 
     async def write(
         self,
