@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.attack import inside, outside
+from ringfence.attack import inside, outside, runner
 from ringfence.attack.inside import archive
 from ringfence.attack.lab import Lab
 from ringfence.attack.outside.register import OutsideProbe
@@ -15,6 +15,7 @@ from ringfence.attack.probes.kit import HOST_ROOT, Probe
 from ringfence.attack.result import (
     AREAS,
     ESCAPED,
+    HELD,
     INCONCLUSIVE,
     LOW,
     SEVERITIES,
@@ -22,6 +23,7 @@ from ringfence.attack.result import (
     ProbeResult,
     count_by_area,
 )
+from ringfence.errors import NetworkPolicyError
 from tests.attack.controls import GROUPS, ControlMissingError, Controls
 
 INSIDE = inside.registered()
@@ -90,6 +92,22 @@ def test_few_probes_end_without_a_finding(attack: list[ProbeResult]) -> None:
     ]
     assert [] == broken
     assert len(undecided) < 15
+
+
+def test_where_no_policy_can_be_enforced_the_rest_is_attacked(
+    controls: Controls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_lab: Lab) -> None:
+        raise NetworkPolicyError("this kernel has no nf_tables")
+
+    monkeypatch.setattr(Lab, "limited", refused)
+    chosen = {id: INSIDE[id] for id in ("network.loopback-v4", "network.smuggle-host")}
+    monkeypatch.setattr(runner, "registered", lambda: chosen)
+
+    found = {result.id: result for result in runner.attack_from_inside(controls.lab())}
+
+    assert [HELD, INCONCLUSIVE] == [found[id].status for id in chosen]
+    assert "no nf_tables" in found["network.smuggle-host"].evidence
 
 
 def test_the_token_never_enters_a_sandbox(controls: Controls) -> None:

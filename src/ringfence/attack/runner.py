@@ -5,15 +5,17 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from ..backends.registry import new_backend
+from ..errors import NetworkPolicyError, Unsupported
 from . import outside
 from .canaries import RO, RO_FILE, RW, Canaries
 from .inside import Found, registered, run_inside
 from .probes.kit import BOTH, LIMITED, MOUNTED, PLAIN, Probe
-from .result import ProbeResult, worst
+from .result import INCONCLUSIVE, ProbeResult, worst
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from ..backends.protocol import Backend
     from .lab import Lab
@@ -88,10 +90,20 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
         with lab.sandbox() as sandbox:
             return run_inside(sandbox, chosen, context)
     if kind == LIMITED:
-        with lab.limited() as sandbox:
-            return run_inside(sandbox, chosen, context)
+        return _run_limited(lab, chosen, context)
     context["targets"] = [RO, RW, RO_FILE]
     with lab.mounted() as sandbox:
+        return run_inside(sandbox, chosen, context)
+
+
+def _run_limited(lab: Lab, chosen: list[str], context: dict[str, Any]) -> Found:
+    """Under a policy. Where none can be enforced it is refused, and there is no way past it to be tried."""
+    try:
+        sandbox = lab.limited()
+    except (NetworkPolicyError, Unsupported) as exc:
+        only_here = [id for id in chosen if registered()[id].where == LIMITED]
+        return dict.fromkeys(only_here, (INCONCLUSIVE, f"no network policy here: {exc}"))
+    with sandbox:
         return run_inside(sandbox, chosen, context)
 
 

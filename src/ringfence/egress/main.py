@@ -111,6 +111,8 @@ class Egress:
                 os.close(fd)
             refused = {"verb": verb, "id": body.get("id", ""), "reason": told(exc)}
             self.control.tell({"refused": refused}, must=True)
+            if "token" in body:  # somebody waits for an answer
+                self.control.tell({"flushed": body["token"]}, must=True)
 
     def _add(self, body: dict[str, Any], fds: list[int]) -> None:
         """Serve a sandbox; a policy that is refused leaves nothing open."""

@@ -193,6 +193,20 @@ def test_a_policy_that_is_refused_from_the_first_leaves_nobody_waiting(
     assert "ECONNREFUSED" == attempt(sandbox, "tcp", host=synthetic, port=7)["error"]
 
 
+def test_what_cannot_be_answered_is_told_at_once(egress: Egress) -> None:
+    """And the process is not taken for one that is silent."""
+    line = egress._line("tls")
+    line.flush()
+    pid = line.pid
+
+    with pytest.raises(NetworkPolicyError, match="no certificate authority"):
+        line.make_authority([{"not": "a host"}])  # type: ignore[list-item]
+
+    line.flush()
+    assert pid == line.pid
+    line.fault = ""  # what this test has made
+
+
 def test_a_forked_child_lets_go(egress: Egress, box: MakeBox) -> None:
     """A child that lives on must not keep the process, or a sandbox's network, alive."""
     sandbox = box("echo.test:7")
