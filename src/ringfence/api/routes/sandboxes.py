@@ -27,6 +27,7 @@ from ..nouns import AsNoun, answer, json_answer, page
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+_CALLED_HERE = {"preferred_backend": "backend", "preferred_id": "id"}
 View = Annotated[SandboxView, AsNoun()]
 StateName = Annotated[str, Field(pattern="^(provisioned|running|suspended|terminated)$")]
 
@@ -81,7 +82,11 @@ def _create(
             if known.request != digest_of(spec, options):
                 raise InvalidRequest("this key was used for another request", field="key")
             return False, describe.describe(manager, known.id)
-    lease = manager.acquire(spec, options, client_id=caller.client)
+    try:
+        lease = manager.acquire(spec, options, client_id=caller.client)
+    except InvalidRequest as exc:
+        exc.field = _CALLED_HERE.get(exc.field, exc.field)
+        raise
     if options.preferred_id not in (None, lease.session.sandbox_id):
         lease.release()
         raise InvalidRequest("is or was a sandbox's already", field="id")
