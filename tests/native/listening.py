@@ -25,6 +25,7 @@ class Listening(Egress):
         self.sockets: dict[str, tuple[socket.socket, socket.socket]] = {}
         self.said: list[tuple[str, str]] = []
         self.fails: set[str] = set()
+        self.missing: list[str] = []
         self.threads: list[threading.Thread] = []
 
     def _say(self, verb: str, sandbox_id: str) -> None:
@@ -85,8 +86,9 @@ class Listening(Egress):
         self._say("events", sandbox_id)
         return []
 
-    def check(self, sandbox_id: str) -> None:
+    def check(self, sandbox_id: str) -> list[str]:
         self._say("check", sandbox_id)
+        return self.missing
 
     def close(self) -> None:
         for sandbox_id in list(self.sockets):

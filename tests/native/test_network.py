@@ -568,6 +568,15 @@ def test_somebody_else_s_listener_would_be_seen(make: Any) -> None:
     assert "missing" == network_protection(sandbox).status
 
 
+def test_what_the_egress_process_still_has_would_be_seen(make: Any, egress: Listening) -> None:
+    egress.missing = ["Landlock: this kernel has none"]
+
+    found = network_protection(make("a.test"))
+
+    assert "degraded" == found.status
+    assert "Landlock: this kernel has none" in found.why
+
+
 # -- other kernels --------------------------------------------------------------------------------
 
 

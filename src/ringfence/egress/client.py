@@ -117,8 +117,11 @@ class Egress:
         hosts = {rule.host for rule in policy.all_rules if rule.needs_tls_termination}
         return self._line(TLS).make_authority(sorted(hosts))
 
-    def check(self, sandbox_id: str) -> None:
+    def check(self, sandbox_id: str) -> list[str]:
         """Make sure that somebody decides for a sandbox.
+
+        Returns:
+            What that process could not give up, in words; nothing on most machines.
 
         Raises:
             NetworkPolicyError: Nobody does; nothing is let through.
@@ -127,6 +130,7 @@ class Egress:
         if line is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network")
         line.settle(sandbox_id)
+        return line.missing
 
     def events(self, sandbox_id: str) -> list[NetworkEvent]:
         """What happened up to now, oldest first; bounded.

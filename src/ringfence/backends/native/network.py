@@ -255,9 +255,9 @@ class NativeNetwork:
                 hint="create a sandbox with this policy: programs read their roots when they start",
             )
 
-    def check_served(self) -> None:
-        """Raises NetworkPolicyError where the egress process does not answer."""
-        self._egress.check(self._sandbox.id)
+    def check_served(self) -> list[str]:
+        """What the egress process could not give up; raises NetworkPolicyError where none answers."""
+        return self._egress.check(self._sandbox.id)
 
     # -- ending -----------------------------------------------------------------------------
 

@@ -247,7 +247,9 @@ def _network_of_rules(seen: Inspection, policy: NetworkPolicy, ways: set[str]) -
     ours = seen.sandbox.network.inodes
     if (listeners, resolvers) != ({ours[0]}, {ours[1]}):
         return Protection(name, MISSING, "who answers inside is not who should")
-    seen.sandbox.network.check_served()
+    if kept := seen.sandbox.network.check_served():
+        why = f"the process that holds the rules could not get: {'; '.join(kept)}"
+        return Protection(name, DEGRADED, why, "a kernel and a container that allow it")
     if policy.learn:
         why, fix = "learning: whatever no rule denies is let through", "use the policy it learned"
         return Protection(name, DEGRADED, why, fix)
