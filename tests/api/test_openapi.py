@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -99,6 +101,18 @@ def test_the_document_is_whole(daemon: Daemon) -> None:
     assert "x-ringfence-noun" not in str(DOCUMENT)
     with daemon.client() as client:
         assert DOCUMENT == client.get("/v1/openapi.json").json()
+
+
+def test_every_route_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text()
+    listed = {tuple(found) for found in re.findall(r"^\| `([A-Z]+) (/[^`]*)`", page, re.MULTILINE)}
+    served = {
+        (method.upper(), path)
+        for path, operations in DOCUMENT["paths"].items()
+        for method in operations
+    }
+
+    assert served == {each for each in listed if each[0] not in ("WS", "ANY")}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)

@@ -81,7 +81,8 @@ def problem(error: RingfenceError, headers: Mapping[str, str] | None = None) -> 
         more["retry-after"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
     if status == 401:
         more["www-authenticate"] = 'Bearer realm="ringfence"'
-    return Response(json.dumps(form), status, headers=more, media_type=MEDIA_TYPE)
+    text = json.dumps(form, separators=(",", ":"))
+    return Response(text, status, headers=more, media_type=MEDIA_TYPE)
 
 
 def of_status(status: int, detail: str) -> RingfenceError:
