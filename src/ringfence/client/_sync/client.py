@@ -179,6 +179,8 @@ class Client:
     ) -> ExecutionResult:
         """Run one command in a sandbox of its own, to its end; options as in `ExecutionRequest`."""
         asked = command if isinstance(command, ExecutionRequest) else None
+        if isinstance(options.get("stdin"), str):
+            options["stdin"] = options["stdin"].encode()
         request = asked or ExecutionRequest(str(command), args, **options)
         body = {"id": f"execution-{new_key()}", **_given(request)}
         # Taken first, waited for then: a connection that breaks meanwhile loses nothing.
