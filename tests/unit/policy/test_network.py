@@ -13,7 +13,7 @@ from tests.unit.policy import worlds
 from ringfence.errors import InvalidRequest
 from ringfence.model import Credential, NetworkPolicy, NetworkRule, hosts
 from ringfence.model.paths import read_path
-from ringfence.policy import addresses
+from ringfence.policy import addresses, network
 from ringfence.policy.network import Decision, Judge
 
 Address = IPv4Address | IPv6Address
@@ -424,3 +424,29 @@ def test_no_policy_allows_nothing() -> None:
     assert not nothing.name_allowed("a.com")
     assert not nothing.literal_allowed("8.8.8.8", 53)
     assert not nothing.http_allowed("a.com", 80, "GET", "/")
+
+
+def test_thousands_of_rules_are_not_read_before_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever serves many sandboxes must not be held up by one policy."""
+    names = [f"h{n}.com" for n in range(3000)]
+    networks = [f"10.{n >> 8}.{n & 255}.0/24" for n in range(3000)]
+    policy = NetworkPolicy(allowed_hosts=(*names, *networks, "!h7.com:80", "*.h7.com"))
+    read: list[str] = []
+    parse = network._parse
+
+    def noted(text: str) -> NetworkRule:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(network, "_parse", noted)
+
+    rules = Judge(policy)
+    assert [] == read
+
+    assert rules.name_allowed("h7.com", 443)
+    assert not rules.name_allowed("h7.com", 80)
+    assert rules.literal_allowed("10.0.7.9", 443)
+    assert not rules.name_allowed("other.com", 443)
+    assert ["!h7.com:80", "10.0.7.0/24", "h7.com"] == sorted(read)
