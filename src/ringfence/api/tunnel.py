@@ -90,6 +90,7 @@ async def open_websocket(
             compression=None,
             user_agent_header=None,
             proxy=None,
+            ping_interval=None,  # it is on this machine: a silent one is slow, or frozen
             open_timeout=_OPEN_S,
             max_size=_MOST_MESSAGE,
         )

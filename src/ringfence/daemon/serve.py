@@ -126,6 +126,8 @@ def _run(
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_GRACE_S,
                 ws_max_size=1 << 20,
+                # Who is slow to read is slow to answer pings, and must not be cut off for it.
+                ws_ping_timeout=None,
                 ws_per_message_deflate=False,  # a megabyte must not become a gigabyte
                 ssl_certfile=config.tls_certificate if tls else None,
                 ssl_keyfile=config.tls_key if tls else None,

@@ -66,7 +66,10 @@ class Reactor:
             pump, future = self._new.popleft()
             self._futures[pump] = future
             self._events[pump] = {}
-            self._sync(pump)
+            try:
+                self._sync(pump)
+            except Exception as exc:  # noqa: BLE001  out of epoll watches, say: one must not end all
+                self._fail(pump, exc)
 
     def _sync(self, pump: Pump) -> None:
         known = self._events[pump]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ExecRecords:
         """Write it down, in place of what was written before under its id."""
         marks = ", ".join("?" * len(_NAMES))
         sql = f"INSERT OR REPLACE INTO execs ({', '.join(_NAMES)}) VALUES ({marks})"
-        self._database.write(sql, [*asdict(record).values()])
+        self._database.write(sql, [getattr(record, name) for name in _NAMES])
 
     def get(self, exec_id: str) -> ExecRecord | None:
         """The record of that id."""
