@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import NetworkPolicy
+from ringfence import NetworkPolicy, Sandbox, SandboxSpec
 from tests.egress.inside.conftest import MakeSandbox
 from tests.egress.world import World, places
 from tests.features import has
@@ -119,6 +119,22 @@ def test_an_unrestricted_sandbox_knows_the_names_of_the_host(
     }
 
     assert {"unrestricted": [True, True, True, False], "none": [False] * 4} == found
+
+
+def test_a_restored_sandbox_has_the_names_of_its_own_network(
+    world: World, make: MakeSandbox
+) -> None:
+    """Not those of the sandbox that was saved."""
+    policies = {"unrestricted": NetworkPolicy.unrestricted(), "rules": NetworkPolicy.parse("a.test")}
+    resolves = ["getent", "hosts", "a.test"]
+    for was, wanted in (("unrestricted", "rules"), ("rules", "unrestricted")):
+        snapshot = make(network=policies[was]).snapshot()
+        try:
+            spec = SandboxSpec(network=policies[wanted])
+            with Sandbox.restore(snapshot.id, spec) as restored:
+                assert restored.exec(resolves, timeout_s=10).ok, (was, wanted)
+        finally:
+            Sandbox.delete_snapshot(snapshot.id)
 
 
 @pytest.mark.skipif(not has("git"), reason="needs git")
