@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_nobody_comes(tmp_path: Path) -> None:
         name = quick._burst._ahead.id
 
         assert until(lambda: not children_of(zygote), GONE_WITHIN_S)
-        assert [] == cgroups_of(name)
+        assert until(lambda: [] == cgroups_of(name), GONE_WITHIN_S)
         assert until(lambda: before == lasting_fds(zygote))
     finally:
         quick.close()
@@ -196,6 +197,37 @@ def test_a_refused_request_ends_it(backend: NativeBackend, tmp_path: Path) -> No
 
         assert [] == survivors(ahead, GONE_WITHIN_S)
         assert until(lambda: not children_of(backend.zygote().pid))
+
+
+def test_a_claim_that_lies_there_holds(backend: NativeBackend) -> None:
+    """The zygote has closed its end before the one ahead reads its plan: it looks for that first."""
+    ahead = twice(backend)
+    assert until(lambda: waits(ahead))
+    offer = backend._burst._ahead.control  # type: ignore[union-attr]
+    os.kill(ahead, signal.SIGSTOP)
+
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(lambda: Sandbox.create(backend=backend))
+        zygote = backend.zygote().pid
+        assert until(lambda: 2 == len(children_of(zygote)))  # it has read the note, and goes on
+        assert not made.done()
+        os.kill(ahead, signal.SIGCONT)
+
+        with made.result() as sandbox:
+            assert (ahead, offer) == (init_pid(sandbox), sandbox._inner.control)  # type: ignore[attr-defined]
+            assert sandbox.exec(["true"]).ok
+
+
+def test_what_brings_a_mount_is_claimed_by_the_zygote(
+    backend: NativeBackend, tmp_path: Path
+) -> None:
+    ahead = twice(backend)
+    offer = backend._burst._ahead.control  # type: ignore[union-attr]
+
+    with Sandbox.create(backend=backend, mounts=[f"{tmp_path}:/work:ro"]) as sandbox:
+        assert ahead == init_pid(sandbox)
+        assert offer is not sandbox._inner.control  # type: ignore[attr-defined]
+        assert -1 == offer.fileno()
 
 
 def test_it_died_meanwhile(backend: NativeBackend) -> None:

@@ -456,8 +456,8 @@ def test_a_guest_that_kills_whoever_copies(with_controls: NativeBackend, yard: Y
 
 
 _MANY_FILES = """
-sandbox = Sandbox.create(limits={"inodes": 30_000})
-code = "import os\\nos.mkdir('tree')\\nfor n in range(20_000): os.close(os.open(f'tree/{n}', 65))"
+sandbox = Sandbox.create(limits={"inodes": 10_000})
+code = "import os\\nos.mkdir('tree')\\nfor n in range(8_000): os.close(os.open(f'tree/{n}', 65))"
 assert sandbox.exec(["python3", "-c", code], timeout_s=60).ok
 
 def kib(field):
@@ -478,8 +478,8 @@ def test_very_many_files_do_not_fill_the_callers_memory(yard: Yard) -> None:
     with Caller(_MANY_FILES, yard.directory) as caller:
         count, grown_kib = caller.hear(60)
 
-    assert 20_000 == count
-    assert grown_kib < 10 << 10
+    assert 8_000 == count
+    assert grown_kib < 4 << 10
 
 
 # -- snapshots ------------------------------------------------------------------------------------

@@ -50,7 +50,9 @@ def egress() -> Iterator[Listening]:
 
 @pytest.fixture
 def backend(egress: Listening, tmp_path: Path) -> Iterator[NativeBackend]:
-    made = NativeBackend(state_dir=str(tmp_path / "snapshots"), egress=lambda: egress)
+    made = NativeBackend(
+        state_dir=str(tmp_path / "snapshots"), egress=lambda: egress, ahead=False
+    )  # what is built ahead has a descriptor here too
     yield made
     made.close()
 

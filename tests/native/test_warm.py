@@ -139,7 +139,7 @@ def test_it_is_killed_itself(backend: NativeBackend) -> None:
     assert [] == survivors(pinned, GONE_WITHIN_S)
     with pytest.raises(SandboxLost):
         warm.claim(SandboxSpec())
-    assert [] == cgroups_of(warm.id)
+    assert until(lambda: [] == cgroups_of(warm.id))
 
 
 _WAIT = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal as signal
 import errno
 import posix as os
+import select
 
 from ..linux import files, namespaces, privileges, signals
 from . import build, cgroups, init, lockdown, network, wire
@@ -40,6 +41,8 @@ class Boot:
     Args:
         go: From the zygote: first that we have our ids, then whose we are.
         control: From the host, which hears there what goes wrong; None when built ahead in a burst.
+        offer: Built ahead in a burst: where a plan may come straight from the host, as the first
+            word on what is then our `control`.
         template: Trees and steps.
         image: The tree of its image, where the zygote had to open it; -1 for none.
     """
@@ -51,8 +54,9 @@ class Boot:
         shape: Shape,
         template: Template,
         image: int,
+        offer: wire.Socket | None = None,
     ) -> None:
-        self.image = image
+        self.image, self.offer = image, offer
         self.go, self.control, self.shape = go, control, shape
         self.template_trees, self.template_steps = template
         self.pid = b""
@@ -136,13 +140,16 @@ class Boot:
         init.point_standard_descriptors_at_null()
         privileges.set_name(b"ringfence-init")
         go = self.go.detach()
-        control = go if self.control is None else self.control.detach()
+        first = self.control or self.offer
+        control = go if first is None else first.detach()
         kept = init.pack_descriptors(
             [control, signal_fd, oom_score_fd, io_fd, *told, go, *self.trees]
         )
         self.go, self.trees = wire.adopt(_GO), kept[_TREES - _CONTROL :]
         if self.control is not None:
             self.control = wire.adopt(_CONTROL)
+        elif self.offer is not None:
+            self.offer = wire.adopt(_CONTROL)
 
     def rest(self) -> None:
         """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
@@ -155,11 +162,16 @@ class Boot:
 
     def receive_word(self) -> None:
         """Wait until somebody gets this sandbox."""
+        if self.offer is not None and offered():
+            self.control = self.offer
+            return
         word, fds = wire.receive(self.go)
         if word is None:
             os._exit(0)  # no longer wanted
         brings_control, count = word
         if brings_control:
+            if self.offer is not None:
+                self.offer.detach()
             os.dup2(fds[0], _CONTROL, inheritable=False)
             os.close(fds.pop(0))
             self.control = wire.adopt(_CONTROL)
@@ -187,3 +199,15 @@ class Boot:
         self.go.detach()
         files.close_from(_TOLD[0])
         init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO).run()
+
+
+def offered() -> bool:
+    """Wait for a plan straight from the host, or a word of the zygote's; whether it was the first.
+
+    The zygote may give us up in the moment in which the host claims us. Then the claim holds, for
+    it lies here; or it comes too late, and the host reads that we have ended.
+    """
+    poll = select.poll()
+    poll.register(_CONTROL, select.POLLIN)
+    poll.register(_GO, select.POLLIN)
+    return _CONTROL in dict(poll.poll())

@@ -64,7 +64,13 @@ class Newborn:
 
 
 def clone(
-    shape: Shape, template: Template, control: wire.Socket | None, image: int, *, warm: bool
+    shape: Shape,
+    template: Template,
+    control: wire.Socket | None,
+    image: int,
+    *,
+    warm: bool,
+    offer: wire.Socket | None = None,
 ) -> Newborn:
     """A new process, on its way through `boot`."""
     theirs, ours = wire.socketpair()
@@ -77,7 +83,7 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        boot.Boot(theirs, control, shape, template, image).run(warm=warm)
+        boot.Boot(theirs, control, shape, template, image, offer).run(warm=warm)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])
 

@@ -104,22 +104,24 @@ class Zygote:
         if message is None:
             return False
         verb, argument = message
-        if verb == "bury":
-            self.bury(argument, fds)
+        if verb in _NOTES:
+            _NOTES[verb](self, argument, fds)
             return True
-        reply = wire.adopt(fds[0])
+        reply = wire.adopt(fds.pop(0))
+        offer = fds.pop(0) if verb in ("create", "claim") and argument[1] else -1
         try:
-            _VERBS[verb](self, argument, reply, fds[1:])
+            _VERBS[verb](self, argument, reply, fds)
         except build.BuildError as exc:
             init.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
             init.refuse(reply, exc, verb)
         finally:
             reply.close()
-            for fd in fds[1:]:
+            for fd in fds:
                 os.close(fd)
-        if verb in ("create", "claim"):
-            self.expect(*argument[1:])
+        if offer >= 0:
+            _shape, next_shape, keep_s = argument
+            self.expect(next_shape, keep_s, offer)
         return True
 
     def hold(self, _: Any, _reply: wire.Socket, fds: list[int]) -> None:
@@ -182,17 +184,40 @@ class Zygote:
         """Build a sandbox ahead; it tells the host itself that it waits for a claim."""
         self.warm[shape["id"]] = self.bear(shape, reply, warm=True)
 
-    def expect(self, shape: Shape | None, keep_s: float) -> None:
-        """In a burst: while this one boots, build the next one ahead, for a short while."""
-        if shape is None:
-            return
+    def expect(self, shape: Shape, keep_s: float, offer_fd: int) -> None:
+        """In a burst: while this one boots, build the next one ahead, for a short while.
+
+        Args:
+            offer_fd: Its control, the other end of which the host has already.
+        """
+        offer = wire.adopt(offer_fd)
         try:
-            self.warm[shape["id"]] = self.bear(shape, None, warm=True)
+            self.warm[shape["id"]] = self.bear(shape, None, warm=True, offer=offer)
         except OSError:
-            return  # who comes for it is told that it is not there, and hears why from a new one
+            return  # who comes for it finds nobody there, and hears why from a new one
+        finally:
+            offer.close()
         self.ahead[shape["id"]] = time.monotonic() + keep_s
 
-    def bear(self, shape: Shape, control: wire.Socket | None, *, warm: bool = False) -> Newborn:
+    def claimed(self, told: tuple[str, Shape | None, float], fds: list[int]) -> None:
+        """The host has given its plan to the one ahead, which needs nothing more of us."""
+        sandbox_id, next_shape, keep_s = told
+        self.ahead.pop(sandbox_id, None)
+        child = self.warm.pop(sandbox_id, None)
+        if child is not None:  # else its time was up, and it will say who was first
+            newborn.prefer(child.pid)
+            child.close()
+        if next_shape is not None:
+            self.expect(next_shape, keep_s, fds[0])
+
+    def bear(
+        self,
+        shape: Shape,
+        control: wire.Socket | None,
+        *,
+        warm: bool = False,
+        offer: wire.Socket | None = None,
+    ) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         images: list[int] = []
@@ -200,11 +225,13 @@ class Zygote:
             images = self.open_trees([shape["image"]], [])
         try:
             template, image = self.template(shape["template"]), images[0] if images else -1
-            child = newborn.clone(shape, template, control, image, warm=warm)
+            child = newborn.clone(shape, template, control, image, warm=warm, offer=offer)
         finally:
             for fd in images:
                 os.close(fd)
-        self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=not warm)
+        # Whether somebody got the one ahead, the host knows, and says what is to be buried.
+        read = not warm or offer is not None
+        self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=read)
         try:
             child.let_go(shape)
         except OSError:
@@ -313,17 +340,22 @@ class Zygote:
             left = until - time.monotonic()
             if left > 0:
                 return left * 1000
-            self.drop(sandbox_id)
+            del self.ahead[sandbox_id]
+            child = self.warm.pop(sandbox_id, None)
+            if child is not None:
+                child.close()  # that ends it; unless a claim lies there already
         return None
 
-    def drop(self, sandbox_id: str, *_: object) -> None:
-        """End one that was built ahead: when this returns, its ids and its cgroups are nobody's."""
+    def drop(self, sandbox_id: str, _fds: list[int]) -> None:
+        """Nobody gets the one ahead: when this is done, its ids and its cgroups are nobody's."""
         self.ahead.pop(sandbox_id, None)
-        child = self.warm.get(sandbox_id)
-        if child is not None:
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
-            self.forget(child.pid)
+        for pid, owned in self.sandboxes.items():
+            if owned.id == sandbox_id:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                self.forget(pid)
+                break
+        self.bury(sandbox_id, [])
 
     def reap(self) -> None:
         while True:
@@ -377,11 +409,16 @@ _VERBS: dict[str, Callable[..., None]] = {
     "create": Zygote.create,
     "prewarm": Zygote.prewarm,
     "claim": Zygote.claim,
-    "drop": Zygote.drop,
     "enter": Zygote.enter,
     "hold": Zygote.hold,
     "keep_only": Zygote.keep_only,
     "released": Zygote.released,
+}
+# What nobody waits for.
+_NOTES: dict[str, Callable[..., None]] = {
+    "claimed": Zygote.claimed,
+    "drop": Zygote.drop,
+    "bury": Zygote.bury,
 }
 
 

@@ -20,7 +20,7 @@ from ..local import cgroups, identity, journal, owner, sizes
 from ..local.answers import Refused, answer
 from ..local.host import Host, host, out_of_files
 from . import planner
-from .burst import Burst, kind_of
+from .burst import Ahead, Burst, kind_of
 from .network import refused_by_kernel
 from .profiles import Profile, profile_named
 from .zygote import Zygote
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
     from ..local.execs import LocalExec
     from ..local.holder import Holder
-    from .burst import Ahead
     from .images import Held
     from .keeping import Keeping
     from .sandbox import NativeSandbox
@@ -93,6 +92,7 @@ class NativeBackend:
         self._host_ids: identity.HostIds | None = None
         self._live: dict[str, NativeSandbox] = {}
         self._making: set[str] = set()
+        self._under_way: list[None] = []
         self._warm: dict[str, NativeWarm] = {}
 
     def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
@@ -112,14 +112,26 @@ class NativeBackend:
         self.zygote()
 
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
+        self._under_way.append(None)
+        try:
+            return _with_files(lambda: self._provision_from(spec))
+        finally:
+            self._under_way.pop()
+
+    @property
+    def is_making(self) -> bool:
+        """Whether somebody waits for a sandbox just now."""
+        return bool(self._under_way)
+
+    def _provision_from(self, spec: SandboxSpec) -> NativeSandbox:
         if spec.image is None:
-            return _with_files(lambda: self._provision(spec))
+            return self._provision(spec)
         from . import images
 
         planner.check(spec)
         spec, held = images.hold(spec)
         try:
-            return _with_files(lambda: self._provision(spec, held))
+            return self._provision(spec, held)
         except BaseException:
             held.close()
             raise
@@ -143,7 +155,10 @@ class NativeBackend:
         ahead = None if image else self._burst.take(spec, kind_of(spec, profile), zygote)
         if ahead is not None:
             try:
-                return self._make(spec, profile, ahead.id, zygote, ahead)
+                sandbox = self._make(spec, profile, ahead.id, zygote, ahead)
+                if sandbox.control is not ahead.control:
+                    ahead.control.close()  # it got another one from the zygote
+                return sandbox
             except SandboxLost:
                 self._burst.end(ahead)  # it did not live to see this
                 zygote = self.zygote()
@@ -183,7 +198,8 @@ class NativeBackend:
             group = self._plan_limits(plan, spec, size)
             directories = group.directories
             verb = "claim" if warm else "create"
-            sandbox = self._launch(verb, zygote, draft, plan, profile, size, group)
+            offer = warm.offer_for(plan) if isinstance(warm, Ahead) else None
+            sandbox = self._launch(verb, zygote, draft, plan, profile, size, group, offer)
         except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
             zygote.clear_up(sandbox_id, directories, [])
@@ -318,17 +334,19 @@ class NativeBackend:
         profile: Profile,
         size: sizes.Sizes,
         group: cgroups.Group,
+        offer: wire.Socket | None,
     ) -> NativeSandbox:
         shape = planner.shape_of(plan)
         plan["template"] = b""  # the zygote knows it
-        ours, theirs = wire.socketpair()
+        ours, theirs = (offer, None) if offer else wire.socketpair()
         try:
             try:
-                wire.send(ours, plan)  # it waits there for the sandbox that gets the other end
+                send_plan(ours, plan)
                 kind = kind_of(draft.spec, profile)
                 self._burst.tell(zygote, theirs, verb, shape, kind, draft)
             finally:
-                theirs.close()
+                if theirs:
+                    theirs.close()
             # Read while the kernel builds the sandbox: the first start need not wait for it.
             from .sandbox import NativeSandbox
 
@@ -493,12 +511,15 @@ class NativeBackend:
         start_new_thread(self._watch, (zygote,))
 
     def _watch(self, zygote: Zygote) -> None:
-        zygote.wait()
+        while ended := zygote.wait_or_hear():
+            for fd in ended:
+                self._burst.lapsed(zygote, fd)
         for sandbox in [s for s in list(self._live.values()) if s.zygote is zygote]:
             sandbox.terminate()
         for warm in [w for w in list(self._warm.values()) if w.zygote is zygote]:
             warm.discard()
         self._burst.lost(zygote)
+        zygote.finish({*self._live, *self._warm, *self._making})
         zygote.bury()
 
     def layout(self) -> cgroups.Layout:
@@ -609,6 +630,20 @@ def isolation_error(exc: Refused) -> IsolationError:
             "ext4, xfs or btrfs, or start as an ordinary user who owns it"
         )
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+def send_plan(control: wire.Socket, plan: Plan) -> None:
+    """Put it where the sandbox at the other end will find it.
+
+    Raises:
+        SandboxLost: Nobody is there any more.
+    """
+    try:
+        wire.send(control, plan)
+    except OSError as exc:
+        if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+            raise
+        raise SandboxLost("the sandbox has ended", hint="create a new one") from exc
 
 
 def _with_files(make: Callable[[], T]) -> T:

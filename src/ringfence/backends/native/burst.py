@@ -1,7 +1,7 @@
 """Sandboxes made one soon after the other: the next of the same kind is built ahead, as a warm one.
 
 It is built while the last one runs, it is nobody's, and it is gone a moment later unless somebody
-came for it. See decision 0009.
+came for it. See decisions 0016 and 0043.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from _thread import allocate_lock
 
 from ...errors import SandboxLost
 from ...launcher import cgroups as launcher_cgroups
+from ...launcher import wire
 from ...model.ids import new_id
 from ...model.limits import Limits
 from ..local import cgroups, identity, sizes
@@ -19,8 +20,7 @@ from ..local.host import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...launcher import wire
-    from ...launcher.plan import Shape
+    from ...launcher.plan import Plan, Shape
     from ...model.spec import SandboxSpec
     from .backend import NativeBackend
     from .planner import Draft
@@ -36,13 +36,32 @@ _OFF = ("0", "no", "off", "false")
 
 
 class Ahead:
-    """One that the zygote builds, for whoever comes next."""
+    """One that the zygote builds, for whoever comes next.
 
-    def __init__(self, sandbox_id: str, kind: Kind, first_host_id: int, zygote: Zygote) -> None:
+    Attributes:
+        control: Our end of the socket that it has at its other end.
+        directories, values: Its cgroups, and what is set in them.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        kind: Kind,
+        first_host_id: int,
+        zygote: Zygote,
+        control: wire.Socket,
+    ) -> None:
         self.id, self.kind, self.first_host_id = sandbox_id, kind, first_host_id
-        self.zygote = zygote
-        self.directories: list[str] = []  # its cgroups
+        self.zygote, self.control = zygote, control
+        self.directories: list[str] = []
+        self.values: list[tuple[str, str]] = []
         self.until_s = time.monotonic() + KEEP_S
+
+    def offer_for(self, plan: Plan) -> wire.Socket | None:
+        """Where the plan can be given to it without the zygote, which opens mounts and sets limits."""
+        needs_zygote = plan["trees"] or plan["placeholders"]
+        same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (self.directories, self.values)
+        return self.control if same and not needs_zygote else None
 
 
 class Burst:
@@ -63,7 +82,7 @@ class Burst:
     def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Ahead | None:
         """The one ahead, if it can become what `spec` asks for; else it is ended."""
         with self._lock:
-            ahead, self._ahead = self._ahead, None
+            ahead = self._let_go()
         if ahead is None:
             return None
         if ahead.zygote is not zygote:
@@ -76,15 +95,31 @@ class Burst:
         self.end(ahead)
         return None
 
+    def _let_go(self) -> Ahead | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.zygote.owner == os.getpid():  # else it is our parent's
+            ahead.zygote.unwatch(ahead.control.fileno())
+        return ahead
+
     def end(self, ahead: Ahead) -> None:
         """Nobody gets it. The zygote ends it before it does anything else that we tell it."""
+        ahead.control.close()
         try:
-            ahead.zygote.tell("drop", ahead.id, [])
+            ahead.zygote.drop(ahead.id, ahead.directories)
         except SandboxLost:
             self._lost(ahead)
             return
         if ahead.first_host_id:
             self._backend.host_ids().give_back(ahead.first_host_id)
+
+    def lapsed(self, zygote: Zygote, fd: int) -> None:
+        """The other end of this socket has closed: it is too late for the one ahead, or it has failed."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is None or ahead.zygote is not zygote or ahead.control.fileno() != fd:
+                return  # somebody was quicker
+            self._let_go()
+        self.end(ahead)
 
     def lost(self, zygote: Zygote) -> None:
         """This zygote has died, and with it the one ahead."""
@@ -92,18 +127,28 @@ class Burst:
             ahead = self._ahead
             if ahead is None or ahead.zygote is not zygote:
                 return
-            self._ahead = None
+            self._let_go()
         self._lost(ahead)
 
     def _lost(self, ahead: Ahead) -> None:
         """Its ids stay ours for good: nobody can tell us when it has ended."""
+        ahead.control.close()
         if ahead.zygote.owner == os.getpid():  # else it is our parent's, and lives
             launcher_cgroups.remove(ahead.directories)
 
     def tell(
-        self, zygote: Zygote, reply: wire.Socket, verb: str, shape: Shape, kind: Kind, draft: Draft
+        self,
+        zygote: Zygote,
+        reply: wire.Socket | None,
+        verb: str,
+        shape: Shape,
+        kind: Kind,
+        draft: Draft,
     ) -> None:
         """Tell the zygote of one sandbox, and in a burst of the next one too.
+
+        Args:
+            reply: What the sandbox has at its end; None when it has that, and its plan, already.
 
         Raises:
             SandboxLost: The zygote is gone.
@@ -113,17 +158,39 @@ class Burst:
             is_burst = self._last == (kind, zygote) and now - self._last_s < KEEP_S
             is_burst = is_burst and draft.image is None  # its files are known to its own plan only
             self._last, self._last_s = (kind, zygote), now
-            ahead, next_shape = None, None
-            if self._on and is_burst and self._ahead is None:
-                ahead = Ahead(new_id(self._backend.name), kind, self._take_ids(shape), zygote)
-                next_shape = self._next(shape, ahead, draft)
+            if not (self._on and is_burst and self._ahead is None):
+                self._tell(zygote, reply, verb, shape, None, draft.fds, [])
+                return
+            ours, theirs = wire.socketpair()
+            name = new_id(self._backend.name)
+            ahead = Ahead(name, kind, self._take_ids(shape), zygote, ours)
             try:
-                zygote.tell_from(reply, verb, (shape, next_shape, KEEP_S), draft.fds)
+                next_shape = self._next(shape, ahead, draft)
+                self._tell(zygote, reply, verb, shape, next_shape, draft.fds, [theirs.fileno()])
             except BaseException:
-                if ahead and ahead.first_host_id:
+                ours.close()
+                if ahead.first_host_id:
                     self._backend.host_ids().give_back(ahead.first_host_id)
                 raise
-            self._ahead = ahead or self._ahead
+            finally:
+                theirs.close()
+            self._ahead = ahead
+            zygote.watch(ours.fileno())
+
+    @staticmethod
+    def _tell(
+        zygote: Zygote,
+        reply: wire.Socket | None,
+        verb: str,
+        shape: Shape,
+        next_shape: Shape | None,
+        pinned: list[int],
+        offer: list[int],
+    ) -> None:
+        if reply is None:
+            zygote.note("claimed", (shape["id"], next_shape, KEEP_S), offer)
+        else:
+            zygote.tell_from(reply, verb, (shape, next_shape, KEEP_S), [*offer, *pinned])
 
     def _take_ids(self, shape: Shape) -> int:
         return self._backend.host_ids().take() if shape["trusted_root"] else 0
@@ -140,6 +207,7 @@ class Burst:
         size = sizes.sizes(draft.spec, host())
         shape["cgroup_dirs"] = ahead.directories = group.directories
         shape["cgroup_values"] = group.values(Limits(), size.memory_bytes, size.pids)
+        ahead.values = shape["cgroup_values"]
         shape["trees"], shape["placeholders"], shape["note"] = [], [], ""
         return shape
 

@@ -14,6 +14,7 @@ from ...errors import (
     SandboxLost,
     Unsupported,
 )
+from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.exec import ExecRequest
 from ...model.session import ResolvedMount, Session
@@ -478,15 +479,20 @@ class NativeSandbox:
         """Let go of its cgroups and of its mounts.
 
         With the last descriptor of the mounts go all its files, and the kernel waits for every
-        processor: the zygote can do that as well. But not what would keep it from others for long,
-        nor what holds a directory of the host's, which its owner may want to unmount at once.
+        processor: the zygote can do that as well. But not while others wait for it, nor what would
+        keep it from them for long, nor what holds a directory of the host's, which its owner may
+        want to unmount at once.
         """
+        directories = self.group.directories
+        if self.backend.is_making:
+            launcher_cgroups.remove(directories)
         last = self._last_stats
         peak = last.peak_memory_bytes if last else None
-        few = peak is not None and peak < _QUICKLY_FREED_BYTES and not self.host_directory
+        few = peak is not None and peak < _QUICKLY_FREED_BYTES
+        of_host = self.host_directory or self.image
         try:
-            fds = namespace_fds if few else []
-            self.zygote.clear_up(self.id, self.group.directories, fds)
+            fds = namespace_fds if few and not (of_host or self.backend.is_making) else []
+            self.zygote.clear_up(self.id, directories, fds)
         finally:
             for fd in namespace_fds:
                 os.close(fd)

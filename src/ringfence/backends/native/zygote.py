@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import select
+
 from ...errors import SandboxLost
 from ...launcher import cgroups
 from ...launcher.spawn import ZYGOTE
 from ..local.launched import Launched
 
+_MOST_UNREAD = 512  # more than its socket holds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.spawn import Started
@@ -17,6 +20,33 @@ class Zygote(Launched):
 
     def __init__(self, started: Started | None = None, *, outlives: bool = False) -> None:
         super().__init__("zygote", ZYGOTE, started, outlives=outlives)
+        self._told: list[tuple[str, list[str]]] = []  # what it was asked to clear up, lately
+        self._watched = select.epoll()
+        self._watched.register(self._pidfd, select.EPOLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Have `wait_or_hear` return when the other end of this socket closes."""
+        try:
+            self._watched.register(fd, 0)
+        except ValueError:
+            pass  # we have ended ourselves, and all others with us
+
+    def unwatch(self, fd: int) -> None:
+        try:
+            self._watched.unregister(fd)
+        except (ValueError, FileNotFoundError):
+            pass
+
+    def wait_or_hear(self) -> list[int]:
+        """Wait until it ends, or a watched socket does: these sockets, or none: it has ended."""
+        while not (found := self._watched.poll()):
+            continue
+        ready = [fd for fd, _ in found]
+        return [] if self._pidfd in ready else ready
+
+    def bury(self) -> None:
+        super().bury()
+        self._watched.close()
 
     def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
         """Have it remove the cgroups of a sandbox that is no more, and close its copies of `fds`.
@@ -24,6 +54,30 @@ class Zygote(Launched):
         It does so soon, and before anything else that it is told; where it is gone, it is done here.
         """
         try:
-            self.note("bury", sandbox_id, fds)
+            self._tell_of("bury", sandbox_id, directories, fds)
         except SandboxLost:
             cgroups.remove(directories)
+
+    def drop(self, sandbox_id: str, directories: list[str]) -> None:
+        """Have it end one that was built ahead, before anything else that it is told.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
+        self._tell_of("drop", sandbox_id, directories, [])
+
+    def _tell_of(self, verb: str, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
+        self._told.append((sandbox_id, directories))
+        if len(self._told) > 2 * _MOST_UNREAD:
+            del self._told[:_MOST_UNREAD]
+        self.note(verb, sandbox_id, fds)
+
+    def finish(self, living: set[str]) -> None:
+        """It has died: clear up what it was asked to, for it may not have read that any more.
+
+        Args:
+            living: Ids that have been given again since.
+        """
+        for sandbox_id, directories in self._told:
+            if sandbox_id not in living:
+                cgroups.remove(directories)
