@@ -240,6 +240,13 @@ class TooLarge(RingfenceError):
     code = "too_large"
 
 
+class TooSlow(RingfenceError):
+    """The rest of a request did not come in time."""
+
+    code = "too_slow"
+    retryable = True
+
+
 class TooManyRequests(RingfenceError):
     """This client asks for more at once than its share."""
 

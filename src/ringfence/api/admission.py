@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from ..errors import ResourceExhausted, TimeoutExceeded, TooLarge, TooManyRequests
+from ..errors import ResourceExhausted, TooLarge, TooManyRequests, TooSlow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,24 +15,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """How much the server takes.
-
-    Attributes:
-        requests: At once, of everybody together; then 503.
-        requests_of_client: At once, of one client; then 429.
-        body_bytes: Of a body that is read whole.
-        body_s: For all of such a body.
-        chunk_s: Between two pieces of one that is streamed.
-    """
-
-    requests: int = 2048
-    requests_of_client: int = 512
-    body_bytes: int = 16 << 20
-    body_s: float = 30.0
-    chunk_s: float = 60.0
+    from .bounds import Bounds
 
 
 class Admission:
@@ -80,7 +62,7 @@ class Body:
 
         Raises:
             TooLarge: There is more than may be.
-            TimeoutExceeded: It does not come.
+            TooSlow: It does not come.
         """
         if self._whole:
             return await self._receive()  # the client's leaving, which may take as long as it likes
@@ -88,7 +70,7 @@ class Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, left))
         except TimeoutError:
-            raise TimeoutExceeded("the request's body did not come") from None
+            raise TooSlow("the request's body did not come") from None
         if message["type"] == "http.request":
             self._taken += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)

@@ -66,6 +66,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     403: _problem("The caller, or the sandbox's user, may not."),
     404: _problem("There is no such thing, or it is another client's."),
     405: _problem("Not with this method."),
+    408: _problem("The rest of the request did not come in time."),
     409: _problem("The state of things does not allow it."),
     410: _problem("The sandbox went away by itself."),
     413: _problem("More than the server takes."),

@@ -37,6 +37,7 @@ STATUS = {
     "exec_not_found": 404,
     "execution_not_found": 404,
     "file_not_found": 404,
+    "too_slow": 408,
     "lifecycle": 409,
     "state_in_use": 409,
     "snapshot_corrupt": 409,

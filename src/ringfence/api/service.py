@@ -11,8 +11,9 @@ from starlette.requests import HTTPConnection
 from ..errors import InvalidRequest, LifecycleError, SandboxNotFound, Unauthenticated
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
-from .admission import Admission, Bounds
+from .admission import Admission
 from .audit import Audit
+from .bounds import Bounds
 from .caller import Caller
 from .door import Door
 from .lanes import Lanes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from ..api.bounds import Bounds
 from ..model import checks, jsonform
 from ..model.noun import Noun
 from ..model.places import state_directory
@@ -33,6 +34,7 @@ class DaemonConfig(Noun):
         outlive_s: How long sandboxes and what runs in them live on after the daemon was killed, or told
             to leave, until the next one goes on with them; 0: they end with it.
         host_roots: Directories that users' keys may mount from; admins may from any.
+        bounds: How much is taken in, and how patiently.
     """
 
     state_dir: str = ""
@@ -45,6 +47,7 @@ class DaemonConfig(Noun):
     allowed_origins: tuple[str, ...] = ()
     host_roots: tuple[str, ...] = ()
     outlive_s: float = 600.0
+    bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
 
     def __post_init__(self) -> None:
@@ -69,4 +72,4 @@ class DaemonConfig(Noun):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        return {"manager": ManagerConfig.from_json}
+        return {"manager": ManagerConfig.from_json, "bounds": Bounds.from_json}

@@ -10,24 +10,28 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..api.bounds import Bounds
 from ..api.guard import PEER
 
-_HEAD_BYTES = 64 << 10
-_HEAD_S = 10.0
-_MOST_CONNECTIONS = 4096
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: socket(7), SO_PEERCRED
+
+
+def protocol(bounds: Bounds) -> type[RingfenceProtocol]:
+    """The class of connections with these bounds, as uvicorn wants it."""
+    return type("BoundedProtocol", (RingfenceProtocol,), {"bounds": bounds})
 
 
 class RingfenceProtocol(HttpToolsProtocol):
     """One connection."""
 
+    bounds = Bounds()
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A unix socket's peer must be this user or root, whatever the file's mode says."""
         super().connection_made(transport)
-        if len(self.connections) > _MOST_CONNECTIONS:
+        if len(self.connections) > self.bounds.connections:
             self._refuse(b"503 Service Unavailable")
             return
         sock = transport.get_extra_info("socket")
@@ -48,7 +52,7 @@ class RingfenceProtocol(HttpToolsProtocol):
         """Count what comes before the end of the headers: httptools itself has no bound."""
         if self._head_timer is not None or self.scope is None:
             self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES + len(data):
+            if self._head_bytes > self.bounds.head_bytes + len(data):
                 self._refuse(b"431 Request Header Fields Too Large")
                 return
         super().data_received(data)
@@ -66,7 +70,7 @@ class RingfenceProtocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
-        self._head_timer = self.loop.call_later(_HEAD_S, self._too_slow)
+        self._head_timer = self.loop.call_later(self.bounds.head_s, self._too_slow)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -90,7 +90,8 @@ def _settings(config: DaemonConfig) -> Settings:
     if config.listen:
         names.add(read_address(config.listen)[0].lower())
     origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
-    return Settings(Door(frozenset(names), origins), host_roots=config.host_roots)
+    door = Door(frozenset(names), origins)
+    return Settings(door, config.bounds, config.host_roots)
 
 
 def _run(
@@ -104,7 +105,7 @@ def _run(
 
     told: list[int] = []
 
-    from .protocol import RingfenceProtocol
+    from .protocol import protocol
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -115,7 +116,7 @@ def _run(
         return Server(
             uvicorn.Config(
                 app,
-                http=RingfenceProtocol,
+                http=protocol(config.bounds),
                 ws="websockets-sansio",
                 loop="uvloop",
                 lifespan="off",

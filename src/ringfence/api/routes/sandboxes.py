@@ -20,9 +20,10 @@ from ...model.state import State
 from ...model.stats import SandboxStats
 from ...sessions import describe, listing, snapshots
 from ...sessions.keys import digest_of
+from ...sessions.manager import SessionManager
 from .. import forms, keys, leave
 from ..caller import Caller
-from ..lanes import ENDING
+from ..lanes import CONTROL, ENDING
 from ..nouns import AsNoun, answer, json_answer, page
 from ..service import Service, TheCaller, TheService
 
@@ -122,12 +123,26 @@ async def _shown(service: Service, caller: Caller, sandbox_id: str) -> Response:
     return answer(view, admin=caller.is_admin)
 
 
+def _then_shown(manager: SessionManager, verb: str, any_id: str, sees: str | None) -> SandboxView:
+    """Do it and look, in one go: of a sandbox that has just ended nothing need be read again."""
+    live = manager.book.find(any_id, sees)
+    getattr(manager, verb)(any_id, sees)
+    return describe.describe_live(live) if live else describe.describe(manager, any_id, sees)
+
+
+async def _do(
+    service: Service, caller: Caller, verb: str, sandbox_id: str, lane: str = CONTROL
+) -> Response:
+    view = await service.lanes.call(
+        _then_shown, service.manager, verb, sandbox_id, caller.sees, key=sandbox_id, lane=lane
+    )
+    return answer(view, admin=caller.is_admin)
+
+
 @router.delete("/{sandbox_id}", response_model=View)
 async def delete(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """End a sandbox. Legal in every state; ending it twice is once."""
-    manager, lanes = service.manager, service.lanes
-    await lanes.call(manager.terminate, sandbox_id, caller.sees, key=sandbox_id, lane=ENDING)
-    return await _shown(service, caller, sandbox_id)
+    return await _do(service, caller, "terminate", sandbox_id, ENDING)
 
 
 class Extend(forms.Form):
@@ -149,15 +164,13 @@ async def extend(
 @router.post("/{sandbox_id}/suspend", response_model=View)
 async def suspend(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """Freeze every process; suspending twice is once."""
-    await service.lanes.call(service.manager.suspend, sandbox_id, caller.sees, key=sandbox_id)
-    return await _shown(service, caller, sandbox_id)
+    return await _do(service, caller, "suspend", sandbox_id)
 
 
 @router.post("/{sandbox_id}/resume", response_model=View)
 async def resume(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """Let them go on; resuming twice is once."""
-    await service.lanes.call(service.manager.resume, sandbox_id, caller.sees, key=sandbox_id)
-    return await _shown(service, caller, sandbox_id)
+    return await _do(service, caller, "resume", sandbox_id)
 
 
 @router.get("/{sandbox_id}/stats", response_model=Annotated[SandboxStats, AsNoun()])
