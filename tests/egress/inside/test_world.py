@@ -125,7 +125,10 @@ def test_a_restored_sandbox_has_the_names_of_its_own_network(
     world: World, make: MakeSandbox
 ) -> None:
     """Not those of the sandbox that was saved."""
-    policies = {"unrestricted": NetworkPolicy.unrestricted(), "rules": NetworkPolicy.parse("a.test")}
+    policies = {
+        "unrestricted": NetworkPolicy.unrestricted(),
+        "rules": NetworkPolicy.parse("a.test"),
+    }
     resolves = ["getent", "hosts", "a.test"]
     for was, wanted in (("unrestricted", "rules"), ("rules", "unrestricted")):
         snapshot = make(network=policies[was]).snapshot()
