@@ -161,3 +161,39 @@ def test_the_bash_tool_on_an_image_without_bash(
     assert ("ID=small\n/workspace\n", 127) == (said.stdout, said.exit_code)
     assert "mine\n" == (tmp_path / "work" / "file").read_text()
     assert "/srv\nyes\n" == kept.stdout
+
+
+def test_a_snapshot_is_what_was_changed(image: str, store: ImageStore) -> None:
+    size = store.find(image).size_bytes
+    with Sandbox.create(image=image) as sandbox:
+        sandbox.shell(
+            "echo mine > /etc/os-release; rm /bin/touch; rm -r /srv/app; echo file > /srv/app;"
+            "rm /bin/head; mkdir /bin/head; mkdir -p /root/deep; echo x > /root/deep/x; ln -s x /root/deep/l"
+        )
+        taken = sandbox.snapshot()
+        sandbox.shell("echo later > /etc/os-release")
+    try:
+        with Sandbox.restore(taken.id) as again:
+            said = again.shell(
+                "cat /etc/os-release /srv/app /root/deep/l; ls -d /bin/touch /bin/head; ls -l /bin/ls; id -u"
+            )
+    finally:
+        Sandbox.delete_snapshot(taken.id)
+
+    assert taken.size_bytes < size / 10, "the image is not in it"
+    assert said.stdout_text.startswith("mine\nfile\nx\n/bin/head\n")
+    assert "/bin/touch" in said.stderr_text
+
+
+def test_the_control_of_snapshots(image: str, store: ImageStore) -> None:
+    """Nothing changed: nothing but directories is saved, and all is there again."""
+    del store
+    with Sandbox.create(image=image) as sandbox:
+        before = sandbox.shell("ls -R /bin /etc /srv").stdout
+        taken = sandbox.snapshot()
+    try:
+        with Sandbox.restore(taken.id) as again:
+            assert before == again.shell("ls -R /bin /etc /srv").stdout
+    finally:
+        Sandbox.delete_snapshot(taken.id)
+    assert taken.size_bytes < 64 << 10

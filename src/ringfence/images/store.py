@@ -53,9 +53,8 @@ class ImageStore:
         Raises:
             ImageNotFound: Nothing.
         """
-        for image in self.images():
-            if image.id == name:
-                return image
+        if is_digest(name):
+            return self._find_id(name)
         path = self._name(str(Reference.parse(name)))
         try:
             with open(path, encoding="utf-8") as file:
@@ -66,6 +65,12 @@ class ImageStore:
                 field="image",
                 hint=f"ringfence image pull {name}",
             ) from None
+
+    def _find_id(self, image_id: str) -> Image:
+        for image in self.images():
+            if image.id == image_id:
+                return image
+        raise ImageNotFound(f"no image {image_id} on this machine", field="image")
 
     def images(self) -> list[Image]:
         """Every name and its image, in order of name."""

@@ -167,6 +167,10 @@ def _errand(what: str, options: str) -> Callable[..., None]:
     """What a helper does with a tree, everything that it needs imported: inside there may be no Python."""
     from . import trees  # tarfile takes 10 ms to import
 
+    if what.startswith("layer "):
+        from . import layers
+
+        return layers.pack if what == "layer out" else layers.unpack
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known

@@ -71,7 +71,8 @@ class _Packer:
     def _add_one(self, path: str, name: str) -> list[str]:
         try:
             info = os.lstat(path)
-            if self._device >= 0 and (info.st_dev != self._device or path in _NOT_SAVED):
+            elsewhere = self._device_of(info) != self._device
+            if self._device >= 0 and (elsewhere or path in _NOT_SAVED):
                 return []
             member = self._member(path, name)
             if member is None:
@@ -84,6 +85,9 @@ class _Packer:
             return _entries(path) if stat.S_ISDIR(info.st_mode) else []
         except FileNotFoundError:
             return []  # it went away while we looked: a running sandbox may do that
+
+    def _device_of(self, info: os.stat_result) -> int:
+        return info.st_dev
 
     def _member(self, path: str, name: str) -> tarfile.TarInfo | None:
         """What to write for `path`; None for what means nothing elsewhere."""
@@ -131,7 +135,7 @@ class _Exactly(io.RawIOBase):
         return data
 
 
-def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
+def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None) -> None:
     """Unpack a tar stream below `path`, creating it; existing files are replaced.
 
     Whoever sent the stream may write below `path` and nowhere else: a name that climbs, or that goes
@@ -139,6 +143,7 @@ def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
 
     Args:
         one_file_system: Restoring a snapshot: owners are restored too.
+        prepare: Called with each member and its path; false where there is nothing to extract.
     """
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
@@ -153,6 +158,8 @@ def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
             target = way.to(member.name)
             if member.issparse():
                 raise OSError(errno.EINVAL, "a file with holes is not taken", member.name)
+            if prepare is not None and not prepare(member, target):
+                continue
             _extract(tar, member, way, target, one_file_system)
             if member.isdir():
                 directories.append((target, member))

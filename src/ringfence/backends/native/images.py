@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 from dataclasses import replace
 
@@ -49,6 +50,23 @@ class Held:
             names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
         return [f"/{name}" for name in sorted(names) if name not in _NOT_WRITABLE]
 
+    def open_names(self) -> int:
+        """A descriptor of its files' names and ctimes, as `launcher.layers` reads them.
+
+        Now, not when it was unpacked: a ctime changes with every new link to a file.
+        """
+        base = os.fsencode(self.root)
+        found: dict[bytes, dict[bytes, int]] = {}
+        for directory, _, _ in os.walk(base):
+            with os.scandir(directory) as entries:
+                inside = {e.name: e.stat(follow_symlinks=False).st_ctime_ns for e in entries}
+            found[directory[len(base) + 1 :]] = inside
+        fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
+        with open(fd, "wb", closefd=False) as file:
+            marshal.dump(found, file)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
     def close(self) -> None:
         """Let go of the files."""
         if self._fd >= 0:
@@ -87,7 +105,9 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
         **spec.env,
     }
     workdir = spec.workdir or image.workdir
-    return replace(spec, user=str(account.uid), env=env, workdir=workdir), held
+    # By its id: a snapshot is restored over these very files, whatever the name means by then.
+    spec = replace(spec, image=image.id, user=str(account.uid), env=env, workdir=workdir)
+    return spec, held
 
 
 def _is_name(name: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 
-from ...errors import SnapshotCorrupt, Unsupported
+from ...errors import SnapshotCorrupt
 from ...model.ids import new_id
 from ...model.state import State
 from ..local.answers import Refused
@@ -24,19 +25,13 @@ _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
     """Everything in the writable layer, at one moment: the sandbox is stopped meanwhile."""
-    if sandbox.image is not None:
-        raise Unsupported(
-            "the files of an image cannot be told from what was written over them yet",
-            backend=sandbox.backend.name,
-            operation="snapshot of a sandbox made from an image",
-            hint="download what is to be kept: sandbox.files.download(PATH, TARGET)",
-        )
     was_suspended = sandbox.state is State.SUSPENDED
     was = sandbox.state
     if not was_suspended:
         sandbox.suspend()
+    names = -1 if sandbox.image is None else sandbox.image.open_names()
     try:
-        helper = Helper(sandbox, "out", "/", as_root=True)
+        helper = writable_layer(sandbox, names)
         try:
             snapshot = catalogue.save(
                 helper.stream,
@@ -56,10 +51,23 @@ def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, st
             catalogue.delete(snapshot.id)
             raise
     finally:
+        if names >= 0:
+            os.close(names)
         if not was_suspended:
             sandbox.resume()
             sandbox.restore_state(was)
     return snapshot
+
+
+def writable_layer(sandbox: NativeSandbox, names: int) -> Helper:
+    """A helper that streams what is not the template's or the image's.
+
+    Args:
+        names: Descriptor of the names of the image's files; -1 without an image.
+    """
+    if names < 0:
+        return Helper(sandbox, "out", "/", as_root=True)
+    return Helper(sandbox, "layer out", "/", as_root=True, also=[names])
 
 
 def load(sandbox: NativeSandbox, content: int) -> None:
@@ -71,7 +79,7 @@ def load(sandbox: NativeSandbox, content: int) -> None:
     request = {
         "op": "tree",
         "plan": replay(sandbox),
-        "direction": "in",
+        "direction": "in" if sandbox.image is None else "layer in",
         "path": "/",
         "as_root": True,
         "cgroup_dirs": sandbox.group.directories,

@@ -16,7 +16,7 @@ from .inner import replay, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from .sandbox import NativeSandbox
@@ -93,7 +93,7 @@ def _request(
         "as_root": as_root,
         "options": options,
         # What is written counts as the sandbox's memory; a reader must not be frozen with it.
-        "cgroup_dirs": [] if direction == "out" else sandbox.group.directories,
+        "cgroup_dirs": [] if direction.endswith("out") else sandbox.group.directories,
     }
 
 
@@ -108,9 +108,11 @@ class Helper:
         *,
         as_root: bool = False,
         options: str = "",
+        also: Sequence[int] = (),
     ) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         theirs, self.stream = (read, write) if direction == "in" else (write, read)
+        self._also = also  # more descriptors for the helper
         self._sandbox = sandbox
         self._problem: BaseException | None = None
         self._thread = threading.Thread(
@@ -123,7 +125,7 @@ class Helper:
     def _run(self, sandbox: NativeSandbox, request: dict[str, Any], *, theirs: int) -> None:
         try:
             try:
-                send(sandbox, request, [theirs], None)
+                send(sandbox, request, [theirs, *self._also], None)
             finally:
                 os.close(theirs)
         except BaseException as exc:  # noqa: BLE001

@@ -1,0 +1,109 @@
+"""What a sandbox changed of its image, as a layer: a tar stream in which `.wh.NAME` says that NAME is gone.
+
+What is the image's own is told by its ctime, which nobody can set: an overlay shows that of the
+image's file until the first change copies it up. Devices do not tell: a copied file keeps the image's.
+
+Source: OCI image specification 1.1, "Whiteouts"; Documentation/filesystems/overlayfs.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import stat
+import tarfile
+
+from . import trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Names = dict[bytes, dict[bytes, int]]  # directory to what the image has in it, and its ctime
+
+_WHITEOUT = ".wh."
+# Made anew for every sandbox, by what it is: its network.
+_OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+_BUFFER = 1 << 20
+
+
+def pack(stream: int, names: int, path: str, *, one_file_system: bool) -> None:
+    """Write to `stream` what differs from the image.
+
+    Args:
+        names: Descriptor of a marshalled `Names`, the host's.
+    """
+    del one_file_system
+    with open(names, "rb", closefd=False) as file:
+        known: Names = marshal.load(file)
+    sink: Any = trees._Sink(stream)
+    with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT) as tar:
+        _LayerPacker(tar, os.lstat(path).st_dev, known, _mounted()).add(path, ".")
+
+
+def _mounted() -> set[str]:
+    """Where something is mounted: proc_pid_mountinfo(5)."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = {line.split(" ")[4] for line in file}
+    for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        points = {point.replace(escaped, plain) for point in points}
+    return points - {"/"}
+
+
+class _LayerPacker(trees._Packer):
+    def __init__(self, tar: tarfile.TarFile, device: int, names: Names, mounted: set[str]) -> None:
+        super().__init__(tar, device, None)
+        self._names, self._mounted = names, mounted
+
+    def add(self, path: str, name: str) -> None:
+        try:
+            info = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if path in trees._NOT_SAVED or path in _OWN or path in self._mounted:
+            return
+        here = os.fsencode(name).removeprefix(b".").removeprefix(b"/")
+        directory, _, last = here.rpartition(b"/")
+        if not stat.S_ISDIR(info.st_mode):
+            if self._names.get(directory, {}).get(last) != info.st_ctime_ns:
+                self._check_name(path)
+                self._add_one(path, name)
+            return
+        self._check_name(path)
+        entries = self._add_one(path, name)
+        for gone in sorted(self._names.get(here, {}).keys() - set(map(os.fsencode, entries))):
+            self._tar.addfile(tarfile.TarInfo(f"{name}/{_WHITEOUT}{os.fsdecode(gone)}"))
+        for entry in entries:
+            self.add(os.path.join(path, entry), f"{name}/{entry}")
+
+    def _check_name(self, path: str) -> None:
+        if os.path.basename(path).startswith(_WHITEOUT):
+            raise OSError(errno.EINVAL, "a name that begins with .wh. cannot be saved", path)
+
+    def _device_of(self, info: os.stat_result) -> int:
+        """`add` has looked already, and the files of an overlay are of several devices."""
+        del info
+        return self._device
+
+
+def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
+    """Put a layer back over a fresh sandbox of the same image."""
+    trees.unpack(stream, path, one_file_system=one_file_system, prepare=_prepare)
+
+
+def _prepare(member: tarfile.TarInfo, target: str) -> bool:
+    """Make way for a member; whether there is anything to extract."""
+    directory, _, name = target.rpartition("/")
+    is_whiteout = name.startswith(_WHITEOUT)
+    if is_whiteout:
+        target = f"{directory}/{name.removeprefix(_WHITEOUT)}"
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(target).st_mode)
+    except FileNotFoundError:
+        return not is_whiteout
+    if is_directory and (is_whiteout or not member.isdir()):
+        trees.remove(target, one_file_system=True)
+    elif is_whiteout or (member.isdir() and not is_directory):
+        os.unlink(target)
+    return not is_whiteout
