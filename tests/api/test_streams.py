@@ -257,6 +257,31 @@ def test_a_process_survives_the_client_that_started_it(daemon: Daemon, sandbox: 
     assert "begun\nstill here\n" == sandbox.wait(exec_id)["result"]["stdout"]
 
 
+def test_what_runs_or_streams_keeps_its_sandbox(client: httpx.Client) -> None:
+    """An idle timeout far shorter than the command; then there is nothing left to wait for."""
+    body = {"timeouts": {"idle_s": 0.3, "on_idle": "terminate"}}
+    sandbox = Sandbox(client, client.post("/v1/sandboxes", json=body).json()["id"])
+    view = sandbox.wait(sandbox.start("sleep 1.5"))
+    while "terminated" != (over := client.get(f"/v1/sandboxes/{sandbox.id}").json())["state"]:
+        time.sleep(0.05)
+
+    assert ("ended", 0) == (view["state"], view["status"]["exit_code"])
+    assert "idle" == over["reason"]
+    assert [view["id"]] == [each["id"] for each in client.get(sandbox.base).json()["items"]]
+
+
+def test_a_suspended_command_keeps_its_streams(client: httpx.Client, sandbox: Sandbox) -> None:
+    exec_id = sandbox.start("cat", stream_stdin=True)
+    assert 200 == client.post(f"/v1/sandboxes/{sandbox.id}/suspend").status_code
+    refused = client.post(sandbox.base, json={"argv": ["true"]})
+    given = sandbox.give(exec_id, b"frozen")
+    assert 200 == client.post(f"/v1/sandboxes/{sandbox.id}/resume").status_code
+    sandbox.give(exec_id, b" and back", offset=6, eof=True)
+
+    assert (409, 200) == (refused.status_code, given.status_code)
+    assert "frozen and back" == sandbox.wait(exec_id)["result"]["stdout"]
+
+
 def test_a_lost_process_is_lost_and_never_exit_zero(client: httpx.Client) -> None:
     sandbox = Sandbox(client, client.post("/v1/sandboxes", json={}).json()["id"])
     exec_id = sandbox.start("echo before; sleep 1000")
