@@ -277,7 +277,16 @@ root file system. `remove` forgets a name; `prune` removes files that no name me
     ),
 )
 
-_NOT_OF_A_SANDBOX = {"net-log", "net-learn", "output-bytes", "timeout", "tty", "json", "help"}
+_NOT_OF_A_SANDBOX = {
+    "pull",
+    "net-log",
+    "net-learn",
+    "output-bytes",
+    "timeout",
+    "tty",
+    "json",
+    "help",
+}
 
 MCP = Command(
     "mcp",

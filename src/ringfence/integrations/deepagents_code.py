@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import kept
 from .langchain import RingfenceBackend
 from .origin import Origin
 
@@ -30,13 +29,13 @@ class RingfenceProvider:
         Raises:
             SandboxNotFound: An id was given, and no such sandbox lives.
         """
-        if sandbox_id is not None:
-            return RingfenceBackend(kept.find(sandbox_id))
-        return RingfenceBackend(kept.keep(Origin(options, server).sandbox()))
+        origin = Origin(options, server)
+        made = origin.lasting() if sandbox_id is None else origin.find(sandbox_id)
+        return RingfenceBackend(made, server=server)
 
-    def delete(self, *, sandbox_id: str, **_options: Any) -> None:
+    def delete(self, *, sandbox_id: str, server: str | None = None, **_options: Any) -> None:
         """End it."""
-        kept.end(sandbox_id)
+        Origin(server=server).find(sandbox_id).terminate()
 
     async def aget_or_create(
         self, *, sandbox_id: str | None = None, **options: Any
@@ -44,9 +43,9 @@ class RingfenceProvider:
         """As `get_or_create`, without blocking the event loop."""
         return await _elsewhere(lambda: self.get_or_create(sandbox_id=sandbox_id, **options))
 
-    async def adelete(self, *, sandbox_id: str, **_options: Any) -> None:
+    async def adelete(self, *, sandbox_id: str, **options: Any) -> None:
         """As `delete`."""
-        await _elsewhere(lambda: self.delete(sandbox_id=sandbox_id))
+        await _elsewhere(lambda: self.delete(sandbox_id=sandbox_id, **options))
 
 
 async def _elsewhere(function: Callable[[], Any]) -> Any:

@@ -19,6 +19,8 @@ _lock = threading.Lock()
 def keep(sandbox: Sandbox) -> Sandbox:
     """Remember a sandbox; returns it."""
     with _lock:
+        for gone in [name for name, each in _kept.items() if each.state == "terminated"]:
+            del _kept[gone]
         _kept[sandbox.id] = sandbox
     return sandbox
 
@@ -35,14 +37,6 @@ def find(sandbox_id: str) -> Sandbox:
             return sandbox
         _kept.pop(sandbox_id, None)
     raise SandboxNotFound(f"no sandbox {sandbox_id!r} lives in this process")
-
-
-def end(sandbox_id: str) -> None:
-    """End it; nothing happens when it has ended already."""
-    with _lock:
-        sandbox = _kept.pop(sandbox_id, None)
-    if sandbox is not None:
-        sandbox.terminate()
 
 
 @atexit.register

@@ -71,8 +71,8 @@ class RingfenceBackend(BaseSandbox):
         **options: Any,
     ) -> None:
         self._owned = sandbox is None
-        self.sandbox = Origin(options, server, make).sandbox() if sandbox is None else sandbox
-        self._aio = AsyncSandbox(self.sandbox)
+        self._origin = Origin(options, server, make)
+        self.sandbox = self._origin.sandbox() if sandbox is None else sandbox
         self._timeout_s = timeout_s
 
     @classmethod
@@ -91,7 +91,16 @@ class RingfenceBackend(BaseSandbox):
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """The same without a thread of its own; cancelled, it kills what it started."""
-        return _response(await self._aio.exec(**self._request(command, timeout)))
+        if isinstance(self.sandbox, Sandbox):
+            return _response(
+                await AsyncSandbox(self.sandbox).exec(**self._request(command, timeout))
+            )
+        # A server's: connections belong to an event loop, and there may be another one by now.
+        from ..client import AsyncClient
+
+        async with AsyncClient(self._origin.server) as client:
+            remote = await client.get(self.id)
+            return _response(await remote.exec(**self._request(command, timeout)))
 
     def _request(self, command: str, timeout: float | None) -> dict[str, Any]:
         wanted = self._timeout_s if timeout is None else timeout

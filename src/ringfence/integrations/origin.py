@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ..errors import InvalidRequest
 from ..sandbox import AsyncSandbox, Sandbox
 from ..sandbox.aio import owned
+from . import kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,12 +35,58 @@ class Origin:
 
     def sandbox(self) -> Sandbox:
         """A new sandbox, which is the caller's to end."""
-        return self.make() if self.make is not None else Sandbox.create(**self._arguments())
+        if self.make is not None:
+            return self.make()
+        return Sandbox.create(**self.options, server=self.server)
 
     async def async_sandbox(self) -> AsyncSandbox:
         """The same for an event loop; cancelled meanwhile, it leaves nothing."""
+        if self.server is not None:
+            return await AsyncSandbox.create(**self.options, server=self.server)
         return AsyncSandbox(await owned(self.sandbox))
 
-    def _arguments(self) -> dict[str, Any]:
-        given = {} if self.server is None else {"server": self.server}
-        return {**self.options, **given}
+    # -- sandboxes that outlive the object that made them -----------------------------------------
+
+    def lasting(self) -> Sandbox:
+        """A new sandbox that `find` finds until somebody ends it, or this process ends."""
+        return self.sandbox() if self.server is not None else kept.keep(self.sandbox())
+
+    async def async_lasting(self) -> AsyncSandbox:
+        """The same for an event loop."""
+        if self.server is not None:
+            return await self.async_sandbox()
+        return AsyncSandbox(await owned(self.lasting))
+
+    def find(self, sandbox_id: str) -> Sandbox:
+        """The live sandbox of this id.
+
+        Raises:
+            SandboxNotFound: There is none.
+        """
+        if self.server is None:
+            return kept.find(sandbox_id)
+        from ..client import Client
+
+        client = Client(self.server)
+        try:
+            found = client.get(sandbox_id)
+        except BaseException:
+            client.close()
+            raise
+        found.owns_transport = True
+        return found  # type: ignore[return-value]  # the same methods: tests/client compares them
+
+    async def async_find(self, sandbox_id: str) -> AsyncSandbox:
+        """The same for an event loop."""
+        if self.server is None:
+            return AsyncSandbox(kept.find(sandbox_id))
+        from ..client import AsyncClient
+
+        client = AsyncClient(self.server)
+        try:
+            found = await client.get(sandbox_id)
+        except BaseException:
+            await client.close()
+            raise
+        found.owns_transport = True
+        return found  # type: ignore[return-value]

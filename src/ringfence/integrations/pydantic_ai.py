@@ -30,9 +30,7 @@ from pydantic_ai.workspaces import (
 from ..errors import FileError, InvalidRequest
 from ..model.exec import KILLED_BY_TERMINATE
 from ..model.files import DIRECTORY, FILE, SYMLINK
-from ..sandbox import AsyncSandbox
-from ..sandbox.aio import owned
-from . import kept, outcome
+from . import outcome
 from .origin import Origin
 from .oserrors import GONE, as_os_errors
 
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..model.exec import ExecResult
     from ..model.files import FileInfo
-    from ..sandbox import Sandbox
+    from ..sandbox import AsyncSandbox, Sandbox
 
 PROVIDER = "ringfence"
 OUTPUT_BYTES = 16 << 20
@@ -198,11 +196,13 @@ class RingfenceWorkspace:
 
     async def terminate(self) -> None:
         """End the sandbox. The framework never does: whoever holds the workspace or its ref does."""
-        if self._ref is not None:
-            sandbox = self._sandbox
-            if sandbox is not None:
-                await sandbox.terminate()
-            kept.end(self._ref.id)
+        if self._sandbox is None and self._ref is not None:
+            try:
+                self._sandbox = await self._origin.async_find(self._ref.id)
+            except GONE:
+                return
+        if self._sandbox is not None:
+            await self._sandbox.terminate()
 
     async def _live(self) -> AsyncSandbox:
         """The sandbox; the first caller makes it, and others wait for the same."""
@@ -216,9 +216,9 @@ class RingfenceWorkspace:
 
     async def _begin(self) -> AsyncSandbox:
         if self._ref is not None:
-            sandbox = AsyncSandbox(kept.find(self._ref.id))
+            sandbox = await self._origin.async_find(self._ref.id)
         else:
-            sandbox = AsyncSandbox(kept.keep(await owned(self._origin.sandbox)))
+            sandbox = await self._origin.async_lasting()
         self._ref = WorkspaceRef(provider=PROVIDER, id=sandbox.id)
         self._working_dir = (await sandbox.exec(["pwd", "-P"])).stdout_text.removesuffix("\n")
         return sandbox

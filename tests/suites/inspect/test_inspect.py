@@ -26,6 +26,7 @@ from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironm
 from tests.suites import at_once
 from tests.suites.examples import output_of
 from tests.suites.places import options
+from tests.suites.remote import serving
 
 
 async def make(**more: object) -> RingfenceEnvironment:
@@ -131,3 +132,17 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     assert "5891b5b5 1.0\n" == output_of("inspect_task", tmp_path)
+
+
+async def test_over_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        made = await RingfenceEnvironment.sample_init("task", RingfenceConfig(server=server), {})
+        environment = made["default"]
+        await environment.write_file("a/b", "there")
+
+        assert "there" == await environment.read_file("a/b")
+        answer = await environment.exec(["cat"], input="in and out")
+        assert "in and out" == answer.stdout
+        with pytest.raises(FileNotFoundError):
+            await environment.read_file("nothing")
+        await end(environment)

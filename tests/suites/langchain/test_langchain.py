@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
+from ringfence.errors import SandboxNotFound
+from ringfence.integrations.deepagents_code import RingfenceProvider
 from ringfence.integrations.langchain import RingfenceBackend
 from tests.suites import at_once
 from tests.suites.examples import output_of
 from tests.suites.places import options
+from tests.suites.remote import serving
 
 # The suite is older than the contract of deepagents 0.7: these fail there for every backend.
 STALE = {
@@ -114,3 +117,28 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox\n5050\n" in output_of("langchain_agent", tmp_path)
+
+
+def test_over_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, RingfenceBackend(server=server) as backend:
+        backend.upload_files([("/tmp/given", b"from here\n")])
+        answers = [backend.execute("cat /tmp/given; exit 3")]
+        answers.append(asyncio.run(backend.aexecute("cat /tmp/given; exit 3")))
+        provider = RingfenceProvider()
+        again = provider.get_or_create(sandbox_id=backend.id, server=server)
+
+        assert [("from here\n", 3)] * 2 == [(each.output, each.exit_code) for each in answers]
+        assert "from here\n" == again.execute("cat /tmp/given").output
+        provider.delete(sandbox_id=backend.id, server=server)
+        again.sandbox.terminate()
+
+
+def test_the_provider_finds_what_it_made() -> None:
+    provider = RingfenceProvider()
+    made = provider.get_or_create(**options())
+    made.execute("echo mine > /tmp/a")
+
+    assert "mine\n" == provider.get_or_create(sandbox_id=made.id).execute("cat /tmp/a").output
+    provider.delete(sandbox_id=made.id)
+    with pytest.raises(SandboxNotFound):
+        provider.get_or_create(sandbox_id=made.id)

@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ringfence.integrations.mcp import server as serving
 from ringfence.integrations.origin import Origin
-from tests.suites import at_once
+from tests.suites import at_once, remote
 from tests.suites.examples import output_of
 from tests.suites.mcp import asking, plain
 from tests.suites.places import options
@@ -300,3 +300,16 @@ def test_only_loopback_is_served() -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     assert "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29]\n" == output_of("mcp_client", tmp_path)
+
+
+async def test_over_a_server(tmp_path: Path) -> None:
+    with remote.serving(tmp_path) as server:
+        async with over_stdio("--server", server) as session:
+            await call(session, "write_file", path="a", content="there")
+            name = (await call(session, "start_process", command="cat a; sleep 60"))["process"]
+            seen = await call(session, "watch_process", process=name, wait_s=30)
+            stopped = await call(session, "stop_process", process=name)
+
+            assert "there" == await run(session, "cat a")
+            assert ("there", True) == (seen["stdout"], seen["running"])
+            assert not stopped["running"]

@@ -13,6 +13,7 @@ from pydantic_ai.workspaces import (
     WorkspaceOutputLimitError,
     WorkspaceRef,
     WorkspaceTimeoutError,
+    WorkspaceUnavailableError,
 )
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
@@ -20,6 +21,7 @@ from ringfence.integrations.pydantic_ai import RingfenceWorkspace
 from tests.suites import at_once
 from tests.suites.examples import output_of
 from tests.suites.places import options
+from tests.suites.remote import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -121,3 +123,18 @@ async def test_fifty_at_once(tmp_path: Path, made: list[RingfenceWorkspace]) -> 
 
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox\n42\n" == output_of("pydantic_ai_agent", tmp_path)
+
+
+async def test_over_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        workspace = RingfenceWorkspace(server=server)
+        path = f"{await workspace.working_dir()}/a/b"
+        await workspace.write_bytes(path, b"there")
+        again = RingfenceWorkspace(workspace.ref, server=server)
+
+        assert "there" == (await again.run(["cat", path])).stdout
+        assert b"there" == await again.read_bytes(path)
+        await again.terminate()
+        with pytest.raises(WorkspaceUnavailableError):
+            await workspace.run(["true"])
+        await workspace.terminate()
