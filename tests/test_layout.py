@@ -19,7 +19,9 @@ FRAMEWORKS = {
     "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},
     "mcp": {"anyio", "mcp", "mcp_types", "pydantic", "uvicorn"},
+    "openai_agents": {"agents"},
     "pydantic_ai": {"anyio", "pydantic_ai"},
+    "smolagents": {"smolagents"},
 }
 SERVER = {
     "fastapi",

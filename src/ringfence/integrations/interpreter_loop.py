@@ -1,0 +1,47 @@
+"""What the interpreter inside runs: one request a line, code in, its output and its end out.
+
+Standard library only, Python 3.8 or newer: the sandbox's own interpreter runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    """Serve requests `{"code": ..., "mark": ...}`; after the output comes the mark and what happened."""
+    # The code has neither our requests on its standard input nor an own end of them.
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(1, 2)
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    for line in requests:
+        request = json.loads(line)
+        answer = run(request["code"], namespace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(1, ("\n" + request["mark"] + json.dumps(answer) + "\n").encode())
+
+
+def run(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Execute `code`; a last expression's value is the result, as in a notebook."""
+    try:
+        tree = ast.parse(code, "<code>")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<code>", "exec"), namespace)
+        value = None
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<code>", "eval"), namespace)
+        return {"result": None if value is None else repr(value)}
+    except BaseException as exc:  # noqa: BLE001  SystemExit too: the interpreter stays
+        text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+        return {"error": type(exc).__name__, "value": str(exc), "traceback": text}
+
+
+if __name__ == "__main__":
+    main()

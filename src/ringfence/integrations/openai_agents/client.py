@@ -1,0 +1,129 @@
+"""The client: makes sandboxes, ends them, and goes on with sessions that were put aside.
+
+Source: agents.sandbox.session.sandbox_client (0.24).
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from agents.sandbox.manifest import Manifest
+from agents.sandbox.session.manager import Instrumentation
+from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
+from agents.sandbox.snapshot import resolve_snapshot
+
+from ...errors import SandboxNotFound
+from ...model.calls import parse_mount
+from ...model.mount import READ_WRITE, Mount
+from ..origin import Origin
+from .session import RingfenceSandboxSession, RingfenceSandboxSessionState
+
+if TYPE_CHECKING:
+    from agents.sandbox.session import SandboxSession, SandboxSessionState
+    from agents.sandbox.session.dependencies import Dependencies
+    from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
+
+    from ...sandbox import AsyncSandbox
+
+
+class RingfenceSandboxClientOptions(BaseSandboxClientOptions):
+    """What a run may ask for beyond what the client was made with; JSON all of it.
+
+    Attributes:
+        exposed_ports: What `resolve_exposed_port` may be asked for.
+        create: Further keyword arguments of `Sandbox.create`.
+    """
+
+    type: Literal["ringfence"] = "ringfence"
+    exposed_ports: tuple[int, ...] = ()
+    create: dict[str, Any] = {}  # noqa: RUF012  pydantic copies defaults
+
+
+class RingfenceSandboxClient(BaseSandboxClient[RingfenceSandboxClientOptions]):
+    """Sandboxes of this process or of a server.
+
+    Args:
+        server, options: See `Origin`; the options must be JSON, as sessions are resumed from it.
+        instrumentation, dependencies: The framework's own.
+    """
+
+    backend_id = "ringfence"
+    supports_default_options = True
+
+    def __init__(
+        self,
+        *,
+        server: str | None = None,
+        instrumentation: Instrumentation | None = None,
+        dependencies: Dependencies | None = None,
+        **options: Any,
+    ) -> None:
+        self._server, self._options = server, options
+        self._instrumentation = instrumentation or Instrumentation()
+        self._dependencies = dependencies
+
+    async def create(
+        self,
+        *,
+        snapshot: SnapshotSpec | SnapshotBase | None = None,
+        manifest: Manifest | None = None,
+        options: RingfenceSandboxClientOptions | None = None,
+    ) -> SandboxSession:
+        """A new sandbox, whose workspace is a directory of its own at the manifest's root."""
+        given = options or RingfenceSandboxClientOptions()
+        manifest = self._validate_manifest_for_create(manifest or Manifest())
+        create = {**self._options, **given.create}
+        sandbox = await _make(create, self._server, manifest.root)
+        session_id = uuid.uuid4()
+        state = RingfenceSandboxSessionState(
+            session_id=session_id,
+            manifest=manifest,
+            snapshot=resolve_snapshot(snapshot, str(session_id)),
+            exposed_ports=given.exposed_ports,
+            sandbox_id=sandbox.id,
+            server=self._server,
+            create=create,
+        )
+        return self._wrapped(RingfenceSandboxSession(state, sandbox))
+
+    async def delete(self, session: SandboxSession) -> SandboxSession:
+        """End its sandbox."""
+        inner = session._inner
+        if not isinstance(inner, RingfenceSandboxSession):
+            raise TypeError("not a session of Ringfence")
+        await inner.shutdown()
+        return session
+
+    async def resume(self, state: SandboxSessionState) -> SandboxSession:
+        """The sandbox if it still lives; else a new one, which the framework fills from the snapshot."""
+        if not isinstance(state, RingfenceSandboxSessionState):
+            raise TypeError("not a state of Ringfence")
+        state.assert_path_grants_rebound()
+        lives = True
+        try:
+            sandbox = await Origin(server=state.server).async_find(state.sandbox_id)
+        except SandboxNotFound:
+            lives = False
+            sandbox = await _make(state.create, state.server, state.manifest.root)
+            state.sandbox_id = sandbox.id
+            state.workspace_root_ready = False
+        inner = RingfenceSandboxSession(state, sandbox)
+        inner._set_start_state_preserved(lives, system=lives)
+        return self._wrapped(inner)
+
+    def deserialize_session_state(self, payload: dict[str, object]) -> SandboxSessionState:
+        """From JSON."""
+        return self._deserialize_session_state_payload(payload, RingfenceSandboxSessionState)
+
+    def _wrapped(self, inner: RingfenceSandboxSession) -> SandboxSession:
+        return self._wrap_session(inner, instrumentation=self._instrumentation)
+
+
+async def _make(create: dict[str, Any], server: str | None, root: str) -> AsyncSandbox:
+    """A sandbox with a writable directory at `root`, unless something is mounted there."""
+    mounts = [parse_mount(mount) for mount in create.get("mounts", ())]
+    if all(mount.target != root for mount in mounts):
+        # The workspace is the agent's own: nothing in it needs protection from it.
+        mounts.append(Mount(root, "", READ_WRITE, protect=()))
+    return await Origin({**create, "mounts": mounts}, server).async_lasting()

@@ -1,0 +1,194 @@
+"""OpenAI Agents' own tests of sandboxed runs with our client, and whole runs with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import RunConfig, Runner
+from agents.sandbox import Manifest, SandboxAgent, SandboxRunConfig
+from agents.sandbox.capabilities import Shell
+from agents.sandbox.entries import File
+from agents.sandbox.errors import ExecTimeoutError, WorkspaceArchiveWriteError
+from agents.sandbox.snapshot import LocalSnapshotSpec
+from agents.testing import ScriptedModel, assistant_message, function_call
+
+from ringfence.integrations.openai_agents import (
+    RingfenceSandboxClient,
+    RingfenceSandboxClientOptions,
+)
+from tests.suites import at_once
+from tests.suites.examples import output_of
+from tests.suites.places import options
+from tests.suites.remote import serving
+from tests.suites.sources import module_of
+
+theirs: Any = module_of("openai-agents", "tests/sandbox/test_run_cwd.py")
+# Their Python must be inside: a test runs `sys.executable` there.
+theirs.UnixLocalSandboxClient = partial(RingfenceSandboxClient, **options(python_env=True))
+
+
+class TestSuite:
+    """The functions of their module; a parametrised one counts twice."""
+
+
+for _name, _test in list(vars(theirs).items()):
+    if _name.startswith("test_"):
+        setattr(TestSuite, _name, staticmethod(_test))
+
+
+def test_it_is_the_whole_suite(request: pytest.FixtureRequest) -> None:
+    assert 5 == sum(getattr(item, "cls", None) is TestSuite for item in request.session.items)
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[Any]:
+    client = RingfenceSandboxClient(**options())
+    made = await client.create(options=RingfenceSandboxClientOptions(exposed_ports=(8123,)))
+    async with made:
+        yield made
+    await client.delete(made)
+
+
+async def _run(client: Any, *commands: str, manifest: Manifest | None = None) -> list[str]:
+    """A whole run whose model asks for these commands; what it was answered."""
+    steps: list[Any] = [
+        [function_call("exec_command", {"cmd": command, "login": False}, call_id=f"c{i}")]
+        for i, command in enumerate(commands)
+    ]
+    model = ScriptedModel([*steps, [assistant_message("done")]])
+    agent = SandboxAgent(
+        name="worker", model=model, capabilities=[Shell()], default_manifest=manifest
+    )
+    result = await Runner.run(
+        agent, "work", run_config=RunConfig(sandbox=SandboxRunConfig(client=client))
+    )
+    model.assert_complete()
+    return [str(item.output) for item in result.new_items if hasattr(item, "output")]
+
+
+async def test_a_whole_run() -> None:
+    manifest = Manifest(entries={"given.txt": File(content=b"from the manifest\n")})
+    client = RingfenceSandboxClient(**options())
+    answers = await _run(
+        client, "cat given.txt", "id -un; grep CapEff /proc/self/status", manifest=manifest
+    )
+
+    assert "from the manifest" in answers[0]
+    assert "sandbox\n" in answers[1]
+    assert "CapEff:\t0000000000000000" in answers[1]
+
+
+async def test_a_terminal(session: Any) -> None:
+    first = await session.pty_exec_start("python3 -q", shell=True, tty=True, yield_time_s=2)
+    assert first.process_id is not None
+    second = await session.pty_write_stdin(session_id=first.process_id, chars="6 * 7\n")
+    while b"42" not in second.output:
+        second = await session.pty_write_stdin(session_id=first.process_id, chars="")
+    last = await session.pty_write_stdin(
+        session_id=first.process_id, chars="exit(3)\n", yield_time_s=9
+    )
+    while last.exit_code is None:
+        last = await session.pty_write_stdin(session_id=first.process_id, chars="")
+    assert (None, 3) == (last.process_id, last.exit_code)
+
+
+async def test_a_port(session: Any) -> None:
+    await session.write(Path("index.html"), io.BytesIO(b"served from inside"))
+    await session.pty_exec_start("python3 -m http.server 8123", yield_time_s=0.3)
+    endpoint = await session.resolve_exposed_port(8123)
+    answer = b""
+    while b"served from inside" not in answer:
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+        try:
+            writer.write(b"GET /index.html HTTP/1.0\r\n\r\n")
+            answer = await reader.read()
+        except ConnectionError:
+            await asyncio.sleep(0.05)  # it does not listen yet
+        finally:
+            writer.close()
+
+
+async def test_resumed_after_its_end(tmp_path: Path) -> None:
+    client = RingfenceSandboxClient(**options())
+    snapshot = LocalSnapshotSpec(base_path=tmp_path)
+    first = await client.create(snapshot=snapshot, manifest=Manifest())
+    async with first:
+        await first.write(Path("a/kept.txt"), io.BytesIO(b"kept"))
+        before = first.state.sandbox_id
+    state = client.deserialize_session_state(first.state.model_dump(mode="json"))
+    again = await client.resume(state)
+    async with again:
+        kept = (await again.read(Path("a/kept.txt"))).read()
+    await client.delete(again)
+
+    assert b"kept" == kept
+    assert before != again.state.sandbox_id
+
+
+async def test_resumed_while_it_lives(session: Any) -> None:
+    await session.exec("echo mine > /tmp/outside-the-workspace")
+    client = RingfenceSandboxClient(**options())
+    again = await client.resume(
+        client.deserialize_session_state(session.state.model_dump(mode="json"))
+    )
+
+    assert b"mine\n" == (await again.exec("cat /tmp/outside-the-workspace")).stdout
+
+
+async def test_a_hostile_archive_is_refused(session: Any) -> None:
+    import tarfile
+
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("../../escaped")
+        member.size = 1
+        tar.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(WorkspaceArchiveWriteError):
+        await session.hydrate_workspace(io.BytesIO(archive.getvalue()))
+
+
+async def test_a_timeout_leaves_no_process(session: Any) -> None:
+    with pytest.raises(ExecTimeoutError):
+        await session.exec("setsid sleep 4371 & wait", timeout=1)
+    assert b"" == (await session.exec("pgrep -f 'sleep 437[1]'")).stdout
+
+
+async def test_cancelled_it_leaves_no_process(session: Any) -> None:
+    task = asyncio.create_task(session.exec("echo > began; setsid sleep 4372 & wait"))
+    while not (await session.exec("test -e began")).ok():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while (await session.exec("pgrep -f 'sleep 437[2]'")).ok():
+        await asyncio.sleep(0.01)
+
+
+async def test_fifty_at_once(tmp_path: Path) -> None:
+    client = RingfenceSandboxClient(**options(mounts=[at_once.mount(tmp_path)]))
+
+    async def one(number: int) -> int:
+        session = await client.create()
+        async with session:
+            answer = await session.exec(at_once.script(number))
+        await client.delete(session)
+        return answer.exit_code
+
+    crowd = range(at_once.CROWD)
+    assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
+
+
+async def test_over_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        answers = await _run(RingfenceSandboxClient(server=server), "echo there > a", "cat a")
+    assert "there" in answers[1]
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "sandbox" in output_of("openai_agent", tmp_path)

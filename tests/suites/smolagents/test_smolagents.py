@@ -1,0 +1,88 @@
+"""What smolagents asks of every remote executor, from its source distribution, and what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from smolagents.utils import AgentError
+
+from ringfence.integrations.smolagents import RingfenceExecutor
+from tests.suites.examples import output_of
+from tests.suites.places import options
+from tests.suites.remote import serving
+from tests.suites.sources import module_of
+
+markers: Any = ModuleType("markers")
+markers.require_run_all = lambda tests: tests
+Common: Any = module_of(
+    "smolagents",
+    "tests/test_remote_executors.py",
+    tests__utils=ModuleType("utils"),
+    tests__utils__markers=markers,
+).CommonDockerExecutorIntegration
+
+
+class TestSuite(Common):
+    @pytest.fixture
+    def custom_executor(self) -> Iterator[RingfenceExecutor]:
+        # numpy and pillow are this environment's own, shown inside.
+        made = RingfenceExecutor(["pillow", "numpy"], **options(python_env=True))
+        yield made
+        made.delete()
+
+
+@pytest.fixture
+def executor() -> Iterator[RingfenceExecutor]:
+    made = RingfenceExecutor(timeout_s=2, **options())
+    yield made
+    made.cleanup()
+
+
+def test_it_is_the_whole_suite(request: pytest.FixtureRequest) -> None:
+    assert 10 == sum(getattr(item, "cls", None) is TestSuite for item in request.session.items)
+
+
+def test_a_timeout_leaves_no_process(executor: RingfenceExecutor) -> None:
+    executor("import subprocess; a = 1")
+    with pytest.raises(AgentError, match="longer than 2 s"):
+        executor("subprocess.run(['setsid', 'sleep', '4361'])")
+
+    assert "" == executor.sandbox.exec(["pgrep", "-f", "sleep 436[1]"]).stdout_text
+    with pytest.raises(AgentError, match="NameError"):
+        executor("print(a)")
+
+
+def test_output_and_value(executor: RingfenceExecutor) -> None:
+    answer = executor("import os; print('out'); os.write(2, b'err\\n'); 6 * 7")
+    assert ("42", "out\nerr\n") == (answer.output, answer.logs)
+
+
+def test_too_much_output_is_cut(executor: RingfenceExecutor) -> None:
+    assert len(executor("for _ in range(99): print('x' * 100_000)").logs) < 3 << 20
+
+
+def test_code_that_ends_the_interpreter(executor: RingfenceExecutor) -> None:
+    with pytest.raises(AgentError, match="ended under the code"):
+        executor("import os; os._exit(3)")
+    assert "1" == executor("1").output
+
+
+def test_a_package_that_cannot_be_had_is_an_error() -> None:
+    with pytest.raises(AgentError, match="pip install failed"):
+        RingfenceExecutor(["no-such-package-anywhere"], **options())
+
+
+def test_over_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        executor = RingfenceExecutor(server=server)
+        executor("a = 40")
+        assert "42" == executor("a + 2").output
+        executor.cleanup()
+
+
+def test_the_example(tmp_path: Path) -> None:
+    assert "120" in output_of("smolagents_agent", tmp_path)
