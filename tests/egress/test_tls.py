@@ -199,7 +199,11 @@ def bent_hellos(draw: st.DrawFn) -> bytes:
     return records(bytes(data), draw(st.sampled_from([1 << 14, 400, 100, 60])))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(bent_hellos())
 def test_openssl_never_reads_another_name(openssl: OpenSsl, data: bytes) -> None:
     """Whatever we let through, a server reads the name that was judged."""
