@@ -391,3 +391,25 @@ def test_execs_are_listed_in_pages(sandbox: Sandbox) -> None:
 
     assert made == [each["id"] for each in first["items"] + rest["items"]]
     assert rest["next_cursor"] is None
+
+
+def test_execs_are_counted(client: httpx.Client, sandbox: Sandbox) -> None:
+    def counted() -> dict[str, float]:
+        text = client.get("/metrics").text
+        lines = (line for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in (each.rpartition(" ") for each in lines)}
+
+    before = counted()
+    running = sandbox.start("cat", stream_stdin=True)
+    sandbox.wait(sandbox.start("echo 12345"))
+    between = counted()
+    sandbox.give(running, b"", eof=True)
+    sandbox.wait(running)
+    after = counted()
+
+    assert before["ringfence_execs_running"] + 1 == between["ringfence_execs_running"]
+    assert before["ringfence_execs_running"] == after["ringfence_execs_running"]
+    ended = 'ringfence_execs_total{state="ended"}'
+    assert 2 == after[ended] - before.get(ended, 0)
+    name = "ringfence_output_bytes_total"
+    assert 6 == between[name] - before[name]

@@ -19,6 +19,7 @@ from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..spool.spool import Spool
 from ..store.execs import ExecRecord
+from .counts import Counts
 from .keeping import Keeping
 from .pump import SpooledPump
 from .run import Run
@@ -62,6 +63,7 @@ class Execs:
         directory = manager.store.directory
         self._temporary = "" if directory else tempfile.mkdtemp(prefix="ringfence-spool-")
         self.directory = directory.file(SPOOL) if directory else self._temporary
+        self.counts = Counts()
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}  # running, or ended and not written down
         self._reactor = Reactor()
@@ -88,6 +90,7 @@ class Execs:
                 self._records.remove(run.id)
             raise
         self._attend(live, run, begun, request)
+        self.counts.began()
         return run
 
     def _new_run(self, live: Live, request: ExecRequest) -> Run:
@@ -139,6 +142,7 @@ class Execs:
             self._put(view)
         except RingfenceError:
             written = False  # the disk is full: it is remembered here, as long as we live
+        self.counts.ended(view)
         run.end(view)
         if written:
             with self._lock:
@@ -168,6 +172,12 @@ class Execs:
         if run is None or run.sandbox_id != sandbox_id:
             raise ExecNotFound(f"no exec {exec_id!r} in sandbox {sandbox_id}")
         return run
+
+    @property
+    def live_count(self) -> int:
+        """How many run."""
+        with self._lock:
+            return sum(run.running for run in self._runs.values())
 
     def running(self, sandbox_id: str, exec_id: str) -> Run | None:
         """An exec of a sandbox that runs, without waiting for anything."""

@@ -13,6 +13,7 @@ from ... import __version__
 from ...model.manager_stats import Health, ManagerStats
 from ...sessions import metrics
 from ..nouns import AsNoun, answer, json_answer
+from ..runs import TheExecs
 from ..service import TheCaller, TheService
 
 router = APIRouter(tags=["server"])
@@ -65,11 +66,12 @@ class PlainText(Response):
 
 
 @router.get("/metrics", response_class=PlainText)
-async def prometheus(service: TheService, _caller: TheCaller) -> Response:
+async def prometheus(service: TheService, execs: TheExecs, _caller: TheCaller) -> Response:
     """For Prometheus, in its text format; admins only."""
     found = await service.lanes.call(service.manager.stats)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = metrics.render(found) + service.requests.render(service.admission.now)
+    text += execs.counts.render(execs.live_count)
     text += (
         "# HELP ringfence_daemon_peak_memory_bytes Of the daemon, without sandboxes.\n"
         "# TYPE ringfence_daemon_peak_memory_bytes gauge\n"
