@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,6 +212,27 @@ def test_what_was_done_and_refused_is_written_down(daemon: Daemon, client: httpx
     assert 0o600 == (daemon.state_dir / "audit.log").stat().st_mode & 0o777
 
 
+def test_what_happens_is_said_in_json_lines(
+    start_daemon: StartDaemon, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the ids of what it is about; what a client chose is escaped."""
+    daemon = start_daemon("--log-level", "debug")
+    with daemon.client() as client:
+        sandbox_id = client.post("/v1/sandboxes", json={"labels": {"a": "b\nc"}}).json()["id"]
+        client.get(f"/v1/sandboxes/{sandbox_id}/files/list")
+        client.get("/v1/info", headers={"origin": 'http://e"vil'})
+        client.delete(f"/v1/sandboxes/{sandbox_id}")
+    daemon.stop()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+
+    said = [(each["level"], each["message"], each.get("sandbox")) for each in lines]
+    assert ("info", "sandbox created", sandbox_id) in said
+    assert ("info", "sandbox ended", sandbox_id) in said
+    listed = ("debug", "GET /v1/sandboxes/{sandbox_id}/files/list", sandbox_id)
+    assert listed in said
+    assert [403] == [each["status"] for each in lines if "warning" == each["level"]]
+
+
 def test_the_unix_socket_is_this_users_alone(daemon: Daemon) -> None:
     assert 0o600 == Path(daemon.socket).stat().st_mode & 0o777
 
@@ -279,6 +301,30 @@ def test_a_head_that_is_too_large_is_cut(daemon: Daemon, lines: int, status: byt
         said = b"HTTP/1.1 431" if status == b"431" else b""
 
     assert said.startswith(b"HTTP/1.1 " + status)
+
+
+def test_tls(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A public address is served under TLS; who does not speak it learns nothing."""
+    where = tmp_path_factory.mktemp("tls")
+    key, certificate = str(where / "key.pem"), str(where / "cert.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"]
+    make += ["-pkeyopt", "ec_paramgen_curve:P-256"]
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(
+        [*make, *name, "-keyout", key, "-out", certificate], check=True, capture_output=True
+    )
+    options = ("--tls-certificate", certificate, "--tls-key", key)
+    daemon = start_daemon("--listen", "0.0.0.0:0", *options)
+    with daemon.client() as admin:
+        headers = {"x-api-key": _key(admin, "ann")}
+    url = daemon.tcp.replace("0.0.0.0", "localhost")
+    trusted = ssl.create_default_context(cafile=certificate)
+    with httpx.Client(verify=trusted, headers=headers) as client:
+        assert "ann" == client.get(f"{url}/v1/info").json()["client"]
+        with pytest.raises(httpx.HTTPError):
+            client.get(f"{url}/v1/info".replace("https", "http"))
+    assert url.startswith("https://")
+    daemon.stop()
 
 
 def test_who_sends_slowly_is_cut(

@@ -152,7 +152,8 @@ class _Passing:
         route = getattr(scope.get("route"), "path", "(none)")
         status = self._status or 499  # the client went away
         self._service.requests.add(route, method, status, seconds)
-        if not self._service.audit.is_of_interest(method, status):
+        of_interest = self._service.audit.is_of_interest(method, status)
+        if not of_interest and not logger.isEnabledFor(logging.DEBUG):
             return
         facts: dict[str, Any] = {
             "request": self._id,
@@ -168,9 +169,13 @@ class _Passing:
             facts["code"] = self._why
         if made := self._state.get("made"):
             facts["made"] = made
-        self._service.audit.write(**facts)
-        if status in (401, 403):
-            logger.warning("refused %s %r: %s", method, scope["path"], self._why or status)
+        if of_interest:
+            self._service.audit.write(**facts)
+        for name in ("sandbox_id", "exec_id"):
+            if name in scope.get("path_params", {}):
+                facts[name.removesuffix("_id")] = scope["path_params"][name]
+        level = logging.WARNING if status in (401, 403) or status >= 500 else logging.DEBUG
+        logger.log(level, "%s %s", method, route, extra={"facts": facts})
 
 
 def _peer(scope: Scope, state: dict[str, Any]) -> str:

@@ -235,6 +235,12 @@ SERVE = Command(
         Option(
             "stop", "", "end the daemon that serves there and all its sandboxes, and do no more"
         ),
+        Option(
+            "log-level",
+            "LEVEL",
+            "what is said on stderr: debug, info, warning or error",
+            words="debug info warning error",
+        ),
         Option("config", "FILE", "all of it, as JSON; options win", words="<files>"),
         JSON,
         HELP,

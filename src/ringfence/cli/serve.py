@@ -68,6 +68,7 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
         ("allow-host", "allowed_hosts"),
         ("allow-origin", "allowed_origins"),
         ("allow-public", "allow_public"),
+        ("log-level", "log_level"),
     ):
         if option in given:
             form[name] = given[option]

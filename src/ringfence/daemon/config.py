@@ -10,6 +10,7 @@ from ..model import checks, jsonform
 from ..model.noun import Noun
 from ..model.places import state_directory
 from ..sessions.config import ManagerConfig
+from .logs import LEVELS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class DaemonConfig(Noun):
             to leave, until the next one goes on with them; 0: they end with it.
         host_roots: Directories that users' keys may mount from; admins may from any.
         bounds: How much is taken in, and how patiently.
+        log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
 
     state_dir: str = ""
@@ -47,6 +49,7 @@ class DaemonConfig(Noun):
     allowed_origins: tuple[str, ...] = ()
     host_roots: tuple[str, ...] = ()
     outlive_s: float = 600.0
+    log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
 
@@ -56,6 +59,7 @@ class DaemonConfig(Noun):
             object.__setattr__(self, name, checks.texts(getattr(self, name), name))
         for i, root in enumerate(self.host_roots):
             checks.absolute_path(root, f"host_roots[{i}]")
+        checks.choice(self.log_level, "log_level", LEVELS, "debug, info, warning or error")
         checks.flag(self.allow_public, "allow_public")
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
         if bool(self.tls_certificate) != bool(self.tls_key):

@@ -46,8 +46,10 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     from ..execution.service import ExecutionService
     from ..sessions import looking
     from ..sessions.manager import SessionManager
+    from . import logs
     from .sockets import listen_tcp, listen_unix
 
+    logs.set_up(config.log_level)
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(
@@ -57,6 +59,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
                 outlive_s=config.outlive_s or None,
             )
         )
+        logs.follow(manager.events)
         audit = Audit(os.path.join(config.state_dir, "audit.log"))
         stack.callback(audit.close)
         service = Service(manager, _settings(config), audit)

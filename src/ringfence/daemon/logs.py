@@ -1,0 +1,71 @@
+"""What the daemon says on stderr: a line each, for people on a terminal, else in JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.event import Event
+    from ..sessions.events import Events
+
+LEVELS = ("debug", "info", "warning", "error")
+FACTS = "facts"
+"""The attribute of a record that has its ids and numbers: `logger.info(text, extra={FACTS: {...}})`."""
+
+_events = logging.getLogger("ringfence.sandboxes")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line; JSON escapes whatever a client or a guest chose."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        form = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FACTS, {}),
+        }
+        if record.exc_info:
+            form["error"] = self.formatException(record.exc_info)
+        return json.dumps(form, separators=(",", ":"), default=str)
+
+
+class Readable(logging.Formatter):
+    """Time, level, text, and the facts behind it; control characters escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        now = time.strftime("%H:%M:%S", time.localtime(record.created))
+        facts = " ".join(f"{key}={value!s}" for key, value in getattr(record, FACTS, {}).items())
+        line = f"{now} {record.levelname.lower():<7} {record.getMessage()} {facts}".rstrip()
+        line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_up(level: str) -> None:
+    """Say everything of at least that level on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Readable() if sys.stderr.isatty() else JsonLines())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    # What uvicorn says of each connection is said better by the requests' own lines.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+
+
+def follow(events: Events) -> None:
+    """Say what happens to sandboxes."""
+    events.listen(_say)
+
+
+def _say(event: Event) -> None:
+    facts = {"sandbox": event.sandbox_id, "session": event.session_id, "client": event.client_id}
+    if event.reason:
+        facts["reason"] = event.reason
+    _events.info("sandbox %s", event.kind, extra={FACTS: {**facts, **event.details}})
