@@ -119,6 +119,16 @@ def test_mounts_and_network_over_an_image(image: str, store: ImageStore, tmp_pat
     assert "mine\n" == (tmp_path / "work" / "file").read_text()
 
 
+def test_names_of_the_host_s_network_over_an_image(image: str, store: ImageStore) -> None:
+    del store
+    said = Path("/etc/resolv.conf").read_text().splitlines()
+    servers = [line.strip() for line in said if line.startswith("nameserver")]
+    for network, expected in (("unrestricted", servers), ("none", ["nameserver 127.0.0.53"])):
+        with Sandbox.create(image=image, network=network) as sandbox:
+            shown = sandbox.exec(["cat", "/etc/resolv.conf"]).stdout_text.splitlines()
+        assert expected == [line for line in shown if line.startswith("nameserver")]
+
+
 def test_what_is_refused(image: str, store: ImageStore) -> None:
     for options, field in (
         ({"image": "none:1"}, "image"),

@@ -260,9 +260,9 @@ def _file(_root: NewRoot, path: str, content: bytes, mode: int) -> None:
     os.close(fd)
 
 
-def _rewrite(_root: NewRoot, path: str, content: bytes) -> None:
+def _rewrite(root: NewRoot, path: str, content: bytes) -> None:
     """Another content for a file that the template has made."""
-    fd = os.open(path[1:], os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = root.open(path, os.O_WRONLY | os.O_TRUNC)
     os.write(fd, content)
     os.close(fd)
 
