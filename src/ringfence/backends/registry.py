@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from .protocol import Backend, BackendSandbox
 
-_TIERS = {"native": ("light",), "gvisor": ("strong",), "fake": ("light", "strong")}
+_TIERS = {
+    "native": ("light",),
+    "gvisor": ("strong",),
+    "bubblewrap": ("light",),
+    "codex": ("light",),
+    "fake": ("light", "strong"),
+}
 NAMES = tuple(_TIERS)
 TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
+_BY_NAME_ONLY = ("bubblewrap", "codex", *TEST_DOUBLES)  # weaker than others of their tier
 _lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
@@ -68,10 +75,15 @@ def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
     """
     if name is not None:
         return backend_named(name).provision(spec)
-    candidates = [each for each in NAMES if spec.tier in _TIERS[each] and each not in TEST_DOUBLES]
+    candidates = [each for each in NAMES if spec.tier in _TIERS[each] and each not in _BY_NAME_ONLY]
     if len(candidates) == 1 and spec.tier == "light":
         return backend_named(candidates[0]).provision(spec)
     return _first_that_can(spec, candidates)
+
+
+def candidates(tier: str) -> list[str]:
+    """Backends that may be taken where only a tier is asked for, the best first."""
+    return [name for name in NAMES if tier in _TIERS[name] and name not in _BY_NAME_ONLY]
 
 
 def backend_of(snapshot_id: str) -> Backend:
@@ -80,12 +92,12 @@ def backend_of(snapshot_id: str) -> Backend:
     return backend_named(taken.get(snapshot_id, "native"))
 
 
-def _first_that_can(spec: SandboxSpec, candidates: list[str]) -> BackendSandbox:
+def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
     """The attempt is the probe: it costs nothing besides, and what it finds cannot be out of date."""
     from ..errors import BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported
 
     refusals: dict[str, RingfenceError] = {}
-    for name in candidates:
+    for name in names:
         try:
             return backend_named(name).provision(spec)
         except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
@@ -116,6 +128,11 @@ def new_backend(name: str, **options: Any) -> Backend:
         from .gvisor.backend import GvisorBackend
 
         return GvisorBackend(**options)
+    if name in ("bubblewrap", "codex"):
+        from .command import launchers
+        from .command.backend import CommandBackend
+
+        return CommandBackend(getattr(launchers, name)(), **options)
     return _make(name) if name in NAMES else backend_named(name)
 
 

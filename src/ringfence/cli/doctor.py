@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, tier_of
+from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -35,12 +35,21 @@ def main(argv: Sequence[str]) -> int:
         from .attack import main as attack
 
         return attack(as_json="json" in given)
-    reports = [backend_named(name).report() for name in NAMES if name not in TEST_DOUBLES]
+    reports = _reports()
     if "json" in given:
         _print_json(reports)
     else:
         _print(reports)
     return 0 if any(report.available for report in reports) else 1
+
+
+def _reports() -> list[BackendReport]:
+    """Of every backend, all at once: most of each is waiting for what it starts."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = [name for name in NAMES if name not in TEST_DOUBLES]
+    with ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(lambda name: backend_named(name).report(), names))
 
 
 def _print_json(reports: Sequence[BackendReport]) -> None:
@@ -118,9 +127,9 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
 
 def _tier(tier: str, reports: Sequence[BackendReport]) -> str:
     """Who gets what asks for a tier, or why nobody does."""
-    candidates = [report for report in reports if tier_of(report.backend) == tier]
-    chosen = next((each.backend for each in candidates if each.available), None)
+    asked = [report for report in reports if report.backend in candidates(tier)]
+    chosen = next((each.backend for each in asked if each.available), None)
     if chosen is not None:
         return f"tier {tier}: {chosen}"
-    reasons = "; ".join(f"{each.backend}: {each.reason}" for each in candidates)
+    reasons = "; ".join(f"{each.backend}: {each.reason}" for each in asked)
     return f"tier {tier}: nobody, and asking for it is refused ({reasons})"

@@ -19,6 +19,7 @@ from ..launcher import forked, init, programs, wire
 from ..linux import libc, mounts, namespaces, privileges, signals
 from . import flows
 from .groups import Groups
+from .tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     class Settings(TypedDict):
         """What the agent is told first."""
 
+        own_kernel: bool  # it is root of a kernel of the guest's; else one program under a launcher
         uid: int  # of the guest's user, as the guest sees it
         id_map: str  # of the user namespace that the guest lives in; it has ids 0 and `uid`
         pids: int
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _CONTROL_FD = 0
+_is_root = os.getuid() == 0  # whoever is may become other users
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
 _LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
@@ -62,7 +65,7 @@ class Exec:
 class Agent:
     """The event loop of PID 1."""
 
-    def __init__(self, control: wire.Socket, settings: Settings, groups: Groups) -> None:
+    def __init__(self, control: wire.Socket, settings: Settings, groups: Groups | Tags) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
         self.execs: dict[int, Exec] = {}  # by number
@@ -203,6 +206,9 @@ class Agent:
 
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
         paths = programs.candidates(argv[0], env)
+        if not _is_root:  # there is one user, and nobody to become
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions)
+            return
         if init.has_children():
             # Who runs already as that user could stop a child of ours before it has begun.
             become = _become_for_good(run.uid)
@@ -378,7 +384,7 @@ class Agent:
     def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
         """Processes, bytes in memory; bytes and inodes in the root, as text."""
         for _ in range(_LOOKS):
-            if not self._watch_processes():
+            if not self.settings["memory_bytes"] or not self._watch_processes():
                 break
             time.sleep(_LOOK_S)
             self._reap()
@@ -511,10 +517,14 @@ class As:
         self._uid = uid
 
     def __enter__(self) -> None:
+        if not _is_root:
+            return
         os.setresgid(-1, self._uid, -1)
         os.setresuid(-1, self._uid, -1)
 
     def __exit__(self, *_exc: object) -> None:
+        if not _is_root:
+            return
         os.setresuid(-1, 0, -1)
         os.setresgid(-1, 0, -1)
 
@@ -643,13 +653,27 @@ def main() -> NoReturn:
     if settings is None:
         os._exit(0)
     try:
-        groups = _boot(settings)
+        groups = _boot(settings) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
         init.refuse(control, exc, "agent")
         os._exit(1)
     init.answer(control, b"READY")
     Agent(control, settings, groups).run()
     os._exit(0)
+
+
+def _boot_plainly(settings: Settings) -> Tags:
+    """Under a launcher, which has locked us down already."""
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, _CONTROL_FD)
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o022)
+    privileges.adopt_orphans()
+    privileges.set_dumpable(False)
+    for which, soft, hard in settings["rlimits"]:
+        resource.setrlimit(which, (soft, hard))
+    return Tags()
 
 
 def _boot(settings: Settings) -> Groups:

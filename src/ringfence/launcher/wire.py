@@ -119,7 +119,7 @@ def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -
         rights = struct.pack(f"={len(fds)}i", *fds)
         sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     else:
-        sock.send(data)
+        sock.sendmsg([data])  # some sandboxes' filters let sendmsg(2) through, and not sendto(2)
 
 
 def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:

@@ -11,10 +11,10 @@ from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import identity, sources, template
+from ..local import agent_code, identity, sources, template
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
-from . import agent_code, statx
+from . import statx
 from .limits import host_pids
 
 TYPE_CHECKING = False
@@ -253,6 +253,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
     if draft.spec.limits.disk_bytes:
         limits[resource.RLIMIT_FSIZE] = size.disk_bytes
     return {
+        "own_kernel": True,
         "uid": draft.uid,
         "id_map": id_map(draft.uid, several=host.trusted_root),
         "pids": size.pids,

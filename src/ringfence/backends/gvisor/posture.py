@@ -224,7 +224,7 @@ def _mib(count: int) -> str:
 
 
 def _no_cgroup(seen: Inspection) -> str:
-    why = seen.sandbox.backend.layout().why
+    why = seen.sandbox.owner.layout().why
     return f"no cgroup may be used: {why or 'its controller is not there'}"
 
 

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
-import socket
 import time
 from _thread import RLock, allocate_lock
 
-from ...errors import (
-    ConnectError,
-    ExecError,
-    InvalidRequest,
-    LifecycleError,
-    NetworkPolicyError,
-    SandboxLost,
-    Unsupported,
-)
+from ...errors import ExecError, LifecycleError, Unsupported
 from ...launcher import wire
-from ...model import checks
-from ...model.exec import ExecRequest
-from ...model.session import ResolvedMount, Session
-from ...model.state import State, check_transition
+from ...model.state import State
 from ...model.stats import SandboxStats
 from ..local import identity, journal
-from ..local.answers import Refused, answer
-from ..local.execs import LocalExec
-from ..local.host import host, out_of_files
-from ..local.session import environment, session_root
-from ..local.streams import open_channels, reset_on_close
+from ..local.answers import Refused
+from ..local.guest import GuestSandbox
+from ..local.host import host
 from . import plan as planning
-from .files import GvisorFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +23,6 @@ if TYPE_CHECKING:
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
-    from ...model.mount import Mount
-    from ...model.netlog import NetworkEvent
-    from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ..local.cgroups import Group
     from ..local.launched import Launched
@@ -50,11 +30,8 @@ if TYPE_CHECKING:
     from .backend import GvisorBackend
     from .runsc import Runsc
 
-_ASK_S, _DIAL_S = 30.0, 10.0
-_DYING_MS = 30_000
 
-
-class GvisorSandbox:
+class GvisorSandbox(GuestSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
@@ -75,45 +52,20 @@ class GvisorSandbox:
         program: Runsc,
         last_number: int = 0,
     ) -> None:
-        self.backend, self.spec, self.sizes, self.group = backend, draft.spec, sizes, group
-        self.id, self.uid, self.first_host_id = draft.id, draft.uid, draft.first_host_id
-        self.mounts: list[ResolvedMount] = draft.mounts
+        super().__init__(
+            backend, draft.spec, draft.id, draft.uid, draft.mounts, control, pidfd, last_number
+        )
+        self.owner, self.sizes, self.group = backend, sizes, group
+        self.first_host_id = draft.first_host_id
         self.protected, self.note = draft.protected, draft.note
-        self.root = session_root(draft.spec)
-        self.pid, self.pidfd, self.keeper = pid, pidfd, keeper
-        self.control, self.errors, self.program = control, errors, program
-        self.files = GvisorFiles(self)
-        self._lock = RLock()
-        self._send_lock, self._order = allocate_lock(), allocate_lock()
-        self._fds_lock = allocate_lock()
+        self.pid, self.keeper = pid, keeper
+        self.errors, self.program = errors, program
         self._hurry_lock, self._hurries = allocate_lock(), 0
-        self._state = State.PROVISIONED
-        self._created = time.monotonic()
-        self._numbers = last_number  # an agent that was restored knows those before
-        self._execs_before = last_number
-        self._live: dict[int, LocalExec] = {}
-        self._last_stats: SandboxStats | None = None
-        self.last_protections: tuple[Protection, ...] = ()
-        self._environment = environment(draft.spec, {})
 
-    # -- describing -------------------------------------------------------------------------
+    def protections(self) -> tuple[Protection, ...]:
+        from .report import sandbox_protections
 
-    @property
-    def session(self) -> Session:
-        labels = {**self.spec.labels, "profile": self.spec.profile, "tier": self.spec.tier}
-        return Session(self.id, self.backend.name, self.state, tuple(self.mounts), labels)
-
-    @property
-    def state(self) -> State:
-        if self._state is not State.TERMINATED and self._is_gone():
-            self.terminate()
-        return self._state
-
-    def stats(self) -> SandboxStats:
-        with self._lock:
-            if self._state is State.TERMINATED:
-                return self._last_stats or SandboxStats(State.TERMINATED, execs=self._execs)
-            return self._read_stats(self._state)
+        return sandbox_protections(self)
 
     def _read_stats(self, state: State) -> SandboxStats:
         """Cgroup counters for all of gVisor; the agent's for what is inside."""
@@ -139,11 +91,6 @@ class GvisorSandbox:
             names.append("cpu_limit")
         return tuple(names)
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
-
-        return sandbox_protections(self)
-
     def hurry(self, on: bool) -> None:
         """Something is being killed, which the processor limit must not slow down; or is no more."""
         with self._hurry_lock:
@@ -158,126 +105,10 @@ class GvisorSandbox:
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
 
-    @property
-    def _execs(self) -> int:
-        return self._numbers - self._execs_before
-
-    # -- exec -------------------------------------------------------------------------------
-
-    def start(self, request: ExecRequest) -> LocalExec:
-        uid = self._uid_of(request.user)
-        with self._lock:
-            self._require(State.RUNNING, "exec")
-        ours, theirs, inner, outer = open_channels(request)
-        if request.pty is not None:
-            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            near.setblocking(False)
-            inner, terminal = [far.detach()], near.detach()
-            outer = (terminal, terminal, None)
-        environment = {**self._environment, **request.env}
-        if request.pty is not None:
-            environment.setdefault("TERM", "xterm-256color")
-        cwd = os.path.join(self.root, request.cwd) if request.cwd else self.root
-        timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
-        rest = (list(request.argv), environment, cwd, timeout, request.pty, uid)
-        with self._order:
-            self._numbers += 1
-            number = self._numbers
-            kills = self.oom_kills()
-            run = GvisorExec(self, number, self.control, ours, outer, kills, request.argv[0], cwd)
-            self._live[number] = run
-            try:
-                self.send(("exec", number, *rest), [theirs.fileno(), *inner])
-            except BaseException:
-                run.close()
-                raise
-            finally:
-                theirs.close()
-                for fd in set(inner):
-                    os.close(fd)
-        return run
-
-    def _uid_of(self, user: str | None) -> int:
-        """The inside uid of one exec.
-
-        Raises:
-            InvalidRequest: No such user.
-            Unsupported: It has no id of its own on the host.
-        """
-        if user is None:
-            return self.uid
-        uid = identity.uid_of(user)
-        if uid == self.uid or (
+    def _may_be(self, uid: int) -> bool:
+        return uid == self.uid or (
             host().trusted_root and (uid < identity.LOW_IDS or uid == identity.NOBODY)
-        ):
-            return uid
-        raise Unsupported(
-            f"uid {uid} is not mapped in this sandbox",
-            backend=planning.NAME,
-            operation="exec as another user",
-            field="user",
-            hint="create the sandbox with this user, or run Ringfence as root",
         )
-
-    def forget(self, run: LocalExec) -> None:
-        """The exec has ended or is no longer watched."""
-        self._live.pop(run.number, None)
-
-    # -- asking the agent -------------------------------------------------------------------
-
-    def send(self, message: object, fds: list[int]) -> None:
-        """One request that is answered on the first of `fds`, if at all."""
-        try:
-            with self._send_lock:
-                wire.send(self.control, message, fds)
-        except OSError as exc:
-            if problem := out_of_files(exc):
-                raise problem from exc
-            raise self.lost_error() from exc
-
-    def ask(
-        self,
-        verb: str,
-        *args: object,
-        timeout_s: float = _ASK_S,
-        control: wire.Socket | None = None,
-    ) -> tuple[bytes, list[int]]:
-        """One request to the agent.
-
-        Raises:
-            Refused: As the guest's kernel told the agent.
-            SandboxLost: It is gone.
-        """
-        del control  # there is one agent
-        reply = self.request(verb, args)
-        try:
-            return answer(reply, timeout_s)
-        except SandboxLost:
-            raise self.lost_error() from None
-        finally:
-            reply.close()
-
-    def request(
-        self, verb: str, args: tuple[object, ...], fds: tuple[int, ...] = ()
-    ) -> wire.Socket:
-        """One request whose answers the caller reads from the socket, and then closes it."""
-        ours, theirs = wire.socketpair()
-        try:
-            self.send((verb, *args), [theirs.fileno(), *fds])
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return ours
-
-    def require_awake(self) -> None:
-        """Raises LifecycleError unless something inside can answer."""
-        with self._lock:
-            if self._state is State.SUSPENDED:
-                raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
-            if self._state is State.TERMINATED:
-                raise LifecycleError("the sandbox is terminated")
 
     def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> bytes:
         """Let a helper of the keeper's go into the hull; see `launcher.aboard`.
@@ -293,56 +124,12 @@ class GvisorSandbox:
             os.close(pidfd)
         return body
 
-    def borrow_pidfd(self) -> int:
-        """A pidfd of the hull's PID 1, the caller's to close.
-
-        Raises:
-            SandboxLost: It is gone.
-        """
-        with self._fds_lock:
-            if self.pidfd < 0:
-                raise self.lost_error()
-            return os.dup(self.pidfd)
-
-    def lost_error(self) -> SandboxLost | LifecycleError:
-        """Why nothing more can be learnt from this sandbox."""
-        if self._state is State.TERMINATED:
-            return SandboxLost("the sandbox was terminated under it")
-        why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
-        return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
-
-    def _is_gone(self) -> bool:
-        with self._fds_lock:
-            if self.pidfd < 0:
-                return True
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            return bool(poll.poll(0))
-
-    # -- life -------------------------------------------------------------------------------
-
-    def _require(self, then: State, verb: str) -> None:
-        if self.state is State.TERMINATED:
-            raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
-        if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
-            raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
-        self._state = check_transition(self._state, then)
-
-    def suspend(self) -> None:
-        with self._lock:
-            if self._state is State.SUSPENDED:
-                return
-            if self.state is State.TERMINATED:
-                raise LifecycleError("suspend: the sandbox is terminated")
-            self._freeze(True)
-            self._state = check_transition(self._state, State.SUSPENDED)
-
     def _freeze(self, frozen: bool) -> None:
         """By the host's freezer all of gVisor stands still; without one, all that it runs does."""
         if self.group.can_freeze:
             self.group.freeze() if frozen else self.group.thaw()
             return
-        flags = self.backend.runsc().flags(rootless=not host().trusted_root)
+        flags = self.owner.runsc().flags(rootless=not host().trusted_root)
         verb = "pause" if frozen else "resume"
         argv = [planning.RUNSC, f"--root={planning.STATE}", *flags, verb, self.id]
         try:
@@ -350,140 +137,25 @@ class GvisorSandbox:
         except Refused as exc:
             raise ExecError(f"{verb}: {exc.strerror}") from exc
 
-    @property
-    def paused(self) -> bool:
-        """Whether it is suspended."""
-        return self._state is State.SUSPENDED
-
-    def awake(self) -> Awake:
-        """For a moment in which the agent must answer although the sandbox is suspended."""
-        return Awake(self, self._lock)
-
-    def resume(self) -> None:
-        with self._lock:
-            if self.state is State.TERMINATED:
-                raise LifecycleError("resume: the sandbox is terminated")
-            if self._state is not State.SUSPENDED:
-                return
-            self._freeze(False)
-            self._state = State.RUNNING
-
     def stand_still(self) -> StandStill:
         """For a moment in which nothing inside may change."""
         return StandStill(self, self._lock)
 
-    def terminate(self) -> None:
-        with self._lock:
-            if self._state is State.TERMINATED:
-                return
-            was_suspended = self._state is State.SUSPENDED
-            if not self._is_gone():
-                self._remember_stats()
-            self._state = State.TERMINATED
-            self.hurry(True)
+    def _end(self, was_suspended: bool) -> None:
+        self.hurry(True)
+        super()._end(was_suspended)
+        if was_suspended and self.group.can_freeze:
+            # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
             try:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            except ProcessLookupError:
+                self.group.thaw()
+            except OSError:
                 pass
-            if was_suspended and self.group.can_freeze:
-                # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
-                try:
-                    self.group.thaw()
-                except OSError:
-                    pass
-            self._wait_until_empty()
-            self._release()
 
-    def end_unwatched(self) -> None:
-        """The agent is gone without a word, and nobody could end in time what it watched."""
-        try:
-            self.terminate()
-        except ExecError:
-            pass  # reported by the next call
-
-    def _remember_stats(self) -> None:
-        """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
-        try:
-            self._last_stats = self._read_stats(State.TERMINATED)
-        except (OSError, SandboxLost):
-            pass
-
-    def _wait_until_empty(self) -> None:
-        """A PID namespace's PID 1 ends only when all the others have: then every process is gone."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(_DYING_MS):
-            raise ExecError(
-                "a process of the sandbox does not die (uninterruptible sleep?)",
-                hint="its user ids and cgroup stay reserved until it does",
-            )
-
-    def _release(self) -> None:
-        with self._send_lock:
-            self.control.close()
-        with self._fds_lock:
-            closing, self.pidfd, self.errors = [self.pidfd, self.errors], -1, -1
-        for fd in closing:
-            os.close(fd)
+    def _let_go(self) -> None:
+        closing, self.errors = self.errors, -1
+        os.close(closing)
         journal.give_up(self.protected, self.note, self.id, self.keeper)
-        self.backend.released(self)
-
-    # -- the rest of the contract -------------------------------------------------------------
-
-    def attach(self, mount: Mount) -> ResolvedMount:
-        del mount
-        with self._lock:
-            self._require(self._state, "mount")
-        raise Unsupported(
-            "gVisor takes no mounts once it runs",
-            backend=planning.NAME,
-            operation="attach",
-            hint="give the mount when the sandbox is created",
-        )
-
-    def apply_network_policy(self, policy: NetworkPolicy) -> None:
-        if self.state is State.TERMINATED:
-            raise LifecycleError("network policy: the sandbox is terminated")
-        raise NetworkPolicyError(
-            f"the network policy of a live gVisor sandbox cannot become {policy.mode} yet",
-            hint="create a new sandbox with this policy",
-        )
-
-    def connect(self, port: int) -> socket.socket:
-        checks.integer(port, "port", 1, 65535)
-        self.require_awake()
-        for version in (4, 6):
-            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            reply = self.request("dial", (version, port), (far.fileno(),))
-            far.close()
-            try:
-                answer(reply, _DIAL_S)
-            except Refused:
-                near.close()
-                continue
-            except BaseException:
-                near.close()
-                raise
-            finally:
-                reply.close()
-            return near
-        raise ConnectError(
-            f"no server inside accepts connections on port {port}",
-            hint="it must listen on 127.0.0.1, ::1 or every address",
-            field="port",
-        )
-
-    def forward(self, port: int, client: socket.socket) -> None:
-        with client:
-            try:
-                with self.connect(port) as inside:
-                    self.backend.egress().relay(self.id, port, client.fileno(), inside.fileno())
-            except BaseException:
-                reset_on_close(client)
-                raise
-
-    def network_log(self) -> list[NetworkEvent]:
-        return []  # nothing can be asked of a network that is not there
+        self.owner.released(self)
 
     def granted(self) -> SandboxCapabilities:
         from .granted import granted
@@ -499,42 +171,13 @@ class GvisorSandbox:
                 from .report import NO_MEMORY
 
                 raise Unsupported(NO_MEMORY, backend=planning.NAME, operation="checkpoint")
-            return self.backend.checkpoint(self, metadata)
+            return self.owner.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated")
-            return self.backend.snapshot(self, metadata)
-
-
-class GvisorExec(LocalExec):
-    """A process tree in a gVisor sandbox. Its terminal lies inside; the agent passes bytes on."""
-
-    def resize(self, rows: int, cols: int) -> None:
-        if self.stdout is None or self.stderr is not None:
-            raise InvalidRequest("this exec has no terminal", field="pty")
-        self._sandbox.ask("resize", self.number, rows, cols)
-
-
-class Awake:
-    """Thawed while in the `with` block; nobody else changes the sandbox's state meanwhile."""
-
-    def __init__(self, sandbox: GvisorSandbox, lock: RLock) -> None:
-        self._sandbox, self._lock, self._frozen = sandbox, lock, False
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._frozen = self._sandbox.paused
-        if self._frozen:
-            self._sandbox._freeze(False)
-
-    def __exit__(self, *_exc: object) -> None:
-        try:
-            if self._frozen and self._sandbox.paused:
-                self._sandbox._freeze(True)
-        finally:
-            self._lock.release()
+            return self.owner.snapshot(self, metadata)
 
 
 class StandStill:

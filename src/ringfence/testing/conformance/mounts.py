@@ -233,6 +233,7 @@ class Mounts(ConformanceBase):
         assert refusal.value.field.endswith("source")
         assert before == sandbox.sandbox.session.mounts
 
+    @needs(can.MOUNT)
     def test_memory_outlives_the_session(self, make_sandbox: MakeSandbox, tmp_path: Path) -> None:
         memory = tmp_path / "memory"
         memory.mkdir()
@@ -249,6 +250,7 @@ class Mounts(ConformanceBase):
 
         assert [] == make_sandbox().files.list("/mnt/memory")
 
+    @needs(can.MOUNT)
     def test_a_missing_memory_dir_is_refused(
         self, make_sandbox: MakeSandbox, tmp_path: Path
     ) -> None:

@@ -9,9 +9,9 @@ import os
 from ...errors import FileError, SandboxLost, Unsupported, file_error
 from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
-from ..local.answers import Refused, answer
-from ..local.fileinfo import describe
-from ..local.streams import grow
+from .answers import Refused, answer
+from .fileinfo import describe
+from .streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ...launcher import wire
-    from .sandbox import GvisorSandbox
-    from .trees import Helper
+    from .guest import GuestSandbox
+    from .guest_trees import Helper
 
     Progress = Callable[[int, str], None]
 
@@ -28,10 +28,10 @@ _OPEN_S = 30.0
 _BUFFER = 1 << 18
 
 
-class GvisorFiles:
+class GuestFiles:
     """See `BackendFiles`."""
 
-    def __init__(self, sandbox: GvisorSandbox) -> None:
+    def __init__(self, sandbox: GuestSandbox) -> None:
         self._sandbox = sandbox
 
     def open_read(self, path: str) -> BinaryIO:
@@ -46,7 +46,7 @@ class GvisorFiles:
         return io.BufferedWriter(_Writing(pipe, reply, where), _BUFFER)
 
     def errand(self, what: str, path: str, options: str = "") -> Helper:
-        from .trees import Helper
+        from .guest_trees import Helper
 
         del options
         if what not in ("in", "out"):
@@ -98,12 +98,12 @@ class GvisorFiles:
             self._ask(source, "tree", "move", [source, target], timeout_s=None)
 
     def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
-        from .trees import upload
+        from .guest_trees import upload
 
         upload(self._sandbox, local, self._absolute(remote), progress)
 
     def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
-        from .trees import download
+        from .guest_trees import download
 
         download(self._sandbox, self._absolute(remote), local, progress)
 

@@ -8,7 +8,7 @@ import marshal
 import os
 import sys
 
-from ..local import template
+from . import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _MODULES = (
     "ringfence.guest.agent",
     "ringfence.guest.flows",
     "ringfence.guest.groups",
+    "ringfence.guest.tags",
     "ringfence.guest.trees",
     "ringfence.launcher",
     "ringfence.launcher.forked",

@@ -10,19 +10,19 @@ from ...client import unpack
 from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
 from ...model.files import FILE
 from ...model.state import State
-from ..local.answers import Refused, answer
-from ..local.streams import grow
+from .answers import Refused, answer
+from .streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .sandbox import GvisorSandbox
+    from .guest import GuestSandbox
 
     Progress = Callable[[int, str], None]
 
 
-def upload(sandbox: GvisorSandbox, local: str, remote: str, progress: Progress | None) -> None:
+def upload(sandbox: GuestSandbox, local: str, remote: str, progress: Progress | None) -> None:
     """Copy a host directory to `remote`. Files keep mode and time; owners become the sandbox's user."""
     from ...launcher.trees import pack
 
@@ -51,7 +51,7 @@ def upload(sandbox: GvisorSandbox, local: str, remote: str, progress: Progress |
         raise IoError(f"{local}: {problem}") from problem
 
 
-def download(sandbox: GvisorSandbox, remote: str, local: str, progress: Progress | None) -> None:
+def download(sandbox: GuestSandbox, remote: str, local: str, progress: Progress | None) -> None:
     """Copy a directory of the sandbox to the host, without trusting a name in it."""
     if sandbox.files.stat(remote).kind == FILE:
         with sandbox.files.open_read(remote) as source, open(local, "wb") as target:
@@ -69,7 +69,7 @@ def download(sandbox: GvisorSandbox, remote: str, local: str, progress: Progress
 class Helper:
     """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
 
-    def __init__(self, sandbox: GvisorSandbox, direction: str, path: str) -> None:
+    def __init__(self, sandbox: GuestSandbox, direction: str, path: str) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         grow(read)
         theirs, self.stream = (write, read) if direction == "out" else (read, write)

@@ -1,0 +1,181 @@
+"""Launchers: programs that run another program in some confinement, as argv templates.
+
+A launcher gets the session's files as a directory on the host and shows them inside at the paths that
+every backend has. It must pass its standard input on as it is, and give a PID namespace: else nobody
+could be sure that all processes have ended.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+
+from ...errors import BackendUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from dataclasses import dataclass, field
+else:
+    from ...model.record import dataclass, field
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Launcher:
+    """One way to start a program confined.
+
+    Attributes:
+        name: Of the backend.
+        argv: The command; the program's own argv follows. `{root}` is the host directory with what is
+            writable inside, `{etc}` and `{agent}` what is read-only, `{uid}` the user inside; a word
+            `{shown}` becomes `show` for every host path that is shown inside, with `{source}` and `{target}`.
+        env: Of the launcher itself, besides PATH; its values may name the same.
+        programs: What must be on PATH, or a path of its own.
+        seals: What it enforces, name to reason, as far as its own documentation says.
+        lacks: What it cannot do beyond what no launcher can, name to reason.
+        shows: More host paths that the program needs to see.
+        carries: Why it cannot carry a socket inside; empty for one that can.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    show: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    programs: tuple[str, ...] = ()
+    seals: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    shows: tuple[str, ...] = ()
+    carries: str = ""
+
+    def check(self) -> None:
+        """Whether all that it needs is here.
+
+        Raises:
+            BackendUnavailable: A program is missing, or it cannot carry what the agent needs.
+        """
+        if self.carries:
+            raise BackendUnavailable(f"{self.name}: {self.carries}")
+        for program in self.programs:
+            if shutil.which(program) is None:
+                raise BackendUnavailable(
+                    f"{self.name}: {program!r} is not installed",
+                    hint="install it, or put it on PATH",
+                )
+
+    def command(self, words: Mapping[str, str], shown: list[tuple[str, str]]) -> list[str]:
+        """Its argv, filled in."""
+        command: list[str] = []
+        for word in self.argv:
+            if word != "{shown}":
+                command.append(word.format(**words))
+                continue
+            for source, target in shown:
+                command += [each.format(source=source, target=target) for each in self.show]
+        return command
+
+    def environment(self, words: Mapping[str, str]) -> dict[str, str]:
+        """Its environment, filled in."""
+        path = os.environ.get("PATH", "/usr/bin:/bin")
+        return {"PATH": path, **{name: text.format(**words) for name, text in self.env.items()}}
+
+
+_VIEW = (
+    *("bwrap", "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"),
+    *("--unshare-uts", "--unshare-cgroup-try", "--as-pid-1", "--uid", "{uid}", "--gid", "{uid}"),
+    *("--hostname", "ringfence", "--clearenv", "--cap-drop", "ALL"),
+    *("--bind", "{root}", "/", "--ro-bind", "{etc}", "/etc", "{shown}"),
+    *("--ro-bind", "{agent}", "/.ringfence", "--proc", "/proc", "--dev", "/dev", "--chdir", "/"),
+)
+_NAMESPACES = "bubblewrap gives it its own user, mount, pid, ipc, uts and network namespaces"
+_SEALS = {
+    "namespaces": _NAMESPACES,
+    "capabilities": "bubblewrap drops all",
+    "no_new_privs": "bubblewrap sets it",
+    "network": "a namespace with nothing but lo",
+    "read_only_mounts": "bubblewrap shows the host's files read-only",
+}
+
+
+def bubblewrap(path: str = "bwrap") -> Launcher:
+    """`bwrap`: namespaces and a private root; no system-call filter, no limits."""
+    return Launcher(
+        name="bubblewrap",
+        argv=(path, *_VIEW[1:], "--disable-userns", "--"),
+        show=("--ro-bind", "{source}", "{target}"),
+        programs=(path,),
+        seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
+    )
+
+
+def codex(path: str = "codex") -> Launcher:
+    """The Codex CLI's own sandbox: its filter and read-only files, in a view made by `bwrap`.
+
+    Codex shows the host's files as they are; `bwrap` puts the session's at the paths that every
+    backend has. What may be written is Codex's decision.
+    """
+    found = _native(os.path.realpath(shutil.which(path) or path))
+    places = '["/home", "/mnt", "/var", "/run", "/tmp"]'
+    return Launcher(
+        name="codex",
+        argv=(
+            *_VIEW,
+            *("--chdir", "/home", "--dir", "/run/codex", "--setenv", "HOME", "/run/codex"),
+            *("--setenv", "CODEX_HOME", "/run/codex", "--setenv", "PATH", "/usr/bin:/bin"),
+            *("--", found, "sandbox", "-c", 'sandbox_mode="workspace-write"'),
+            *("-c", f"sandbox_workspace_write.writable_roots={places}", "--"),
+        ),
+        show=("--ro-bind", "{source}", "{target}"),
+        programs=("bwrap", path),
+        seals={**_SEALS, "seccomp": "Codex filters system calls that reach the network"},
+        lacks={"connect": "Codex lets no program connect, and so not the agent either"},
+        shows=(_package_of(found),),
+    )
+
+
+def _native(program: str) -> str:
+    """The binary behind npm's entry point, which is a script for a Node that may be out of sight."""
+    if not program.endswith(".js"):
+        return program
+    package = os.path.dirname(os.path.dirname(program))
+    places = (f"{package}/node_modules/@openai", os.path.dirname(package))
+    found = [
+        name for place in places for name in glob.glob(f"{place}/codex-linux-*/vendor/*/bin/codex")
+    ]
+    return found[0] if found else program
+
+
+def _package_of(program: str) -> str:
+    """The directory that a program needs to be seen: that of its package, where it has one."""
+    directory = os.path.dirname(program)
+    return os.path.dirname(directory) if os.path.basename(directory) == "bin" else directory
+
+
+_NO_STREAM = "its standard input is a stream of bytes, which carries no descriptors to the agent"
+
+
+def lxc(instance: str) -> Launcher:
+    """`lxc exec INSTANCE --`. Declared; the agent cannot be reached through it yet."""
+    return Launcher(
+        name="lxc", argv=("lxc", "exec", instance, "--"), programs=("lxc",), carries=_NO_STREAM
+    )
+
+
+def ssh(host: str) -> Launcher:
+    """`ssh HOST`. Declared; the agent cannot be reached through it yet."""
+    return Launcher(
+        name="ssh",
+        argv=("ssh", "-o", "BatchMode=yes", host, "--"),
+        programs=("ssh",),
+        carries=_NO_STREAM,
+    )
+
+
+def sandbox_exec(profile: str) -> Launcher:
+    """macOS's `sandbox-exec` with a profile text; see `seatbelt`."""
+    return Launcher(
+        name="sandbox-exec",
+        argv=("sandbox-exec", "-p", profile.replace("{", "{{").replace("}", "}}")),
+        programs=("sandbox-exec",),
+        carries="macOS has no PID namespaces: nobody could be sure that all processes have ended",
+    )

@@ -1,0 +1,128 @@
+"""The files of one session, as a directory on the host that a launcher shows inside."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+
+from ..local import agent_code, template
+from ..local.host import host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PREFIX = "ringfence-command-"
+_LOCK = "lock"
+
+
+class Place:
+    """A directory of this session's own, removed with it; locked as long as we live.
+
+    Args:
+        host_id: Who owns what is the guest's, on the host.
+    """
+
+    def __init__(self, uid: int, host_id: int, extra: tuple[str, ...]) -> None:
+        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
+        self._lock = os.open(f"{self.path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.chmod(self.path, 0o711)
+            self._host_id = host_id
+            steps, trees = template.guest_root(uid)
+            self.shown = [_shown(step, trees) for step in steps if step[0] == "show"]
+            self.shown += [(path, path) for path in extra]
+            self.shown += [(source, target) for source, target, _ in agent_code.interpreter()[1]]
+            for name in ("root", "etc", "agent"):
+                self._directory(name)
+            for step in steps:
+                self._make(step)
+            for source, target in self.shown:
+                self._make_point(source, target)
+            with open(f"{self.path}/agent/{agent_code.NAME}", "xb") as file:
+                file.write(agent_code.packed())
+            os.chmod(f"{self.path}/agent/{agent_code.NAME}", 0o444)
+        except BaseException:
+            self.remove()
+            raise
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What templates may name."""
+        return {name: f"{self.path}/{name}" for name in ("root", "etc", "agent")}
+
+    def _directory(self, name: str, mode: int = 0o755, *, owned: bool = True) -> None:
+        path = f"{self.path}/{name}"
+        if not os.path.isdir(path):
+            os.mkdir(path)
+        os.chmod(path, mode)
+        if owned and self._host_id != host().uid:
+            os.chown(path, self._host_id, self._host_id)
+
+    def _make(self, step: tuple[Any, ...]) -> None:
+        """One step of the template; /dev and /proc are the launcher's to make."""
+        verb, target, *rest = step
+        if target.startswith(("/dev", "/proc")) or verb == "show":
+            return
+        # What is in /etc is shown read-only: nobody inside owns what it could change there.
+        inside = target.removeprefix("/etc") if target.startswith("/etc/") else target
+        base = "etc" if target.startswith("/etc/") else "root"
+        path = f"{self.path}/{base}{inside}"
+        if verb == "dir":
+            self._directory(f"{base}{inside}", rest[0], owned=base == "root")
+        elif verb == "file":
+            with open(path, "xb") as file:
+                file.write(rest[0])
+            os.chmod(path, rest[1])
+        elif verb == "symlink":
+            os.symlink(rest[0], path)
+
+    def _make_point(self, source: str, target: str) -> None:
+        """Where something of the host's is shown in /etc, which no launcher may write to."""
+        if not target.startswith("/etc/"):
+            return
+        path = f"{self.path}{target}"
+        os.makedirs(path if os.path.isdir(source) else os.path.dirname(path), exist_ok=True)
+        if not os.path.lexists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def remove(self) -> None:
+        """Precondition: nothing runs any more that could write here."""
+        os.close(self._lock)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _shown(step: tuple[Any, ...], trees: list[Any]) -> tuple[str, str]:
+    return trees[step[2]]["source"], step[1]
+
+
+def _base() -> str:
+    """Where such directories are: who may not list it can still pass through."""
+    base = f"/var/tmp/.ringfence-{os.geteuid()}"
+    os.makedirs(base, mode=0o711, exist_ok=True)
+    found = os.lstat(base)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{base} is not ours")
+    return base
+
+
+def sweep() -> None:
+    """Remove what processes left that were killed: their locks are gone with them."""
+    base = _base()
+    for name in os.listdir(base):
+        if not name.startswith(_PREFIX):
+            continue
+        try:
+            lock = os.open(f"{base}/{name}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # it is just being made, or removed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(f"{base}/{name}", ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)

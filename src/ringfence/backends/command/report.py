@@ -1,0 +1,150 @@
+"""What protects the host from what a launcher runs: read back where the kernel tells, else as declared."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import RingfenceError
+from ...model import capabilities as can
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.spec import LIGHT, SandboxSpec
+from ...model.state import State
+from ..local.inside import NAMESPACES, status_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import CommandBackend
+    from .sandbox import CommandSandbox
+
+_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
+_NONE_DOES = "no launcher does"
+_CANNOT = {
+    can.NETWORK_UNRESTRICTED: "the command backend gives its launchers no network",
+    can.NETWORK_HOSTS: "a launcher does not go through the egress engine",
+    can.NETWORK_CHANGE: "a launcher does not go through the egress engine",
+    can.NETWORK_LIMIT: "a launcher does not go through the egress engine",
+    can.SECRETS: "a launcher does not go through the egress engine",
+    can.MOUNT: "files go in and out by the files API; a launcher opens host paths by name",
+    can.ATTACH: "a launcher decides at its start what is shown",
+    can.PROTECTED_PATHS: "there are no mounts in which they could lie",
+    can.DENIED_PATHS: "there are no mounts in which they could lie",
+    can.SNAPSHOT: _NONE_DOES,
+    can.RESTORE: _NONE_DOES,
+    can.MEMORY_SNAPSHOT: _NONE_DOES,
+    can.FORK: _NONE_DOES,
+    can.SUSPEND: _NONE_DOES,
+    can.RESUME: _NONE_DOES,
+    can.SUSPEND_ON_IDLE: _NONE_DOES,
+    can.PREWARM: _NONE_DOES,
+    can.IMAGE: "the command backend shows the host's programs",
+    can.GPU: _NONE_DOES,
+    can.MEMORY_LIMIT: "launchers set no limits",
+    can.CPU_LIMIT: "launchers set no limits",
+    can.PIDS_LIMIT: "launchers set no limits",
+    can.DISK_QUOTA: "launchers set no limits",
+    can.INODE_QUOTA: "launchers set no limits",
+    can.IO_LIMIT: "launchers set no limits",
+}
+
+
+def lacking(backend: CommandBackend) -> dict[str, str]:
+    """What this launcher cannot do, name to reason."""
+    return {**_CANNOT, **backend.launcher.lacks}
+
+
+def backend_report(backend: CommandBackend) -> BackendReport:
+    """Found by making a real sandbox; where that fails, the report says exactly what refused."""
+    try:
+        sandbox = backend.provision(SandboxSpec())
+    except (RingfenceError, OSError) as exc:
+        reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
+        fix = exc.hint if isinstance(exc, RingfenceError) else ""
+        return BackendReport(
+            backend=backend.name,
+            available=False,
+            reason=reason,
+            capabilities=tuple(Capability(name, False, reason) for name in _CAN),
+            protections=(Protection("sandbox", MISSING, reason, fix),),
+        )
+    try:
+        protections = sandbox_protections(sandbox)
+    finally:
+        sandbox.terminate()
+    lacks = lacking(backend)
+    able = tuple(Capability(name, True) for name in _CAN if name not in lacks)
+    unable = tuple(Capability(name, False, why) for name, why in lacks.items())
+    return BackendReport(
+        backend=backend.name,
+        available=True,
+        tiers=(LIGHT,),
+        capabilities=(*able, *unable),
+        protections=protections,
+    )
+
+
+def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
+    """Of a live sandbox; of one that has ended, what was last read."""
+    if sandbox.state is not State.TERMINATED:
+        sandbox.last_protections = _read(sandbox)
+    elif not sandbox.last_protections:
+        return (Protection("all", DEGRADED, "not read back before the sandbox was terminated"),)
+    return sandbox.last_protections
+
+
+def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
+    seen = status_of(sandbox.pid)
+    read = [_namespaces(sandbox.pid), _identity(seen), _capabilities(seen), _no_new_privs(seen)]
+    if seen.get("Seccomp") == "2" or "seccomp" in sandbox.owner.launcher.seals:
+        read.append(_seccomp(sandbox))
+    else:
+        read.append(
+            Protection("seccomp", DEGRADED, f"{sandbox.backend.name} filters no system call")
+        )
+    known = {each.name for each in read}
+    for name, why in sandbox.owner.launcher.seals.items():
+        if name not in known:
+            read.append(Protection(name, ENFORCED, f"as its documentation says: {why}"))
+    for name in (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA):
+        read.append(Protection(name, DEGRADED, "none: launchers set no limits"))
+    why = "a process can leave its exec's tree, and then lives until the sandbox ends"
+    return (*read, Protection("process_trees", DEGRADED, why))
+
+
+def _namespaces(pid: int) -> Protection:
+    shared = [n for n in NAMESPACES if _same(pid, n)]
+    if shared:
+        return Protection("namespaces", DEGRADED, f"shared with the host: {', '.join(shared)}")
+    return Protection("namespaces", ENFORCED, f"its own {', '.join(NAMESPACES)}")
+
+
+def _same(pid: int, name: str) -> bool:
+    return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+
+
+def _identity(seen: dict[str, str]) -> Protection:
+    uid = int(seen["Uid"].split()[1])
+    if uid == 0:
+        return Protection("host_identity", MISSING, "it is root on the host", "report this")
+    return Protection("host_identity", ENFORCED, f"uid {uid} on the host")
+
+
+def _capabilities(seen: dict[str, str]) -> Protection:
+    sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    held = [name for name in sets if int(seen[name], 16)]
+    if held:
+        return Protection("capabilities", DEGRADED, f"not empty: {', '.join(held)}")
+    return Protection("capabilities", ENFORCED, "all five sets are empty")
+
+
+def _no_new_privs(seen: dict[str, str]) -> Protection:
+    if seen["NoNewPrivs"] != "1":
+        return Protection("no_new_privs", DEGRADED, "NoNewPrivs is 0")
+    return Protection("no_new_privs", ENFORCED, "NoNewPrivs is 1")
+
+
+def _seccomp(sandbox: CommandSandbox) -> Protection:
+    from ..local.guest_granted import status_of_agent
+
+    if status_of_agent(sandbox).get("Seccomp") != "2":
+        return Protection("seccomp", DEGRADED, "no filter on the agent, nor on what it starts")
+    return Protection("seccomp", ENFORCED, "mode 2 on the agent, and so on all that it starts")

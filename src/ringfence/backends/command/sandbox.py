@@ -1,0 +1,100 @@
+"""One sandbox under a launcher, seen from the host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+from ...errors import Unsupported
+from ...model import capabilities as can
+from ...model.state import State
+from ...model.stats import SandboxStats
+from ..local.guest import GuestSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
+    from ...launcher import wire
+    from ...model.capabilities import Protection
+    from ...model.granted import SandboxCapabilities
+    from ...model.session import ResolvedMount
+    from ...model.spec import SandboxSpec
+    from .backend import CommandBackend
+    from .place import Place
+
+_PATIENCE_S = 10.0
+
+
+class CommandSandbox(GuestSandbox):
+    """See `BackendSandbox`.
+
+    Attributes:
+        pid: Of PID 1 of its namespace, as the host sees it.
+        launcher: The process that was started; it may be another.
+    """
+
+    can_suspend = False
+
+    def __init__(
+        self,
+        backend: CommandBackend,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        uid: int,
+        mounts: list[ResolvedMount],
+        control: wire.Socket,
+        pid: int,
+        launcher: subprocess.Popen[bytes],
+        place: Place,
+        host_ids: int,
+    ) -> None:
+        super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
+        self.owner, self.pid, self.place, self.host_ids = backend, pid, place, host_ids
+        self._launcher = launcher
+
+    def _read_stats(self, state: State) -> SandboxStats:
+        pids = memory = None
+        if state in (State.PROVISIONED, State.RUNNING):
+            pids, memory, *_disk = (int(word) for word in self.ask("usage")[0].split())
+        return SandboxStats(
+            state=state,
+            memory_bytes=memory,
+            pids=pids,
+            uptime_s=time.monotonic() - self._created,
+            execs=self._execs,
+            degraded=self.owner.degraded(self.spec),
+        )
+
+    def protections(self) -> tuple[Protection, ...]:
+        from .report import sandbox_protections
+
+        return sandbox_protections(self)
+
+    def granted(self) -> SandboxCapabilities:
+        from ..local.guest_granted import granted
+
+        return granted(self)
+
+    def connect(self, port: int) -> socket.socket:
+        why = self.owner.launcher.lacks.get(can.CONNECT)
+        if why is not None:
+            self.require_awake()
+            raise Unsupported(why, backend=self.backend.name, operation="connect")
+        return super().connect(port)
+
+    def _let_go(self) -> None:
+        end(self._launcher)
+        self.place.remove()
+        self.owner.released(self)
+
+
+def end(launcher: subprocess.Popen[bytes]) -> None:
+    """Nothing that it started is left; itself it may still be about to notice that."""
+    try:
+        launcher.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()

@@ -1,0 +1,83 @@
+"""Which process belongs to which exec, where there are no cgroups of the guest's own to tell.
+
+Every process of an exec carries the same hard RLIMIT_RTTIME, as the native backend's do; here nothing
+keeps a process from lowering it. Who does is no longer told apart from others: it ends with the
+sandbox, and not with its exec.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from ..launcher import wire
+from ..launcher.init import RLIMIT_RTTIME, TAG_BASE
+
+
+class Tags:
+    """See `groups.Groups`."""
+
+    def count(self) -> int:
+        """How many processes there are now, without us."""
+        return sum(not _is_dead(pid) for pid in _others())
+
+    def most(self) -> int:
+        """How many there may be: nobody counts, so 0."""
+        return 0
+
+    def memory_bytes(self) -> int:
+        """What all of them use together; what two share is counted twice."""
+        return sum(_resident(pid) for pid in _others())
+
+    def enter(self, number: int) -> None:
+        """Carry the tag of one exec: what we start next has it too. Numbers grow, so it only falls."""
+        resource.setrlimit(RLIMIT_RTTIME, (TAG_BASE - number,) * 2)
+
+    def leave(self) -> None:
+        """Nothing: we are never counted among the members."""
+
+    def members(self, number: int) -> list[int]:
+        """The processes of one exec that have not ended."""
+        wanted = TAG_BASE - number
+        return [pid for pid in _others() if _tag_of(pid) == wanted and not _is_dead(pid)]
+
+    def cpu_ns(self, number: int) -> tuple[int, int]:
+        """Nobody adds it up."""
+        del number
+        return wire.UNKNOWN, wire.UNKNOWN
+
+    def remove(self, number: int) -> bool:
+        """Forget an exec; false while it has members."""
+        return not self.members(number)
+
+
+def _others() -> list[int]:
+    me = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me]
+
+
+def _tag_of(pid: int) -> int:
+    for line in _lines(f"/proc/{pid}/limits"):
+        if line.startswith("Max realtime timeout"):
+            word = line.split()[4]
+            return int(word) if word.isdigit() else 0
+    return 0
+
+
+def _is_dead(pid: int) -> bool:
+    return any(
+        line.startswith(("State:\tZ", "State:\tX")) for line in _lines(f"/proc/{pid}/status")
+    )
+
+
+def _resident(pid: int) -> int:
+    lines = _lines(f"/proc/{pid}/statm")
+    return int(lines[0].split()[1]) * resource.getpagesize() if lines else 0
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []

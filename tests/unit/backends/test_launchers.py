@@ -1,0 +1,95 @@
+"""Launchers as templates, and the profile text for macOS: pure, so that no such machine is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.backends.command import launchers
+from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.launchers import Launcher
+from ringfence.backends.command.seatbelt import profile
+from ringfence.errors import BackendUnavailable
+from ringfence.model.spec import SandboxSpec
+
+WORDS = {"root": "/place/root", "etc": "/place/etc", "agent": "/place/agent", "uid": "1000"}
+
+
+def test_a_template_is_filled_in() -> None:
+    launcher = Launcher(
+        name="mine",
+        argv=("jail", "--root={root}", "{shown}", "--"),
+        show=("--see", "{source}:{target}"),
+        env={"JAIL_HOME": "{etc}"},
+    )
+
+    assert ["jail", "--root=/place/root", "--see", "/usr:/usr", "--see", "/a:/b", "--"] == (
+        launcher.command(WORDS, [("/usr", "/usr"), ("/a", "/b")])
+    )
+    assert "/place/etc" == launcher.environment(WORDS)["JAIL_HOME"]
+
+
+def test_bubblewrap_gives_nothing_of_the_hosts_network_and_no_privilege() -> None:
+    command = launchers.bubblewrap().command(WORDS, [("/usr", "/usr")])
+
+    for word in ("--unshare-net", "--unshare-pid", "--unshare-user", "--disable-userns"):
+        assert word in command
+    assert ["--ro-bind", "/usr", "/usr"] == command[command.index("/usr") - 1 :][:3]
+    assert "--" == command[-1]
+
+
+def test_codex_is_given_a_home_of_its_own() -> None:
+    command = launchers.codex("/opt/codex/bin/codex").command(WORDS, [])
+
+    inner = command[command.index("--") + 1 :]
+    assert ["/opt/codex/bin/codex", "sandbox"] == inner[:2]
+    assert "/run/codex" == command[command.index("CODEX_HOME") + 1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "why"),
+    [
+        (launchers.lxc("box"), "stream of bytes"),
+        (launchers.ssh("host"), "stream of bytes"),
+        (launchers.sandbox_exec(profile([], [])), "no PID namespaces"),
+        (Launcher("mine", ("no-such-jail",), programs=("no-such-jail",)), "not installed"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(launcher: Launcher, why: str) -> None:
+    backend = CommandBackend(launcher)
+
+    with pytest.raises(BackendUnavailable, match=why):
+        backend.provision(SandboxSpec())
+    report = backend.report()
+    assert not report.available
+    assert why in report.reason
+
+
+def test_the_argv_of_those_declared() -> None:
+    assert ["lxc", "exec", "box", "--"] == launchers.lxc("box").command({}, [])
+    assert "host" in launchers.ssh("host").command({}, [])
+    text = profile(["/data"], ["/work"])
+    assert ["sandbox-exec", "-p", text] == launchers.sandbox_exec(text).command({}, [])
+
+
+def test_a_profile_denies_by_default_and_denials_come_last() -> None:
+    lines = profile(["/data"], ["/work"], denied=["/work/.env"]).splitlines()
+
+    assert ["(version 1)", "(deny default)"] == lines[:2]
+    assert '(allow file-read* (subpath "/data"))' in lines
+    assert '(allow file-read* file-write* (subpath "/work"))' in lines
+    assert "(deny network*)" in lines
+    assert '(deny file-read* file-write* (subpath "/work/.env"))' == lines[-1]
+
+
+def test_the_network_only_where_it_is_asked_for() -> None:
+    assert "(allow network*)" in profile([], [], network=True)
+    assert "(allow network*)" not in profile([], [])
+
+
+def test_no_path_ends_a_string_of_the_profile() -> None:
+    text = profile(['/a") (allow default) ("'], [])
+
+    assert '(subpath "/a\\") (allow default) (\\"")' in text
+    for bad in ("relative", "/a\0b", "/a\n(allow default)"):
+        with pytest.raises(ValueError, match="cannot be in a profile"):
+            profile([], [bad])
