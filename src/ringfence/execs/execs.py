@@ -209,16 +209,26 @@ class Execs:
             run = Run(view, self._spool(view))
             live = self._manager.book.find(view.sandbox_id)
             begun = _adopted(live).get(view.id) if live else None
+            takes_input = view.stream_stdin or view.pty is not None
+            if begun is not None and begun.stdin is not None and not takes_input:
+                # What it was to read was in the memory of the process that is gone.
+                begun.kill()
+                begun.close()
+                begun = None
             if live is None or begun is None:
                 lost = SandboxLost(
-                    "it was not found when the server came back" if live else "its sandbox is gone"
+                    "it was not found whole when the server came back"
+                    if live
+                    else "its sandbox is gone"
                 )
                 run.spool.close()
                 self._end(run, run.problem(lost))
                 continue
             with suppress(RingfenceError):
                 run.prepare()
-            request = ExecRequest(view.argv, timeout_s=view.timeout_s, pty=view.pty)
+            request = ExecRequest(
+                view.argv, timeout_s=view.timeout_s, pty=view.pty, stream_stdin=takes_input
+            )
             self._attend(live, run, live.watched.adopt(begun), request)
 
     def close(self) -> None:

@@ -108,7 +108,8 @@ class NativeSandbox:
 
     def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
         """What an earlier process knew of it."""
-        self.created, self.count, self._state = created, count, State.RUNNING
+        self.created, self.count = created, count
+        self._state = State.RUNNING if count else State.PROVISIONED
         self.network.placeholders = placeholders
         self._environment = environment(self.spec, self.network.environment())
 

@@ -1,0 +1,302 @@
+"""The daemon is killed, at any moment, and started again: clients see one truth, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.daemon.faulty import LABELS
+from tests.features import require
+from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, survivors, until
+
+RESTART_S = 5.0
+SERVE = [sys.executable, "-m", "ringfence"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _user_namespaces() -> None:
+    require("user namespaces")
+
+
+class Server:
+    """A daemon that is started, killed and started again.
+
+    Attributes:
+        step: A file; with a label of `faulty.STEPS` in it, the daemon kills itself there.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.step = state, state.parent / f"{state.name}.step"
+        self.process: subprocess.Popen[str] | None = None
+        transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"))
+        self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
+
+    def start(self, *options: str, faulty: bool = True) -> float:
+        """Start it; seconds until it answered."""
+        began = time.monotonic()
+        what = [sys.executable, "-m", "tests.daemon.faulty", str(self.step)] if faulty else SERVE
+        self.process = subprocess.Popen(
+            [*what, "serve", "--json", "--state-dir", str(self.state), *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"it ended with {self.process.wait(10)}"
+        assert json.loads(line)["listening"]
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.gone()
+
+    def gone(self) -> None:
+        """It was killed."""
+        process, self.process = self.process, None
+        assert process is not None
+        assert process.stdout is not None
+        assert -signal.SIGKILL == process.wait(30), "the control: it came by that step"
+        process.stdout.close()
+        self.step.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            assert 0 == process.wait(30)
+            assert process.stdout is not None
+            process.stdout.close()
+        self.http.close()
+
+    def ask(self, method: str, path: str, status: int = 0, **options: Any) -> Any:
+        """What it answers; the status must be the one given, or any that says yes."""
+        answer = self.http.request(method, f"/v1{path}", **options)
+        assert status == answer.status_code if status else answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def make(self, **body: Any) -> str:
+        found: str = self.ask("POST", "/sandboxes", 201, json=body)["id"]
+        return found
+
+    def run(self, sandbox: str, script: str, **more: Any) -> str:
+        made = self.ask("POST", f"/sandboxes/{sandbox}/execs", json={"script": script, **more})
+        found: str = made["id"]
+        return found
+
+    def wait(self, sandbox: str, run: str) -> Any:
+        return self.ask("GET", f"/sandboxes/{sandbox}/execs/{run}/wait?timeout_s=30")
+
+    def output(self, sandbox: str, run: str) -> bytes:
+        path = f"/v1/sandboxes/{sandbox}/execs/{run}/output?stream=stdout"
+        return self.http.get(path).content
+
+    def family(self) -> dict[int, int]:
+        """Everything that hangs on it."""
+        assert self.process is not None
+        return pin(descendants_of(self.process.pid))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    found = tmp_path_factory.mktemp("k")
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def server(place: Path) -> Iterator[Server]:
+    """One that is not started yet, with a state directory of its own."""
+    made = Server(place / str(next(numbers)))
+    yield made
+    made.stop()
+    if made.state.exists():
+        assert not (made.state / "holder.sock").exists()
+
+
+# -- killed while things run -----------------------------------------------------------------------
+
+
+def test_output_and_results_are_whole(server: Server) -> None:
+    server.start(faulty=False)
+    sandbox = server.make(labels={"a": "b"})
+    server.run(sandbox, "mkfifo go", wait=True)
+    lines = "".join(f"line {i}\n" for i in range(3000)).encode()
+    many = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done"
+    writes = server.run(sandbox, many + "; cat go; exit 7")
+    over = server.run(sandbox, "echo over; exit 3")
+    reads = server.run(sandbox, "read x; echo got $x; exit 4", stream_stdin=True)
+    assert 3 == server.wait(sandbox, over)["status"]["exit_code"]
+    before = server.ask("GET", f"/sandboxes/{sandbox}")
+    for _ in range(3):
+        server.kill()
+        assert server.start(faulty=False) < RESTART_S
+    after = server.ask("GET", f"/sandboxes/{sandbox}")
+    del before["last_active_at"], after["last_active_at"]
+    assert before == after
+    server.run(sandbox, "echo on > go", wait=True)
+    assert 7 == server.wait(sandbox, writes)["status"]["exit_code"]
+    assert lines + b"on\n" == server.output(sandbox, writes)
+    assert 3 == server.wait(sandbox, over)["status"]["exit_code"]
+    assert b"over\n" == server.output(sandbox, over)
+    path = f"/sandboxes/{sandbox}/execs/{reads}/stdin?offset=0&eof=true"
+    server.ask("POST", path, content=b"hi\n")
+    assert 4 == server.wait(sandbox, reads)["status"]["exit_code"]
+    assert b"got hi\n" == server.output(sandbox, reads)
+
+
+def test_replaced_and_stopped(server: Server) -> None:
+    """--take-over leaves everything running, --stop leaves nothing."""
+    server.start(faulty=False)
+    sandbox = server.make()
+    server.run(sandbox, "mkfifo go", wait=True)
+    run = server.run(sandbox, "echo begun; read x < go; echo $x; exit 5")
+    old = server.process
+    assert old is not None
+    server.start("--take-over", faulty=False)
+    assert 0 == old.wait(10)
+    assert old.stdout is not None
+    old.stdout.close()
+    server.run(sandbox, "echo on > go", wait=True)
+    assert 5 == server.wait(sandbox, run)["status"]["exit_code"]
+    assert b"begun\non\n" == server.output(sandbox, run)
+
+    server.kill()
+    assert cgroups_of(sandbox), "the control: it lives on"
+    stop = [*SERVE, "serve", "--stop", "--state-dir", str(server.state)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = [subprocess.run(stop, env=env, check=True, capture_output=True).stdout for _ in "12"]
+    assert b"stopped\n" == said[0]
+    assert said[1].startswith(b"nothing serves")
+    assert until(lambda: [] == cgroups_of(sandbox))
+    server.start(faulty=False)
+    assert "terminated" == server.ask("GET", f"/sandboxes/{sandbox}")["state"]
+
+
+def test_with_nothing_to_outlive_it(server: Server) -> None:
+    server.start("--outlive", "0", faulty=False)
+    sandbox = server.make()
+    family = server.family()
+    server.kill()
+    assert [] == survivors(family, 5.0)
+    server.start(faulty=False)
+    assert "terminated" == server.ask("GET", f"/sandboxes/{sandbox}")["state"]
+    assert [] == cgroups_of(sandbox)
+
+
+# -- killed at a step ------------------------------------------------------------------------------
+
+_ENDLESS = "exec sleep {}"
+
+
+@pytest.fixture(scope="module")
+def stepping(place: Path) -> Iterator[Server]:
+    """One daemon for all steps: it is started again after each."""
+    made = Server(place / "steps")
+    made.start("--max-sandboxes", "20")
+    families = [made.family()]
+    made.families = families  # type: ignore[attr-defined]
+    yield made
+    families.append(made.family())
+    made.stop()
+    for family in families:
+        assert [] == survivors(family, 5.0)
+
+
+@pytest.mark.parametrize(("verb", "label"), LABELS, ids=[" ".join(each) for each in LABELS])
+def test_killed_at(verb: str, label: str, stepping: Server) -> None:
+    server, marker = stepping, f"68{os.getpid():07d}{LABELS.index((verb, label)):04d}"
+    key = {"Idempotency-Key": marker}
+    sandbox = server.make(metadata={"step": marker})
+    runs = server.run(sandbox, "echo begun; read x; echo $x; exit 6", stream_stdin=True)
+    sleeps = server.run(sandbox, _ENDLESS.format(marker))
+    if verb == "resume":
+        server.ask("POST", f"/sandboxes/{sandbox}/suspend")
+    assert until(lambda: 1 == len(pids_with(marker)))
+    server.step.write_text(label)
+    with contextlib.suppress(httpx.TransportError):
+        if verb == "create":
+            server.ask("POST", "/sandboxes", json={}, headers=key)
+        elif verb == "exec":
+            server.run(sandbox, "echo short; exit 8", wait=True)
+        elif verb == "snapshot":
+            server.ask("POST", f"/sandboxes/{sandbox}/snapshots")
+        elif verb == "delete":
+            server.ask("DELETE", f"/sandboxes/{sandbox}")
+        else:
+            server.ask("POST", f"/sandboxes/{sandbox}/{verb}")
+    server.gone()
+    assert server.start("--max-sandboxes", "20") < RESTART_S
+
+    view = server.ask("GET", f"/sandboxes/{sandbox}")
+    alive = {each["id"] for each in server.ask("GET", "/sandboxes")["items"]}
+    if verb == "delete" and view["state"] == "terminated":
+        assert sandbox not in alive
+        assert until(lambda: [] == pids_with(marker))
+        for run in (runs, sleeps):
+            end = server.wait(sandbox, run)
+            assert "lost" == end["state"] or 9 == end["status"]["signal"]
+    else:
+        check_goes_on(server, verb, sandbox, view, runs)
+        check_effect(server, verb, sandbox, alive, key)
+    ended = server.ask("DELETE", f"/sandboxes/{sandbox}")
+    assert "terminated" == ended["state"]
+    for _ in range(2):  # and it stays so, with the same reason
+        assert ended == server.ask("GET", f"/sandboxes/{sandbox}")
+    assert until(lambda: [] == pids_with(marker) and [] == cgroups_of(sandbox))
+    assert [] == server.ask("GET", "/sandboxes")["items"]
+    for snapshot in server.ask("GET", "/snapshots")["items"]:
+        server.ask("DELETE", f"/snapshots/{snapshot['id']}")
+    kept = server.state / "snapshots"
+    assert not kept.exists() or [] == os.listdir(kept)
+
+
+def check_goes_on(server: Server, verb: str, sandbox: str, view: Any, runs: str) -> None:
+    """What ran before runs on, and its input and output are whole."""
+    assert view["state"] in (("suspended", "running") if verb in ("suspend", "resume") else ("running",))
+    if view["state"] == "suspended":
+        server.ask("POST", f"/sandboxes/{sandbox}/resume")
+    path = f"/sandboxes/{sandbox}/execs/{runs}/stdin?offset=0&eof=true"
+    server.ask("POST", path, content=b"on\n")
+    assert 6 == server.wait(sandbox, runs)["status"]["exit_code"]
+    assert b"begun\non\n" == server.output(sandbox, runs)
+
+
+def check_effect(server: Server, verb: str, sandbox: str, alive: set[str], key: Any) -> None:
+    """What was being done is done, or not; asking again under the same key does it once."""
+    if verb == "create":
+        assert len(alive) <= 2
+        again = server.ask("POST", "/sandboxes", json={}, headers=key)["id"]
+        assert {sandbox, again} >= alive
+        server.ask("DELETE", f"/sandboxes/{again}")
+    elif verb == "exec":
+        execs = server.ask("GET", f"/sandboxes/{sandbox}/execs")["items"]
+        assert len(execs) <= 3
+        for each in execs[2:]:
+            end = server.wait(sandbox, each["id"])
+            if end["state"] == "lost":
+                assert end["problem"]["code"] == "sandbox_lost"
+            else:
+                assert 8 == end["status"]["exit_code"]
+                assert b"short\n" == server.output(sandbox, each["id"])
+    elif verb == "snapshot":
+        for each in server.ask("GET", "/snapshots")["items"]:
+            restored = server.make(snapshot_id=each["id"])
+            server.ask("DELETE", f"/sandboxes/{restored}")
