@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, sur
 from tests.sessions import test_restart
 from tests.sessions.test_restart import STEPS, records
 
-RESTART_S = 5.0
 OUTLIVE_S = 60.0
 PRELUDE = (
     test_restart._PRELUDE.replace("background=False)", "background=False, outlive_s=OUTLIVE_S)")
@@ -132,9 +130,7 @@ halt()
 
 def test_execs_go_on_with_their_results_and_their_output(state: str, kill: Any) -> None:
     kill(_RUNNING)
-    began = time.monotonic()
     with manage(state) as manager:
-        assert time.monotonic() - began < RESTART_S
         session = manager.get(session_id(state))
         assert ("active", "ann") == (session.state, session.client_id)
         sandbox = manager.sandbox(session.session_id)
@@ -334,9 +330,7 @@ def test_killed_at(label: str, state: str, kill: Any) -> None:
     marker = f"67{os.getpid():07d}{list(ALL_STEPS).index(label):04d}"
     kill(ALL_STEPS[label], label, marker)
     before = records(state)
-    began = time.monotonic()
     with manage(state) as manager:
-        assert time.monotonic() - began < RESTART_S
         alive = {session.session_id: session for session in manager.list()}
         for sandbox_id, _phase, session, was in before:
             if session in alive:

@@ -135,8 +135,9 @@ class Run:
     def end(self, view: ExecView) -> None:
         """Its end is written down: tell everybody."""
         self._view, self._pump = view, None
-        if self._given:
-            self._given.close()
+        with self._lock:  # it may end by the very input that is being counted
+            if self._given:
+                self._given.close()
         self.done.set_result(None)
 
     # -- doing --------------------------------------------------------------------------------

@@ -168,7 +168,8 @@ class Holder:
                 theirs[name] = note, mine
 
     def _hand_over(self, peer: wire.Socket) -> None:
-        items, passed = [], []
+        items: list[tuple[str, str, bytes, int]] = []
+        passed: list[int] = []
         for whose, theirs in self.kept.items():
             for name, (note, fds) in theirs.items():
                 if len(passed) + len(fds) > MOST_FDS or len(items) == _MOST_ITEMS:

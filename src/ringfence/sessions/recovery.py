@@ -9,6 +9,7 @@ from ..errors import RingfenceError
 from ..model.client_session import SessionState, SessionTimeouts
 from ..model.spec import SandboxSpec
 from ..store import records
+from . import snapshots
 from .live import Live
 
 TYPE_CHECKING = False
@@ -34,6 +35,8 @@ def recover(manager: SessionManager) -> None:
         if backend is not None:
             settle(manager, backend, record, sessions.get(record.id))
     end_unknown(manager)
+    if left:
+        snapshots.settle(manager)
 
 
 def end_unknown(manager: SessionManager) -> None:

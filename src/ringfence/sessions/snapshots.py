@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..errors import RingfenceError, SnapshotNotFound
 from ..model.spec import SandboxSpec
+from ..snapshots.catalogue import Catalogue
 from ..store.records import SnapshotRecord
 from .written import spec_text
 
@@ -23,18 +24,33 @@ if TYPE_CHECKING:
 def take(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
     """Save a sandbox's files, for its client. When that cannot be written down, nothing is kept."""
     made = live.sandbox.snapshot(metadata)
-    spec = replace(live.spec, network=live.inner.spec.network)
-    record = SnapshotRecord(
-        made.id, live.client_id, live.sandbox_id, live.backend, spec_text(spec), made.created_at
-    )
     try:
-        manager.store.add_snapshot(record)
+        manager.store.add_snapshot(_record(live, made))
     except BaseException:
         with suppress(RingfenceError):
             manager.maker.backends[live.backend].delete_snapshot(made.id)
         raise
     manager.events.add("snapshot", live, snapshot_id=made.id)
     return made
+
+
+def settle(manager: SessionManager) -> None:
+    """After a kill: what was saved has an owner, as far as its sandbox lives; half of one is gone."""
+    if manager.store.directory is not None:
+        Catalogue(manager.store.directory.file("snapshots"), "").tidy()
+    known = {record.id for record in manager.store.snapshots()}
+    for backend in manager.maker.backends.values():
+        for each in backend.snapshots():
+            live = manager.book.find(each.session_id) if each.id not in known else None
+            if live is not None:
+                manager.store.add_snapshot(_record(live, each))
+
+
+def _record(live: Live, made: Snapshot) -> SnapshotRecord:
+    spec = replace(live.spec, network=live.inner.spec.network)
+    return SnapshotRecord(
+        made.id, live.client_id, live.sandbox_id, live.backend, spec_text(spec), made.created_at
+    )
 
 
 def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:

@@ -206,6 +206,13 @@ class Catalogue:
                 found.append(Snapshot.from_json(self._describe(name)["snapshot"]))
         return found
 
+    def tidy(self) -> None:
+        """Remove what was half saved, or half removed. Preconditions: nobody else uses the directory."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.directory):
+                if name.startswith(_PARTIAL):
+                    shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+
     def delete(self, snapshot_id: str) -> None:
         """Remove one, damaged or not.
 
