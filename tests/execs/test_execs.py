@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,21 @@ def test_input_of_which_nobody_knows_whether_it_arrived_is_never_sent_again(tmp_
     sure.close()
 
 
+def test_the_log_has_ids_and_numbers_and_nothing_that_was_run(
+    manager: SessionManager, live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    execs = Execs(manager)
+    with caplog.at_level("INFO", logger="ringfence.execs"):
+        begun = run(execs, live, "echo secret; exit 3")
+    execs.close()
+    facts: list[dict[str, Any]] = [vars(record)["facts"] for record in caplog.records]
+
+    assert ["exec running", "exec ended"] == [record.getMessage() for record in caplog.records]
+    assert {(begun.id, live.sandbox_id)} == {(each["exec"], each["sandbox"]) for each in facts}
+    assert (3, 7) == (facts[1]["exit_code"], facts[1]["stdout_bytes"])
+    assert "secret" not in str(facts)
+
+
 _FULL = """
 import ctypes, tempfile
 from ringfence.backends.fake import FakeBackend
@@ -147,6 +163,7 @@ manager = SessionManager(config, state_dir=place + "/state", backends=[FakeBacke
 live = manager.book.find(manager.acquire(client_id="ann").id)
 execs = Execs(manager)
 running = execs.start(live, ExecRequest(("sh", "-c", "cat; exit 3"), stream_stdin=True))
+pump = running._pump
 fill = open(place + "/filler", "wb", buffering=0)
 try:
     while True:
@@ -168,12 +185,15 @@ running.end_input(given)
 running.done.result(20)
 view = running.view()
 found = execs.find(live.sandbox_id, running.id).view()
+unwritten, kept_open = len(execs._unwritten), pump.run.done >= 0
 fill.close()
 os.unlink(place + "/filler")
 again = execs.start(live, ExecRequest(("sh", "-c", "echo again")))
 again.done.result(20)
+execs._keeping.tidy()
+kept_open = [kept_open, pump.run.done >= 0, execs._records.get(running.id).state]
 say([refused, view.status.exit_code, view.storage_fault, view.stdout_bytes, view.stdout_dropped_bytes,
-     found == view, again.result().stdout.decode()])
+     found == view, again.result().stdout.decode(), unwritten, kept_open])
 execs.close()
 manager.close()
 libc.umount2(place.encode(), 2)
@@ -185,7 +205,7 @@ def test_a_full_disk_kills_nothing_and_hides_nothing() -> None:
     require("user namespaces")
     under = ("unshare", "--user", "--map-root-user", "--mount")
     with Caller(_FULL, "size=900k", under=under) as caller:
-        refused, code, fault, came, dropped, found, again = caller.hear()
+        refused, code, fault, came, dropped, found, again, unwritten, kept = caller.hear()
 
     assert refused
     assert (3, os.strerror(28)) == (code, fault)
@@ -193,3 +213,5 @@ def test_a_full_disk_kills_nothing_and_hides_nothing() -> None:
     assert 0 < dropped <= came
     assert found
     assert "again\n" == again
+    # Until its end is written down, the next server could still learn it.
+    assert (1, [True, False, "ended"]) == (unwritten, kept)

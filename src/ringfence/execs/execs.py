@@ -19,6 +19,7 @@ from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..spool.spool import Spool
 from ..store.execs import ExecRecord
+from . import told
 from .counts import Counts
 from .keeping import Keeping
 from .pump import SpooledPump
@@ -26,6 +27,7 @@ from .run import Run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from ..backends.protocol import BackendExec
@@ -38,6 +40,10 @@ SPOOL = "spool"
 KEPT_BYTES = 64 << 20
 MOST_BYTES = 8 << 30
 MOST_RECORDS = 20_000
+
+
+def _nothing() -> None:
+    """There is nothing to let go of."""
 
 
 class Execs:
@@ -66,8 +72,11 @@ class Execs:
         self.counts = Counts()
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}  # running, or ended and not written down
+        self._unwritten: list[tuple[ExecView, Callable[[], None]]] = []
         self._reactor = Reactor()
-        self._keeping = Keeping(manager.store, self.directory, most_bytes, most_records)
+        self._keeping = Keeping(
+            manager.store, self.directory, most_bytes, most_records, self._write_rest
+        )
         self._recover()
 
     # -- starting -----------------------------------------------------------------------------
@@ -91,6 +100,7 @@ class Execs:
             raise
         self._attend(live, run, begun, request)
         self.counts.began()
+        told.began(run.view())
         return run
 
     def _new_run(self, live: Live, request: ExecRequest) -> Run:
@@ -118,8 +128,9 @@ class Execs:
         return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes))
 
     def _attend(self, live: Live, run: Run, begun: BackendExec, request: ExecRequest) -> None:
-        def ended(status: ExecStatus, cut: bool) -> None:
-            self._end(run, run.final(ExecState.ENDED, status=status, truncated=cut))
+        def ended(status: ExecStatus, cut: bool) -> bool:
+            view = run.final(ExecState.ENDED, status=status, truncated=cut)
+            return self._end(run, view, pump.release)
 
         pump = SpooledPump(begun, request, live.spec.limits, run.spool, ended)
         run.attend(pump)
@@ -136,18 +147,43 @@ class Execs:
             error = TaskFailed(f"its output could not be moved: {error!r}")
         self._end(run, run.problem(error))
 
-    def _end(self, run: Run, view: ExecView) -> None:
+    def _end(self, run: Run, view: ExecView, release: Callable[[], None] = _nothing) -> bool:
+        """It is over; whether that is written down. If not, `release` is called once it is."""
         written = True
         try:
             self._put(view)
-        except RingfenceError:
-            written = False  # the disk is full: it is remembered here, as long as we live
+        except RingfenceError as exc:
+            written = False  # the disk is full: it is remembered here, and written later
+            told.unwritten(view, exc)
+            with self._lock:
+                self._unwritten.append((view, release))
         self.counts.ended(view)
+        told.ended(view)
         run.end(view)
         if written:
-            with self._lock:
-                self._runs.pop(run.id, None)
+            self._forget(view.id)
         self._keeping.came(sum(track.kept_bytes for track in run.spool.tracks))
+        return written
+
+    def _write_rest(self) -> None:
+        """Write down what could not be."""
+        with self._lock:
+            waiting, self._unwritten = self._unwritten, []
+        while waiting:
+            view, release = waiting[0]
+            try:
+                self._put(view)
+            except RingfenceError:
+                with self._lock:
+                    self._unwritten += waiting
+                return
+            release()
+            self._forget(view.id)
+            del waiting[0]
+
+    def _forget(self, exec_id: str) -> None:
+        with self._lock:
+            self._runs.pop(exec_id, None)
 
     def _put(self, view: ExecView) -> None:
         text = json.dumps(view.to_json())
@@ -234,6 +270,7 @@ class Execs:
     def close(self) -> None:
         """Remove nothing more; forget what is not on disk. What runs is not touched."""
         self._keeping.close()
+        self._write_rest()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

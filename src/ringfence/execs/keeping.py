@@ -11,9 +11,11 @@ from ..errors import RingfenceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..store.store import Store
 
-_EVERY_S = 60.0
+_EVERY_S = 15.0
 
 
 class Keeping:
@@ -22,9 +24,18 @@ class Keeping:
     Args:
         most_bytes: On disk, of all execs together.
         most_records: Of execs that have ended.
+        before: Called each time before.
     """
 
-    def __init__(self, store: Store, directory: str, most_bytes: int, most_records: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        most_bytes: int,
+        most_records: int,
+        before: Callable[[], None],
+    ) -> None:
+        self._before = before
         self._store, self._directory = store, directory
         self._most_bytes, self._most_records = most_bytes, most_records
         self._since = 0
@@ -54,6 +65,7 @@ class Keeping:
     def tidy(self) -> None:
         """Remove it now."""
         self._since = 0
+        self._before()
         ended = self._store.execs.ended()
         known = {sandbox for _, sandbox, _ in ended}
         used = {}

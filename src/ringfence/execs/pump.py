@@ -35,9 +35,9 @@ class SpooledPump(Pump):
     """The streams of one exec on their way to disk.
 
     Args:
-        ended: Called in the driver's thread with how it ended, and whether output was cut off. Only
-            when it returns are the descriptors closed: until then another process could still learn
-            the end from them, were this one killed.
+        ended: Called in the driver's thread with how it ended, and whether output was cut off;
+            whether that is written down now. If not, the descriptors stay open until `release`:
+            from them the next process can still learn the end, were this one killed.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SpooledPump(Pump):
         request: ExecRequest,
         limits: Limits,
         spool: Spool,
-        ended: Callable[[ExecStatus, bool], None],
+        ended: Callable[[ExecStatus, bool], bool],
     ) -> None:
         sinks = (SpoolSink(spool, OUT), SpoolSink(spool, ERR))
         super().__init__(run, request, limits, sinks=sinks)
@@ -56,13 +56,19 @@ class SpooledPump(Pump):
         """How it ended, without its output."""
         status = self.status
         assert status is not None
+        written = True
         try:
             self._spool.feed(ERR, getattr(self.run, "note", b""))
             self._spool.close()
-            self._ended(status, self._cut)
+            written = self._ended(status, self._cut)
         finally:
-            self._close()
+            if written:
+                self.release()
         return ExecResult(exit_code=status.exit_code, signal=status.signal)
+
+    def release(self) -> None:
+        """Let go of the exec; idempotent."""
+        self._close()
 
     def fail(self) -> None:
         """End without a result."""
