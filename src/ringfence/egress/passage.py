@@ -298,8 +298,9 @@ async def _serve_tls(
     connection: Connection, client: SocketStream, server: SocketStream | None
 ) -> None:
     hello, data = await _hello(connection, client, b"")
-    _check_name(connection, hello)
-    if connection.sandbox.terminates(connection.host, connection.port):
+    is_ended = connection.sandbox.terminates(connection.host, connection.port)
+    _check_name(connection, hello, is_ended=is_ended)
+    if is_ended:
         client.unread(data)
         await _terminate(connection, hello, client, server)
         return
@@ -352,9 +353,14 @@ async def _hello(
     return hello, data
 
 
-def _check_name(connection: Connection, hello: tls.Hello) -> None:
-    """The name inside must be the name that was authorised, and the only one there is."""
-    if hello.is_encrypted:
+def _check_name(connection: Connection, hello: tls.Hello, *, is_ended: bool = False) -> None:
+    """The name inside must be the name that was authorised, and the only one there is.
+
+    Args:
+        is_ended: TLS ends here. Then an encrypted name goes nowhere: we have no key for it, and read
+            the request itself. Browsers send one that means nothing (GREASE) with every hello.
+    """
+    if hello.is_encrypted and not is_ended:
         raise Refused("an encrypted ClientHello (ECH), whose real name cannot be read")
     if hello.server_name is None:
         raise Refused("a TLS ClientHello without a server name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import NetworkLimits, NetworkPolicy, NetworkRule, Sandbox
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
@@ -93,6 +93,19 @@ def test_a_client_hello_is_read_as_the_server_reads_it(
     assert allowed == found["answered"], found
 
 
+@pytest.mark.parametrize(("sni", "answered"), [("a.test", True), ("evil.test", False)])
+def test_an_encrypted_name_goes_nowhere_where_tls_is_ended(
+    make: MakeSandbox, sni: str, answered: bool
+) -> None:
+    """Browsers send one with every hello; the request behind it is read, and the name beside it counts."""
+    sandbox = make(network=NetworkPolicy(rules=(NetworkRule("a.test", inspect=True),)))
+
+    found = attempt(sandbox, "hello", host="a.test", port=443, sni=sni, change="ech")
+
+    assert answered == found["answered"], found
+    assert "timeout" != found["error"]
+
+
 @pytest.mark.parametrize(
     "hello", ["encrypted client hello", "another name in four records", "no name"]
 )
@@ -141,8 +154,6 @@ def test_a_tls_port_takes_nothing_but_tls(
 
 
 def test_a_hello_that_never_ends_is_cut(make: MakeSandbox) -> None:
-    from ringfence import NetworkLimits, NetworkPolicy
-
     policy = NetworkPolicy(allowed_hosts=("a.test",), limits=NetworkLimits(header_s=0.5))
     sandbox = make(network=policy)
 
