@@ -215,3 +215,23 @@ def test_a_full_disk_kills_nothing_and_hides_nothing() -> None:
     assert "again\n" == again
     # Until its end is written down, the next server could still learn it.
     assert (1, [True, False, "ended"]) == (unwritten, kept)
+
+
+def test_who_waits_for_the_end_is_called_once_and_forgotten_when_they_leave(
+    manager: SessionManager, live: Live
+) -> None:
+    execs = Execs(manager)
+    begun = execs.start(live, ExecRequest(("cat",), stream_stdin=True))
+    called: list[str] = []
+    stay = begun.at_end(lambda: called.append("stayed"))
+    for _ in range(100):
+        begun.at_end(lambda: called.append("left"))()
+    assert 1 == len(begun._waiting)
+    begun.end_input()
+    begun.done.result(PATIENCE_S)
+    execs.close()
+    begun.at_end(lambda: called.append("late"))
+    stay()
+
+    assert {"stayed", "late"} == set(called)
+    assert 2 == len(called)

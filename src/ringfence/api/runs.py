@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
@@ -55,32 +55,23 @@ async def wait_for(run: Run, timeout_s: float | None) -> bool:
     """Wait for the end of an exec, `timeout_s` at most; whether it has come."""
     if run.done.done():
         return True
-    future = asyncio.wrap_future(run.done)
+    ended = Signal()
+    stop = run.at_end(ended.ring)
     try:
-        # Shielded: whoever waits may give up; the end is there for everybody else.
-        await asyncio.wait_for(asyncio.shield(future), timeout_s)
-    except TimeoutError:
-        return False
-    return True
+        return await ended.wait(timeout_s)
+    finally:
+        stop()
 
 
-class Bell:
-    """Rings in the event loop when output or the end of an exec has come. Use it in a `with`."""
+class Signal:
+    """Tells the event loop that something has happened in another thread."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._loop = run, asyncio.get_running_loop()
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._event, self._rung = asyncio.Event(), False
 
-    def __enter__(self) -> Bell:
-        self._stop = self._run.spool.listen(self._ring)
-        self._run.done.add_done_callback(self._ring)
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._stop()
-
-    def _ring(self, *_args: Any) -> None:
-        """In the writer's thread: once is enough until somebody has looked."""
+    def ring(self) -> None:
+        """In any thread: once is enough until somebody has looked."""
         if not self._rung:
             self._rung = True
             with contextlib.suppress(RuntimeError):  # the loop is over
@@ -98,6 +89,22 @@ class Bell:
         except TimeoutError:
             return False
         return True
+
+
+class Bell(Signal):
+    """Rings when output or the end of an exec has come. Use it in a `with`."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __enter__(self) -> Bell:
+        self._stops = (self._run.spool.listen(self.ring), self._run.at_end(self.ring))
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for stop in self._stops:
+            stop()
 
 
 class Watching:

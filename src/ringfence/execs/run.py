@@ -17,6 +17,7 @@ from .given import Given
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ..model.exec_view import ExecView
@@ -42,6 +43,7 @@ class Run:
         self._view = view
         self._pump: SpooledPump | None = None
         self._lock = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []
         self._given = Given(os.path.join(spool.directory, _STDIN)) if self.takes_input else None
         if not view.running:
             self.done.set_result(None)
@@ -138,7 +140,30 @@ class Run:
         with self._lock:  # it may end by the very input that is being counted
             if self._given:
                 self._given.close()
+        # First this: who comes in between finds it, and everybody else is on the list.
         self.done.set_result(None)
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def at_end(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have `callback` called once it has ended, in some thread; returns what takes that back.
+
+        Of those who wait on `done` it keeps count until the end: nobody is to do so in vain for days.
+        """
+        with self._lock:
+            over = self.done.done()
+            if not over:
+                self._waiting = [*self._waiting, callback]
+        if over:
+            callback()
+
+        def stop() -> None:
+            with self._lock:
+                self._waiting = [each for each in self._waiting if each is not callback]
+
+        return stop
 
     # -- doing --------------------------------------------------------------------------------
 
