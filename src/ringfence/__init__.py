@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .model.spec import SandboxSpec as SandboxSpec
     from .sandbox import AsyncSandbox as AsyncSandbox
     from .sandbox import Sandbox as Sandbox
+    from .sandbox.template import Template as Template
     from .sessions import BashConfig as BashConfig
     from .sessions import BashTool as BashTool
     from .sessions import ManagerConfig as ManagerConfig
@@ -74,6 +75,8 @@ def __getattr__(name: str) -> object:
 def _rooms_of(name: str) -> tuple[str, ...]:
     if name in _LIBRARY:
         return (".sandbox",)
+    if name == "Template":
+        return (".sandbox.template",)
     if name in _CLIENT:
         return (".client",)
     if name in _SESSIONS:

@@ -264,6 +264,7 @@ except Exception as exc:
     outcome = type(exc).__name__
 os.close(read); pourer.join()
 say(outcome)
+listen()
 """
 
 

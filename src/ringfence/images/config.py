@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,27 @@ def read(configuration: bytes) -> Config:
             f"the image is for {found.architecture}, and this machine is {architecture()}"
         )
     return found
+
+
+def derived(configuration: bytes, changes: Mapping[str, Any], diff_ids: Sequence[str]) -> bytes:
+    """Another image's configuration with parts of it changed, and layers on top.
+
+    Args:
+        changes: As images write them, but `Env` is a mapping, which is added.
+    """
+    told = json.loads(configuration)
+    inner = dict(told.get("config") or {})
+    changes = dict(changes)
+    env = dict(_pair(each) for each in inner.get("Env") or []) | dict(changes.pop("Env", {}))
+    inner |= {"Env": [f"{name}={value}" for name, value in env.items()], **changes}
+    layers = [*(told.get("rootfs", {}).get("diff_ids") or []), *diff_ids]
+    whole = {
+        "architecture": told.get("architecture") or architecture(),
+        "os": "linux",
+        "config": inner,
+        "rootfs": {"type": "layers", "diff_ids": layers},
+    }
+    return json.dumps(whole, sort_keys=True).encode()
 
 
 def architecture() -> str:

@@ -4,6 +4,7 @@
     roots/ID/root     the files of an image, never written after they appeared
     roots/ID/image    its configuration; the lock that whoever uses the files holds
     names/NAME.json   what a name means here
+    steps/KEY.json    what came of a step of a template: a cache, which `collect` empties
 
 A root appears by one rename. What a crash leaves half made has another name, and `collect` removes it.
 """
@@ -15,9 +16,11 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import ImageNotFound, ImageRefused
 from ..model.image import Image
@@ -70,6 +73,10 @@ class ImageStore:
         for image in self.images():
             if image.id == image_id:
                 return image
+        for entry in _entries(os.path.join(self.directory, "steps")):
+            step = self.step(entry.removesuffix(".json"))
+            if step is not None and step.id == image_id:
+                return step
         raise ImageNotFound(f"no image {image_id} on this machine", field="image")
 
     def images(self) -> list[Image]:
@@ -137,8 +144,54 @@ class ImageStore:
             self._write_name(image)
         return image
 
+    def derive(
+        self, parent: Image, changes: Mapping[str, object], layers: Sequence[Layer]
+    ) -> Image:
+        """An image with layers on top of another's files, which it shares by hard links; nameless.
+
+        Args:
+            changes: Parts of the configuration that differ: Env, User, WorkingDir, Cmd, ...
+            layers: Each with its `diff_id`.
+        """
+        with open(os.path.join(self._root(parent.id), "image"), "rb") as file:
+            configuration = config.derived(file.read(), changes, [one.diff_id for one in layers])
+        image_id = f"sha256:{hashlib.sha256(configuration).hexdigest()}"
+        with self._locked():
+            if not os.path.exists(self._root(image_id)):
+                self._make_root(image_id, configuration, layers, {}, self.root(parent))
+            return self._describe(parent.reference, image_id, "", config.read(configuration))
+
+    def name(self, image: Image, name: str) -> Image:
+        """Let `name` mean an image that is here."""
+        named = replace(image, reference=str(Reference.parse(name)), digest="")
+        with self._locked():
+            self._write_name(named)
+        return named
+
+    def remember_step(self, key: str, image: Image) -> None:
+        """What came of a step of a template, until `collect`."""
+        os.makedirs(os.path.join(self.directory, "steps"), mode=0o700, exist_ok=True)
+        self._write_whole(self._step(key), json.dumps(image.to_json()).encode())
+
+    def step(self, key: str) -> Image | None:
+        """What came of a step of a template, if its files are still here."""
+        try:
+            with open(self._step(key), encoding="utf-8") as file:
+                image = Image.from_json(json.load(file))
+        except FileNotFoundError:
+            return None
+        return image if os.path.exists(self._root(image.id)) else None
+
+    def _step(self, key: str) -> str:
+        return os.path.join(self.directory, "steps", f"{key.removeprefix('sha256:')}.json")
+
     def _make_root(
-        self, image_id: str, configuration: bytes, layers: Sequence[Layer], bounds: dict[str, int]
+        self,
+        image_id: str,
+        configuration: bytes,
+        layers: Sequence[Layer],
+        bounds: dict[str, int],
+        base: str = "",
     ) -> None:
         roots = os.path.join(self.directory, "roots")
         os.makedirs(roots, mode=0o700, exist_ok=True)
@@ -146,7 +199,9 @@ class ImageStore:
         try:
             root = os.path.join(partial, "root")
             os.mkdir(root, 0o755)
-            size = unpack(layers, root, **bounds)
+            size = _link_tree(base, root, whole=not layers) if base else 0
+            if layers:
+                size += unpack(layers, root, **bounds)
             with open(os.path.join(partial, "image"), "wb") as file:
                 file.write(configuration)
             with open(os.path.join(partial, "size"), "w", encoding="ascii") as text:
@@ -210,6 +265,9 @@ class ImageStore:
                     _remove(path)
                 else:
                     in_use.append(image_id)
+            for entry in _entries(os.path.join(self.directory, "steps")):
+                if self.step(entry.removesuffix(".json")) is None:
+                    os.unlink(os.path.join(self.directory, "steps", entry))
             for entry in _entries(self.directory):
                 if entry.startswith(_PARTIAL):
                     os.unlink(os.path.join(self.directory, entry))
@@ -291,6 +349,29 @@ class ImageStore:
         # A name may be longer than a file's: its digest is not.
         digest = hashlib.sha256(reference.encode()).hexdigest()
         return os.path.join(self.directory, "names", f"{digest}.json")
+
+
+def _link_tree(base: str, root: str, *, whole: bool) -> int:
+    """The files of `base` in the empty directory `root`, by hard links; returns their bytes.
+
+    Args:
+        whole: No layer comes on top, which would bring the modes of all directories.
+    """
+    size, modes = 0, []
+    for here, directories, names in os.walk(base):
+        there = root + here[len(base) :]
+        for name in [*directories, *names]:
+            source, target = os.path.join(here, name), os.path.join(there, name)
+            info = os.lstat(source)
+            if stat.S_ISDIR(info.st_mode):
+                os.mkdir(target, 0o700)
+                modes.append((target, stat.S_IMODE(info.st_mode)))
+            else:
+                os.link(source, target, follow_symlinks=False)
+                size += info.st_size
+    for target, mode in reversed(modes if whole else []):
+        os.chmod(target, mode)
+    return size
 
 
 def _entries(path: str) -> list[str]:

@@ -146,7 +146,13 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     workdir = session_root(spec)
     made = [template.HOME, *(m.target for m in draft.mounts)]
     is_made = any(is_below(workdir, directory) for directory in made)
-    if is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
+    if draft.image:
+        is_needed = (
+            workdir != "/" and not is_made
+        )  # also below /usr: all of it is the sandbox's own
+    else:
+        is_needed = is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/"))
+    if is_needed:
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     if spec.deny:

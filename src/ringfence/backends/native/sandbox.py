@@ -550,6 +550,17 @@ class NativeSandbox:
             hint="snapshot() saves files; a strong backend saves memory too",
         )
 
+    def save_layer(self, path: str) -> None:
+        """Write what was changed of the image this sandbox started from to the new file `path`.
+
+        Raises:
+            LifecycleError: It did not start from an image.
+            ResourceExhausted: The disk is full.
+        """
+        from .snapshots import save_layer
+
+        save_layer(self, path)
+
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ...errors import SnapshotCorrupt
+from ...errors import LifecycleError, ResourceExhausted, SnapshotCorrupt
 from ...model.ids import new_id
 from ...model.state import State
 from ..local.answers import Refused
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
     from .sandbox import NativeSandbox
 
+_PIECE = 1 << 20
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 
@@ -57,6 +58,28 @@ def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, st
             sandbox.resume()
             sandbox.restore_state(was)
     return snapshot
+
+
+def save_layer(sandbox: NativeSandbox, path: str) -> None:
+    """What was changed of the image, as a tar stream in the new file `path`."""
+    if sandbox.image is None:
+        raise LifecycleError("this sandbox did not start from an image")
+    names = sandbox.image.open_names()
+    try:
+        helper = writable_layer(sandbox, names)
+        try:
+            with open(path, "xb") as file:
+                while data := os.read(helper.stream, _PIECE):
+                    file.write(data)
+        except OSError as exc:
+            helper.abandon()
+            raise ResourceExhausted(f"{path}: {exc.strerror}", hint="free disk space") from exc
+        except BaseException:
+            helper.abandon()
+            raise
+        helper.finish("/")
+    finally:
+        os.close(names)
 
 
 def writable_layer(sandbox: NativeSandbox, names: int) -> Helper:
