@@ -15,6 +15,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..errors import RingfenceError
 from . import problems
+from .express import Express
 from .forms import PROBLEMS, Problem
 from .guard import Guard
 from .routes import ROUTERS
@@ -38,7 +39,8 @@ def make_app(service: Service) -> FastAPI:
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
     for router in ROUTERS:
         app.include_router(router, responses=PROBLEMS, dependencies=[Depends(check_query)])
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(Express, service=service)
+    app.add_middleware(Guard, service=service)  # the last one is the first that a request meets
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

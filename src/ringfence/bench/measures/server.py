@@ -1,4 +1,7 @@
-"""server: what the daemon adds, how much it takes, how soon it is back. By the SDK, over its unix socket."""
+"""server: what the daemon adds, how much it takes, how soon it is back; over its unix socket.
+
+What the daemon takes is measured with `http.client`, and what the SDK adds to that beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from ...errors import RingfenceError
 from ...model.client_session import SessionTimeouts
 from ...sandbox import Sandbox
 from ..daemon import Daemon
+from ..plain import Plain
 from ..rows import HIGHER, VALUE, Missing, Row, Target
 from ..turns import OURS, take_turns
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from ...client import Client, RemoteSandbox
     from ..settings import Settings
 
-_MEASURE = "server"
+_MEASURE, _SDK = "server", "sdk"
 _TRUE = ["/bin/true"]
 _MIB = 1 << 20
 _REFILL_S = 0.05  # between two claims: the pool is to be full again
@@ -35,31 +39,32 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
     except RingfenceError as exc:
         yield Missing("ringfence serve", str(exc))
         return
-    with Daemon(max_sandboxes=200, pool=_POOL) as daemon, Client(daemon.address) as client:
-        yield _cycle(client, settings, use_pool=True)
+    with Daemon(max_sandboxes=200, pool=_POOL) as daemon:
+        with Client(daemon.address) as client, Plain(daemon.address) as plain:
+            yield _cycle(plain, client, settings, use_pool=True)
+        yield _rate(daemon, settings)
     with (
         Daemon(max_sandboxes=200, pool={"enabled": False}) as daemon,
         Client(daemon.address) as client,
+        Plain(daemon.address) as plain,
     ):
-        yield _cycle(client, settings, use_pool=False)
-        yield _exec(client, settings)
+        yield _cycle(plain, client, settings, use_pool=False)
+        yield _exec(plain, client, settings)
         yield _stream(client, settings)
-    with Daemon(max_sandboxes=200, pool=_POOL) as daemon:
-        yield _rate(daemon, settings)
     yield from _many(settings)
 
 
-def _cycle(client: Client, settings: Settings, *, use_pool: bool) -> Row:
-    def run() -> None:
+def _cycle(plain: Plain, client: Client, settings: Settings, *, use_pool: bool) -> Row:
+    def by_sdk() -> None:
         with client.create(use_pool=use_pool) as sandbox:
             _check(sandbox)
 
+    contenders = {OURS: lambda: plain.cycle(use_pool=use_pool), _SDK: by_sdk}
     pause_s = _REFILL_S if use_pool else 0.0
-    samples = take_turns({OURS: run}, settings.rounds * 3, warm_up=10, pause_s=pause_s)
-    note = ""
+    samples = take_turns(contenders, settings.rounds * 3, warm_up=10, pause_s=pause_s)
+    note = f"{samples.median_ms(_SDK) or 0:.2f} ms by the SDK"
     if use_pool:
-        stats = client.stats()
-        note = f"{stats.pool_hit_rate or 0:.0%} of all were pool hits"
+        note += f"; {client.stats().pool_hit_rate or 0:.0%} of all were pool hits"
     return Row(
         _MEASURE,
         f"create, exec, delete over HTTP, {'pool hit' if use_pool else 'no pool'}",
@@ -77,9 +82,14 @@ def _check(sandbox: RemoteSandbox | Sandbox) -> None:
         raise AssertionError(f"`true` failed in the sandbox: {result}")
 
 
-def _exec(client: Client, settings: Settings) -> Row:
+def _exec(plain: Plain, client: Client, settings: Settings) -> Row:
     with client.create() as remote, Sandbox.create() as local:
-        contenders = {OURS: lambda: _check(remote), "library": lambda: _check(local)}
+        at = f"/v1/sandboxes/{remote.id}"
+        contenders = {
+            OURS: lambda: plain.true_in(at),
+            _SDK: lambda: _check(remote),
+            "library": lambda: _check(local),
+        }
         samples = take_turns(contenders, settings.rounds * 4, warm_up=10)
     ours, library = samples.median_ms(OURS), samples.median_ms("library")
     added = ours - library if ours is not None and library is not None else None
@@ -90,7 +100,8 @@ def _exec(client: Client, settings: Settings) -> Row:
         added,
         target=Target(VALUE, must=3.0, aim=1.0),
         samples=len(samples.seconds[OURS]),
-        note=f"{ours:.2f} ms over HTTP, {library:.2f} ms by the library, in turns",
+        note=f"{ours:.2f} ms over HTTP, {samples.median_ms(_SDK) or 0:.2f} ms by the SDK, "
+        f"{library:.2f} ms by the library, in turns",
     )
 
 
@@ -119,8 +130,6 @@ def _stream(client: Client, settings: Settings) -> Row:
 
 
 def _rate(daemon: Daemon, settings: Settings) -> Row:
-    from ...client import Client
-
     for_s = settings.throughput_s * 2
     done = [0] * _CLIENTS
     until = [0.0]
@@ -129,12 +138,11 @@ def _rate(daemon: Daemon, settings: Settings) -> Row:
 
     def work(number: int) -> None:
         try:
-            with Client(daemon.address) as client:
-                client.create().terminate()
+            with Plain(daemon.address) as plain:
+                plain.cycle(use_pool=True)
                 ready.wait()
                 while time.perf_counter() < until[0]:
-                    with client.create() as sandbox:
-                        _check(sandbox)
+                    plain.cycle(use_pool=True)
                     done[number] += 1
         except BaseException as exc:  # noqa: BLE001  told below
             problems.append(exc)

@@ -1,0 +1,143 @@
+"""The requests that clients make most often, answered by their routes without asking which they are.
+
+Finding a route among eighty and resolving what it depends on takes longer than most of what routes do.
+Here a request that is exactly as the SDK and curl write them goes straight to the function of its
+route; whatever is not (a query, another media type, a body that is not what it should be) takes the
+long way, which knows every answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import RingfenceError
+from ..model.create import CreateRequest
+from ..model.exec_start import StartRequest
+from ..model.jsonform import loads
+from .routes import execs, sandboxes
+from .service import Service
+
+_AT = "/v1/sandboxes"
+_ONE = re.compile(r"/v1/sandboxes/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(/execs)?")
+_JSON = b"application/json"
+_LONGEST_KEY = 255
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What measuring and the audit log want to know of one."""
+
+    path: str
+
+
+_ALL, _EACH, _EXECS = (
+    _Route(f"{_AT}{rest}") for rest in ("", "/{sandbox_id}", "/{sandbox_id}/execs")
+)
+
+
+class Express:
+    """ASGI middleware. Preconditions: who asks is known already, and may."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer it here, or pass it on untouched."""
+        response: Response | None = None
+        if scope["type"] == "http" and not scope["query_string"]:
+            response, receive = await self._answer(scope, receive)
+        if response is None:
+            await self._app(scope, receive, send)
+        else:
+            await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
+        """The response, and None where it is not for us; then with the body still to be read."""
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and path == _AT:
+            return await self._create(scope, receive)
+        found = _ONE.fullmatch(path)
+        if found is None:
+            return None, receive
+        sandbox_id, rest = found.groups()
+        if rest is not None:
+            if method == "POST":
+                return await self._start(scope, receive, sandbox_id)
+        elif method == "DELETE" and _length(scope) == b"0":
+            return await self._one(scope, sandboxes.delete, sandbox_id), receive
+        elif method == "GET":
+            return await self._one(scope, sandboxes.get, sandbox_id), receive
+        return None, receive
+
+    async def _one(self, scope: Scope, route: Any, sandbox_id: str) -> Response:
+        scope["route"] = _EACH
+        response: Response = await route(sandbox_id, self._service, scope["state"]["caller"])
+        return response
+
+    async def _create(self, scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
+        key = _header(scope, b"idempotency-key").decode("latin-1")
+        body, again = await _body(scope, receive, CreateRequest)
+        if body is None or len(key) > _LONGEST_KEY:
+            return None, again
+        scope["route"] = _ALL
+        caller = scope["state"]["caller"]
+        return await sandboxes.create(body, Request(scope), self._service, caller, key), again
+
+    async def _start(
+        self, scope: Scope, receive: Receive, sandbox_id: str
+    ) -> tuple[Response | None, Receive]:
+        body, again = await _body(scope, receive, StartRequest)
+        if body is None:
+            return None, again
+        scope["route"] = _EXECS
+        app: Starlette = scope["app"]
+        caller = scope["state"]["caller"]
+        return await execs.start(sandbox_id, body, self._service, app.state.execs, caller), again
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    """The only one of that name; empty without."""
+    found: bytes = next((value for key, value in scope["headers"] if key == name), b"")
+    return found
+
+
+def _length(scope: Scope) -> bytes:
+    if _header(scope, b"transfer-encoding"):
+        return b"unknown"
+    return _header(scope, b"content-length") or b"0"
+
+
+async def _body(scope: Scope, receive: Receive, noun: Any) -> tuple[Any, Receive]:
+    """The noun in the body, None where there is none; and how to read the body once more."""
+    if _header(scope, b"content-type") != _JSON:
+        return None, receive
+    text, messages = b"", []
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return None, _replay(messages, receive)
+        text += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    try:
+        return noun.from_json(loads(text)), _replay(messages, receive)
+    except RingfenceError:
+        return None, _replay(messages, receive)  # the long way says what is wrong with it
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    left = iter(messages)
+
+    async def again() -> Message:
+        message = next(left, None)
+        return message if message is not None else await receive()
+
+    return again
