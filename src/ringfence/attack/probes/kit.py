@@ -174,12 +174,16 @@ def read(path: str, most: int = 1 << 16) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return b""
+    data = b""
     try:
-        return os.read(fd, most)
+        # The kernel gives of a long list a page at a time.
+        while len(data) < most and (more := os.read(fd, most - len(data))):
+            data += more
     except OSError:
-        return b""
+        pass
     finally:
         os.close(fd)
+    return data
 
 
 def status_of(pid: int | str) -> dict[str, str]:
