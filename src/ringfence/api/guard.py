@@ -62,7 +62,7 @@ class _Passing:
         self._id = given if _REQUEST_ID.match(given) else uuid4().hex
         self._state["request_id"] = self._id
         self._caller: Caller | None = None
-        self._why = ""
+        self._why, self._is_written = "", False
 
     # -- coming in ------------------------------------------------------------------------------
 
@@ -118,6 +118,7 @@ class _Passing:
         """Sees the status on its way out, and says which request it was."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self.write_down()
             message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self._id.encode()),
@@ -131,6 +132,7 @@ class _Passing:
                 message["headers"].append((b"vary", b"origin"))
         elif message["type"] == "websocket.accept":
             self._status = 101
+            self.write_down()
         await self._send(message)
 
     async def refuse(self, error: RingfenceError) -> None:
@@ -140,41 +142,53 @@ class _Passing:
             raise error
         if self._scope["type"] == "websocket":
             self._status = problems.STATUS.get(error.code, 500)
+            self.write_down()
             await self._send({"type": "websocket.close", "code": 1008, "reason": error.code})
             return
         more = {} if self._caller else {"connection": "close"}
         await problems.problem(error, more)(self._scope, self._receive, self.send)
 
-    def note(self) -> None:
-        """Count it, and write it down where it changed something or was refused."""
-        scope, seconds = self._scope, time.monotonic() - self._began
-        method = scope.get("method", "WEBSOCKET")
-        route = getattr(scope.get("route"), "path", "(none)")
-        status = self._status or 499  # the client went away
-        self._service.requests.add(route, method, status, seconds)
-        of_interest = self._service.audit.is_of_interest(method, status)
-        if not of_interest and not logger.isEnabledFor(logging.DEBUG):
+    def write_down(self) -> None:
+        """Into the audit log, where it changed something or was refused: once, and before it is told."""
+        method, status = self._scope.get("method", "WEBSOCKET"), self._status
+        if self._is_written or not self._service.audit.is_of_interest(method, status):
             return
+        self._is_written = True
+        self._service.audit.write(**self._facts())
+
+    def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "request": self._id,
             "client": self._caller.client if self._caller else None,
             "key": self._caller.key if self._caller else None,
-            "peer": _peer(scope, self._state),
-            "method": method,
-            "path": scope["path"],
-            "status": status,
-            "ms": round(seconds * 1000, 3),
+            "peer": _peer(self._scope, self._state),
+            "method": self._scope.get("method", "WEBSOCKET"),
+            "path": self._scope["path"],
+            "status": self._status,
+            "ms": round((time.monotonic() - self._began) * 1000, 3),
         }
         if self._why:
             facts["code"] = self._why
         if made := self._state.get("made"):
             facts["made"] = made
-        if of_interest:
-            self._service.audit.write(**facts)
+        return facts
+
+    def note(self) -> None:
+        """It is over: count it, and say so."""
+        scope = self._scope
+        method = scope.get("method", "WEBSOCKET")
+        route = getattr(scope.get("route"), "path", "(none)")
+        self._status = status = self._status or 499  # the client went away
+        self.write_down()
+        self._service.requests.add(route, method, status, time.monotonic() - self._began)
+        refused = status in (401, 403) or status >= 500
+        if not refused and not logger.isEnabledFor(logging.DEBUG):
+            return
+        facts = self._facts()
         for name in ("sandbox_id", "exec_id"):
             if name in scope.get("path_params", {}):
                 facts[name.removesuffix("_id")] = scope["path_params"][name]
-        level = logging.WARNING if status in (401, 403) or status >= 500 else logging.DEBUG
+        level = logging.WARNING if refused else logging.DEBUG
         logger.log(level, "%s %s", method, route, extra={"facts": facts})
 
 
