@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import unix_connect
 
+from ringfence.api.preview import located
 from tests.api.conftest import Daemon
 
 SERVER = r"""
@@ -47,6 +48,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Access-Control-Allow-Origin", "*")
         self.send_header("Content-Security-Policy", "default-src *")
         self.send_header("X-Inner", "kept")
+        if self.path.startswith("/moved"):
+            self.send_header("Location", "http://localhost:8000/there?x")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -138,6 +141,7 @@ def test_methods_statuses_and_large_bodies_both_ways(client: httpx.Client, base:
     assert 418 == client.delete(f"{base}/http/teapot").status_code
     assert b"" == client.head(f"{base}/http/").content
     assert "/" == client.get(f"{base}/http").json()["path"]
+    assert f"{base}/http/there?x" == client.get(f"{base}/http/moved").headers["location"]
 
 
 def test_a_server_that_is_not_there_or_speaks_no_http(client: httpx.Client, base: str) -> None:
@@ -182,3 +186,18 @@ def test_bytes_pass_both_ways(daemon: Daemon, base: str) -> None:
     told: dict[str, Any] = json.loads(got.partition(b"\r\n\r\n")[2])
 
     assert ("/raw", "me") == (told["path"], told["headers"]["host"])
+
+
+def test_places_are_where_the_client_can_go() -> None:
+    for given, expected in (
+        (b"/x", b"/p/x"),
+        (b"http://localhost:8000", b"/p"),
+        (b"http://127.0.0.1:8000/a?b", b"/p/a?b"),
+        (b"http://[::1]:8000?b", b"/p?b"),
+        (b"http://localhost:80001/a", b"http://localhost:80001/a"),
+        (b"//evil.example/x", b"//evil.example/x"),
+        (b"https://example.com/", b"https://example.com/"),
+        (b"next", b"next"),
+        (b"/", b"/p/"),
+    ):
+        assert expected == located(given, 8000, b"/p"), given

@@ -35,6 +35,7 @@ _OF_THE_ORIGIN = _HOP | frozenset(
     b" service-worker-allowed content-security-policy content-security-policy-report-only"
     b" referrer-policy x-content-type-options date server".split()
 )
+_PLACES = (b"location", b"content-location")
 _PAGE: Fields = [
     # Without allow-same-origin a page has an origin of its own: it can read and call nothing of ours.
     (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups allow-modals"),
@@ -58,8 +59,9 @@ async def ask(
     target: bytes,
     fields: Fields,
     body: AsyncIterator[bytes],
+    prefix: bytes,
 ) -> Answer:
-    """Pass a request on; `inside` is ours from then on.
+    """Pass a request on; `inside` is ours from then on, and for the client all is below `prefix`.
 
     Raises:
         ConnectError: What is there does not speak HTTP.
@@ -79,7 +81,8 @@ async def ask(
         if isinstance(exc, (h11.ProtocolError, OSError)):
             raise ConnectError(f"port {port} does not speak HTTP: {exc}", field="port") from exc
         raise
-    return Answer(head.status_code, answer_fields(list(head.headers)), exchange.body())
+    fields = answer_fields(list(head.headers), port, prefix)
+    return Answer(head.status_code, fields, exchange.body())
 
 
 def request_fields(fields: Fields, port: int) -> Fields:
@@ -92,14 +95,24 @@ def request_fields(fields: Fields, port: int) -> Fields:
     return [(b"host", b"localhost:%d" % port), *kept, (b"connection", b"close")]
 
 
-def answer_fields(fields: Fields) -> Fields:
-    """What of a sandbox's header a client may be told."""
+def answer_fields(fields: Fields, port: int, prefix: bytes) -> Fields:
+    """What of a sandbox's header a client may be told; places on that port are below `prefix` for it."""
     kept = [
-        (name, value)
+        (name, located(value, port, prefix) if name in _PLACES else value)
         for name, value in fields
         if name not in _OF_THE_ORIGIN and not name.startswith(b"access-control-")
     ]
     return kept + _PAGE
+
+
+def located(place: bytes, port: int, prefix: bytes) -> bytes:
+    """A `Location` as the client can reach it; one that is elsewhere stays as it is."""
+    for host in (b"localhost", b"127.0.0.1", b"[::1]"):
+        origin = b"http://%s:%d" % (host, port)
+        rest = place[len(origin) :]
+        if place.startswith(origin) and rest[:1] in (b"", b"/", b"?"):
+            return prefix + rest
+    return prefix + place if place[:1] == b"/" != place[1:2] else place
 
 
 class _Exchange:

@@ -56,12 +56,10 @@ async def http(
     live = await service.need(sandbox_id, caller)
     with Watching(service, live.sandbox_id):
         inside = await _dial(service, live, port)
-        target = _rest(request)
-        answer = await ask(
-            inside, port, request.method, target, request.headers.raw, request.stream()
-        )
-    body = _watched(service, live, answer)
-    response = StreamingResponse(body, answer.status)
+        target, body = _rest(request), request.stream()
+        prefix = f"/v1/sandboxes/{live.sandbox_id}/ports/{port}/http".encode()
+        answer = await ask(inside, port, request.method, target, request.headers.raw, body, prefix)
+    response = StreamingResponse(_watched(service, live, answer), answer.status)
     response.raw_headers = answer.fields
     return response
 
