@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, unix_connect
+from websockets.sync.client import ClientConnection, connect, unix_connect
 
-from tests.api.conftest import Daemon
+from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_streams import CHATTER, Sandbox
 
 IN, OUT, ERR = b"\x00", b"\x01", b"\x02"
@@ -198,3 +198,37 @@ def test_who_may_not_attach_is_told_why(daemon: Daemon, sandbox: Sandbox) -> Non
             pass
         assert status == refused.value.response.status_code
         assert status == json.loads(refused.value.response.body or b"{}")["status"]
+
+
+def test_over_tcp_a_terminal_asks_for_a_key(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--listen", "127.0.0.1:0")
+    with daemon.client() as client:
+        sandbox = Sandbox(client, client.post("/v1/sandboxes", json={}).json()["id"])
+        other = client.post("/v1/sandboxes", json={}).json()["id"]
+        exec_id = sandbox.start("echo hello")
+        sandbox.wait(exec_id)
+        mine, theirs = (
+            client.post(f"/v1/sandboxes/{each}/tokens").json()["key"]
+            for each in (sandbox.id, other)
+        )
+        uri = f"{daemon.tcp.replace('http', 'ws', 1)}{sandbox.base}/{exec_id}/attach"
+        for key, more, status in (
+            ("", {}, 401),
+            (f"{mine}x", {}, 401),
+            (theirs, {}, 403),
+            (mine, {"origin": "http://elsewhere.example"}, 403),
+        ):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            with (
+                pytest.raises(InvalidStatus) as refused,
+                connect(uri, additional_headers={**headers, **more}),
+            ):
+                pass
+            assert status == refused.value.response.status_code, (key, more)
+            assert status == json.loads(refused.value.response.body or b"{}")["status"]
+        with connect(uri, additional_headers={"authorization": f"Bearer {mine}"}) as socket:
+            found = Attached(socket)
+            found.hear("end")
+        assert b"hello\n" == found.out
+        for each in (sandbox.id, other):
+            client.delete(f"/v1/sandboxes/{each}")

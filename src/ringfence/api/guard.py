@@ -143,7 +143,7 @@ class _Passing:
         if self._scope["type"] == "websocket":
             self._status = problems.STATUS.get(error.code, 500)
             self.write_down()
-            await self._send({"type": "websocket.close", "code": 1008, "reason": error.code})
+            await problems.problem(error)(self._scope, self._receive, self._send)
             return
         more = {} if self._caller else {"connection": "close"}
         await problems.problem(error, more)(self._scope, self._receive, self.send)
