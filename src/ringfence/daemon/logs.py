@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 
 TYPE_CHECKING = False
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 FACTS = "facts"
 """The attribute of a record that has its ids and numbers: `logger.info(text, extra={FACTS: {...}})`."""
+
+_MOST_LINES = 10_000
+_MOMENT_S = 1.0
 
 _events = logging.getLogger("ringfence.sandboxes")
 
@@ -48,9 +54,51 @@ class Readable(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class Aside(logging.Handler):
+    """Writes to stderr from a thread of its own: a reader that does not read stops nobody else.
+
+    What is more than it holds is dropped, and counted in the next line that is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="ringfence-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        try:
+            if self._dropped:
+                setattr(record, FACTS, {**getattr(record, FACTS, {}), "dropped": self._dropped})
+            self._lines.put_nowait(self.format(record) + "\n")
+            self._dropped = 0
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                os.write(2, line.encode("utf-8", "backslashreplace"))
+            except OSError:
+                pass  # nobody reads any more
+
+    def flush(self) -> None:
+        """Everything said so far is written, or is too much for its reader within a moment."""
+        try:
+            self._lines.put(None, timeout=_MOMENT_S)
+        except queue.Full:
+            return
+        self._thread.join(_MOMENT_S)
+        if not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="ringfence-log", daemon=True)
+            self._thread.start()
+
+
 def set_up(level: str) -> None:
     """Say everything of at least that level on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Aside()
     handler.setFormatter(Readable() if sys.stderr.isatty() else JsonLines())
     root = logging.getLogger()
     root.handlers = [handler]
