@@ -197,6 +197,12 @@ class ResourceExhausted(RingfenceError):
     retryable = True
 
 
+class StorageFull(ResourceExhausted):
+    """A disk has no room, or no inodes, for what was to be written; nothing of it was."""
+
+    code = "storage_full"
+
+
 class StateInUse(RingfenceError):
     """Another process holds the state directory."""
 
@@ -372,13 +378,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 def file_error(number: int, path: str, text: str = "") -> RingfenceError:
     """The typed error for errno `number` met at `path` inside a sandbox.
 
-    A full disk or quota becomes `ResourceExhausted`: the path is not at fault.
+    A full disk or quota becomes `StorageFull`: the path is not at fault.
     """
     import os
 
     message = f"{path}: {text or os.strerror(number)}"
     if number in _NO_ROOM:
-        return ResourceExhausted(message, hint="free space in the sandbox or raise disk/inodes")
+        return StorageFull(message, hint="free space in the sandbox or raise disk/inodes")
     return _FILE_ERRORS.get(number, FileError)(message, path=path)
 
 

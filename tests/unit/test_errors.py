@@ -28,7 +28,7 @@ CODES = {
     "timeout", "unsupported",
     "not_found", "unauthenticated", "forbidden", "too_large", "too_many_requests",
     "execution_not_found", "execution_timeout", "execution_killed", "resource_limit_exceeded",
-    "sandbox_not_supported", "server_unreachable",
+    "sandbox_not_supported", "server_unreachable", "storage_full", "too_slow",
 }  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def test_cause_and_fix_in_one_line() -> None:
         (errno.EPERM, errors.PermissionDenied),
         (errno.EROFS, errors.PermissionDenied),
         (errno.ELOOP, errors.FileError),
-        (errno.ENOSPC, errors.ResourceExhausted),
-        (errno.EDQUOT, errors.ResourceExhausted),
+        (errno.ENOSPC, errors.StorageFull),
+        (errno.EDQUOT, errors.StorageFull),
     ],
 )
 def test_errors_of_files_by_errno(number: int, cls: type[RingfenceError]) -> None:

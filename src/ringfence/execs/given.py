@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from ..errors import ExecError, LifecycleError, ResourceExhausted
+from ..errors import ExecError, LifecycleError, StorageFull
 
 _PAIR = struct.Struct("<QQ")  # what may have been given, what has been
 
@@ -34,7 +34,7 @@ class Given:
         """Make the file, before anything is given: to write in it needs no more room then.
 
         Raises:
-            ResourceExhausted: There is none.
+            StorageFull: There is none.
         """
         if self._fd >= 0:
             return
@@ -45,7 +45,7 @@ class Given:
             self._write()
         except OSError as exc:
             self.close()
-            raise ResourceExhausted(
+            raise StorageFull(
                 f"no room to count input in {self._path}: {exc.strerror}",
                 hint="free space or inodes there",
             ) from exc

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 
-from ..errors import InvalidRequest, IoError, ResourceExhausted
+from ..errors import InvalidRequest, IoError, StorageFull
 from ..model.execution_config import ExecutionConfig
 from ..model.jsonform import loads
 
@@ -49,7 +49,7 @@ class Settings:
         """Keep `config`; whoever reads the file meanwhile sees the old one or the new one, whole.
 
         Raises:
-            ResourceExhausted: The disk is full; the old one holds.
+            StorageFull: The disk is full; the old one holds.
         """
         if self._path is None:
             self._default = config
@@ -64,5 +64,5 @@ class Settings:
                 os.fsync(file.fileno())
             os.rename(beside, self._path)
         except OSError as exc:
-            kind = ResourceExhausted if exc.errno in _NO_ROOM else IoError
+            kind = StorageFull if exc.errno in _NO_ROOM else IoError
             raise kind(f"{self._path}: {exc.strerror}; the config is as it was") from exc

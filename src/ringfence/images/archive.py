@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ImageRefused, InvalidRequest, ResourceExhausted
+from ..errors import ImageRefused, InvalidRequest, StorageFull
 from ..model.image import Image
 from . import manifest
 from .config import architecture
@@ -50,7 +50,7 @@ def load(path: str, name: str, *, store: ImageStore | None = None) -> Image:
                 path = scratch
             return _load_layout(path, name, into)
         except OSError as exc:
-            raise ResourceExhausted(f"{path}: {exc.strerror}", hint="free disk space") from exc
+            raise StorageFull(f"{path}: {exc.strerror}", hint="free disk space") from exc
 
 
 def _load_layout(path: str, name: str, store: ImageStore) -> Image:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import ImageNotFound, ImageRefused, InvalidRequest, RegistryError, ResourceExhausted
+from ..errors import ImageNotFound, ImageRefused, InvalidRequest, RegistryError, StorageFull
 from ..model.image import Image
 from . import manifest
 from .credentials import configured
@@ -56,7 +56,7 @@ def pull(
         ImageNotFound: The registry does not have it, or not for this machine.
         RegistryError: It could not be reached, refused us, or broke off again and again.
         ImageRefused: What came is not what its digest says, or is made to do harm.
-        ResourceExhausted: The disk is full.
+        StorageFull: The disk is full.
     """
     reference = Reference.parse(name)
     with Registry(reference, credentials or configured(reference), plain_http) as registry:
@@ -157,7 +157,7 @@ class Registry:
                         if progress:
                             progress(blob.digest[7:19], have, blob.size)
                 except OSError as exc:
-                    raise ResourceExhausted(
+                    raise StorageFull(
                         f"{partial}: {exc.strerror}", hint="free disk space"
                     ) from exc
             if have < blob.size:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ImageRefused, IoError, ResourceExhausted
+from ..errors import ImageRefused, IoError, StorageFull
 from .decompress import compression_of
 
 MOST_BYTES = 32 << 30
@@ -46,7 +46,7 @@ def unpack(
 
     Raises:
         ImageRefused: Damaged, of another digest, too large, or made to do harm.
-        ResourceExhausted: The disk is full.
+        StorageFull: The disk is full.
     """
     with contextlib.ExitStack() as opened:
         root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -60,7 +60,7 @@ def unpack(
     if "bytes" in answer:
         return int(answer["bytes"])
     if answer.get("errno") in _FULL:
-        raise ResourceExhausted(f"unpacking the image: {answer['text']}", hint="free disk space")
+        raise StorageFull(f"unpacking the image: {answer['text']}", hint="free disk space")
     if "refused" in answer:
         raise ImageRefused(f"the image was not unpacked: {answer['refused']}")
     raise IoError(f"unpacking the image: {answer.get('text', 'the unpacker failed')}")

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 
-from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound
+from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound, StorageFull
 from ..model.ids import check_id
 from ..model.snapshot import Snapshot
 from ..model.spec import SandboxSpec
@@ -87,7 +87,7 @@ class Catalogue:
         except OSError as exc:
             shutil.rmtree(partial, ignore_errors=True)
             if exc.errno in (28, 122):
-                raise ResourceExhausted(
+                raise StorageFull(
                     "no room for the snapshot", hint=f"free space in {self.directory}"
                 ) from exc
             raise IoError(f"the snapshot was not saved: {exc}") from exc

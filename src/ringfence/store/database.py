@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 
-from ..errors import IoError, LifecycleError, ResourceExhausted, RingfenceError
+from ..errors import IoError, LifecycleError, StorageFull, RingfenceError
 from . import schema
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ class Database:
         """All that is written in the block, or nothing of it. Blocks of one thread may nest.
 
         Raises:
-            ResourceExhausted: The disk is full.
+            StorageFull: The disk is full.
         """
         with self._lock, _translated(self.path):
             self._check_owner()
@@ -116,7 +116,7 @@ def _translated(path: str) -> Iterator[None]:
         raise
     except sqlite3.Error as exc:
         if _is_full(exc, path):
-            raise ResourceExhausted(
+            raise StorageFull(
                 f"no room to write down state in {path}", hint="free space or inodes there"
             ) from exc
         if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):

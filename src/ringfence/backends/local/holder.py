@@ -14,7 +14,7 @@ import select
 import sys
 from _thread import RLock, start_new_thread
 
-from ...errors import IoError, ResourceExhausted
+from ...errors import IoError, StorageFull
 from ...launcher import holder as launched
 from ...launcher import wire
 from ...launcher.spawn import HOLDER, spawn
@@ -73,7 +73,7 @@ class Holder:
 
         Raises:
             IoError: None can be started.
-            ResourceExhausted: There is no room for its socket.
+            StorageFull: There is no room for its socket.
         """
         launched.raise_file_limit()
         with self._lock:
@@ -138,7 +138,7 @@ class Holder:
             os.waitpid(started.pid, 0)
             room = os.statvfs(self.directory)
             if not room.f_bavail or (room.f_files and not room.f_favail):
-                raise ResourceExhausted(f"no room for a socket in {self.directory}")
+                raise StorageFull(f"no room for a socket in {self.directory}")
             raise IoError(f"the holder did not start in {self.directory}", field="state_dir")
         self._begin(sock)
 
