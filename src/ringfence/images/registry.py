@@ -157,9 +157,7 @@ class Registry:
                         if progress:
                             progress(blob.digest[7:19], have, blob.size)
                 except OSError as exc:
-                    raise StorageFull(
-                        f"{partial}: {exc.strerror}", hint="free disk space"
-                    ) from exc
+                    raise StorageFull(f"{partial}: {exc.strerror}", hint="free disk space") from exc
             if have < blob.size:
                 raise httpx.RemoteProtocolError(f"{blob.size - have} bytes are missing")
 

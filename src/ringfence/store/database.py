@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 
-from ..errors import IoError, LifecycleError, StorageFull, RingfenceError
+from ..errors import IoError, LifecycleError, RingfenceError, StorageFull
 from . import schema
 
 TYPE_CHECKING = False
