@@ -192,6 +192,25 @@ def test_known_hosts_and_pages_are_not(alice: httpx.Client) -> None:
     assert "https://app.example" == answer.headers["access-control-allow-origin"]
 
 
+def test_a_page_that_is_ours_may_ask_first(daemon: Daemon) -> None:
+    ask = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    url = f"{daemon.tcp}/v1/sandboxes"
+    ours = httpx.options(url, headers={**ask, "origin": "https://app.example"})
+    other = httpx.options(url, headers={**ask, "origin": "https://evil.example"})
+    none = httpx.options(url, headers=ask)
+
+    assert (204, "authorization") == (
+        ours.status_code,
+        ours.headers["access-control-allow-headers"],
+    )
+    assert "https://app.example" == ours.headers["access-control-allow-origin"]
+    assert [403, 401] == [other.status_code, none.status_code]
+    assert "access-control-allow-origin" not in other.headers
+
+
 def test_a_page_is_refused_on_the_unix_socket_too(client: httpx.Client) -> None:
     assert 403 == client.get("/v1/info", headers={"origin": "http://evil"}).status_code
     assert 200 == client.get("/v1/info").status_code

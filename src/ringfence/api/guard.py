@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RingfenceError, TooLarge, Unauthenticated, Unsupported
@@ -22,6 +23,7 @@ LOCAL = "local"
 """The client of whoever comes through the unix socket."""
 
 _STREAMED = re.compile(r"/(?:files/(?:content|tree)|stdin|ports/\d+/http(?:/.*)?)\Z")
+_OF = re.compile(r"\A/v1/sandboxes/(?P<sandbox>[a-z0-9-]+)(?:/execs/(?P<exec>[a-z0-9-]+))?")
 _REQUEST_ID = re.compile(r"\A[A-Za-z0-9._-]{1,64}\Z")
 
 logger = logging.getLogger("ringfence.requests")
@@ -40,6 +42,9 @@ class Guard:
             return
         request = _Passing(self._service, scope, receive, send)
         try:
+            if request.is_preflight():
+                await request.allow()
+                return
             caller = request.admit()
             with self._service.admission.one(caller.client):
                 await self._app(scope, request.body(), request.send)
@@ -64,6 +69,37 @@ class _Passing:
         self._caller: Caller | None = None
         self._why, self._is_written = "", False
 
+    # -- pages ----------------------------------------------------------------------------------
+
+    def is_preflight(self) -> bool:
+        """Whether a browser asks on behalf of a page what it may send: it shows no key for that.
+
+        Raises:
+            Forbidden: The page, or the name that it called, is none of ours.
+        """
+        if self._scope.get("method") != "OPTIONS":
+            return False
+        if "access-control-request-method" not in self._headers:
+            return False
+        self._check_names()
+        return "origin" in self._headers
+
+    async def allow(self) -> None:
+        """Tell a page that is ours that it may."""
+        headers = {
+            "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
+            "access-control-allow-headers": self._headers.get("access-control-request-headers", ""),
+            "access-control-max-age": "600",
+        }
+        await Response(status_code=204, headers=headers)(self._scope, self._receive, self.send)
+
+    def _check_names(self) -> None:
+        headers = self._headers
+        if PEER not in self._state:
+            door.check_host(self._service.door, headers.get("host", ""))
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        door.check_origin(self._service.door, origin, site)
+
     # -- coming in ------------------------------------------------------------------------------
 
     def admit(self) -> Caller:
@@ -74,9 +110,7 @@ class _Passing:
             TooLarge, Unsupported: They announce more than is taken, or in a way that is not.
         """
         service, headers = self._service, self._headers
-        if PEER not in self._state:
-            door.check_host(service.door, headers.get("host", ""))
-        door.check_origin(service.door, headers.get("origin"), headers.get("sec-fetch-site"))
+        self._check_names()
         caller = self._caller = self._who()
         if problem := door.check_scope(caller, self._scope["path"]):
             raise problem
@@ -125,11 +159,13 @@ class _Passing:
                 (b"x-content-type-options", b"nosniff"),
             ]
             origin = self._headers.get("origin")
-            if origin is not None:
+            if origin is not None and origin.lower() in self._service.door.origins:
                 message["headers"].append(
                     (b"access-control-allow-origin", origin.encode("latin-1"))
                 )
                 message["headers"].append((b"vary", b"origin"))
+                shown = b"x-request-id, retry-after, content-range"
+                message["headers"].append((b"access-control-expose-headers", shown))
         elif message["type"] == "websocket.accept":
             self._status = 101
             self.write_down()
@@ -185,9 +221,8 @@ class _Passing:
         if not refused and not logger.isEnabledFor(logging.DEBUG):
             return
         facts = self._facts()
-        for name in ("sandbox_id", "exec_id"):
-            if name in scope.get("path_params", {}):
-                facts[name.removesuffix("_id")] = scope["path_params"][name]
+        if found := _OF.match(scope["path"]):
+            facts.update({key: each for key, each in found.groupdict().items() if each})
         level = logging.WARNING if refused else logging.DEBUG
         logger.log(level, "%s %s", method, route, extra={"facts": facts})
 

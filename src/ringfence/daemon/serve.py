@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ringfence.daemon")
 
+_MOST_FILES = 1 << 20
 _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
@@ -50,6 +52,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     from .sockets import listen_tcp, listen_unix
 
     logs.set_up(config.log_level)
+    _have_many_files()
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(
@@ -82,6 +85,15 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
             looking.tidy(manager)
             logging.shutdown()
             os._exit(0)
+
+
+def _have_many_files() -> None:
+    """As many as this user may: each sandbox takes some, and so does each connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
+    if soft < wanted:
+        # Nothing here uses select(2), which is why there is a lower one at all.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _settings(config: DaemonConfig) -> Settings:
