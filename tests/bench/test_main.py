@@ -87,6 +87,7 @@ def test_every_measure_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_run_without_peers_names_only_what_targets_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(create, "_ALONE_S", 0.0)
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": lambda _: Quick()})
 
     rows = list(create.measure(Settings(quick=True)))
@@ -183,6 +184,7 @@ def test_create_says_its_time_without_bubblewrap_and_no_row_for_other_missing_pe
         raise PeerMissingError("not installed")
 
     monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(create, "_ALONE_S", 0.0)
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": absent})
     monkeypatch.setattr(gather, "ONCE", {"nsjail": absent})
 

@@ -89,10 +89,14 @@ def busy(found):
     # An exec that ended with its sandbox is cleared up by the reactor, when its turn comes.
     return found["zygote's children"] or found["cgroups"] or reactor()._futures
 
+def later():
+    time.sleep(0.1)  # the zygote closes what it was given, and no cgroup of rootless ones tells when
+    return census()
+
 def run(warm, times, cycle, threads):
     pool = ThreadPoolExecutor(threads)
     many(pool, warm, cycle)
-    before = calm(lambda found: not busy(found) and found == census())
+    before = calm(lambda found: not busy(found) and found == later())
     weight = rss()
     many(pool, times, cycle)
     say([before, calm(lambda found: found == before), weight, rss()])
@@ -140,7 +144,7 @@ options = [
     {"profile": "none"},
     {"user": "nobody-knows"},
     {"limits": {"open_files": 8}},
-    {"tier": "strong"},
+    {"tier": "strong", "backend": "native"},
     {"network": ["not a host"]},
 ]
 
