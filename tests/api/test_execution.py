@@ -83,6 +83,34 @@ def test_info_tells_tiers_config_and_filter(client: httpx.Client) -> None:
     assert told["seccomp"]["rules"][0]["names"]
 
 
+def test_what_runs_when_the_daemon_is_killed_goes_on(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Its output can be followed while it runs; kill -9, and the next daemon has all of its result."""
+    first = start_daemon(state_dir=tmp_path)
+    script = "echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 3"
+    with first.client() as client:
+        form = {"command": "sh", "args": ["-c", script], "id": "lasting"}
+        client.post(f"{BASE}/execute?wait=false", json=form)
+        while (told := client.get(f"{BASE}/status/lasting").json())["status"] == "pending":
+            pass
+        at = f"/v1/sandboxes/{told['sandbox_id']}"
+        output = f"{at}/execs/{told['exec_id']}/output?stream=stdout&follow=true"
+        with client.stream("GET", output, headers={"accept": "application/octet-stream"}) as lines:
+            assert "before" == next(lines.iter_lines())
+    first.process.kill()
+    first.stop()
+    second = start_daemon(state_dir=tmp_path)
+    with second.client() as client:
+        assert "running" == client.get(f"{BASE}/status/lasting").json()["status"]
+        client.put(f"{at}/files/content?path=/tmp/go", content=b"")
+        while (told := client.get(f"{BASE}/status/lasting").json())["status"] == "running":
+            pass
+        assert ("failed", 3) == (told["status"], told["exit_code"])
+        assert "before\nafter\n" == told["stdout"]
+        assert [] == client.get("/v1/sandboxes").json()["items"]
+
+
 def test_results_and_config_survive_a_restart_and_a_file_is_read_again(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,18 +178,20 @@ def test_results_survive_the_service_and_what_ran_is_lost(
     done = service.execute(ExecutionRequest("echo", ("kept",), id="done"), client_id="a")
     service.submit(ExecutionRequest(*SLEEP, id="cut"), client_id="a")
     wait_until_it_runs(service, "cut")
-    record = service.manager.store.executions.get("cut")
+    table = service.manager.store.executions
+    record = table.get("cut")
     assert record is not None
     service.close()
-    # As a kill -9 would have left it.
-    service.manager.store.executions.change(
-        "cut", status="running", result=record.result, ended_at=None
-    )
+    # As a kill -9 would have left it, once after its command had begun and once before.
+    early = json.loads(record.result) | {"id": "early", "exec_id": ""}
+    table.change("cut", status="running", result=record.result, ended_at=None)
+    table.add(replace(record, id="early", result=json.dumps(early)))
     service.manager.close()
 
     again = make_service(state)
     assert done == again.status("done", "a")
-    lost = again.status("cut", "a")
+    assert "killed" == again.kill("cut", "a").result(20).status  # what is known of it is told
+    lost = again.status("early", "a")
     assert ("failed", None) == (lost.status, lost.exit_code)
     assert "sandbox_lost" == (lost.error or {})["code"]
 

@@ -68,7 +68,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         service = Service(manager, _settings(config), audit)
         stack.callback(service.lanes.close)
         execs = stack.enter_context(contextlib.closing(Execs(manager)))
-        executions = stack.enter_context(contextlib.closing(ExecutionService(manager)))
+        executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
         unix = listen_unix(config.socket_path)
         stack.callback(_forget, unix, config.socket_path)
         listeners = [(unix, False)]

@@ -13,7 +13,7 @@ from ..errors import (
     Unsupported,
 )
 from ..model import exec as execs
-from ..model.execution import ExecutionResult, ExecutionStatus, ExecutionUsage
+from ..model.execution import ExecutionStatus, ExecutionUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,8 +74,3 @@ def killed_early() -> dict[str, Any]:
     """The fields of an execution that was killed before anything of it ran."""
     error = ExecutionKilled("killed on request, before it ran")
     return {"status": ExecutionStatus.KILLED, "error": error.to_json()}
-
-
-def is_over(result: ExecutionResult) -> bool:
-    """Whether the result is final."""
-    return result.status.is_final

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from .. import __version__
 from ..errors import (
@@ -19,6 +20,7 @@ from ..errors import (
     SandboxLost,
     Unsupported,
 )
+from ..execs.execs import Execs
 from ..model.acquire import check_client
 from ..model.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
 from ..model.execution_info import ExecutionInfo, ExecutorInfo
@@ -33,8 +35,10 @@ from .specs import PROFILE, completed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from ..execs.run import Run
     from ..model.execution import TierSupport
     from ..model.execution_config import ExecutionConfig
     from ..sessions.manager import SessionManager
@@ -51,18 +55,27 @@ class ExecutionService:
         manager: Whose sandboxes they run in, whose pool makes them fast, and whose state directory
             keeps results and config.
         config: What holds where nothing is kept yet.
+        execs: What runs commands, and finds those again that an earlier service started; None: one of
+            the service's own.
 
     Raises:
         InvalidRequest: The config that is kept is not valid.
     """
 
-    def __init__(self, manager: SessionManager, config: ExecutionConfig | None = None) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        config: ExecutionConfig | None = None,
+        *,
+        execs: Execs | None = None,
+    ) -> None:
         self.manager, self._table = manager, manager.store.executions
+        self.execs, self._owns_execs = execs or Execs(manager), execs is None
         directory = manager.store.directory
         self._settings = Settings(directory.file(FILE) if directory else None, config)
         self._define_profile(self._settings.now)
         self._lock, self._closed = threading.Lock(), False
-        self._waiting: deque[Running] = deque()
+        self._waiting: deque[tuple[Running, ExecutionRequest]] = deque()
         self._live: dict[str, Running] = {}
         self._running = 0
         self._unsaved: dict[str, Running] = {}
@@ -71,15 +84,30 @@ class ExecutionService:
         self._settle()
 
     def _settle(self) -> None:
-        """What an earlier service did not see the end of is lost, and said to be."""
-        for session in self.manager.list():
-            if METADATA in session.metadata:
-                self.manager.terminate(session.session_id)
-        lost = SandboxLost("the service ended while it ran; nothing is known of its end")
+        """What an earlier service did not see the end of goes on, or is lost and said to be."""
         for record in self._table.unended():
             result = ExecutionResult.from_json(loads(record.result))
+            run = self._left(result)
+            if run is not None:
+                running = self._live[result.id] = Running(self, record.owner, result)
+                self._running += 1
+                self._threads.submit(self._occupied, partial(running.go_on, run))
+                continue
+            lost = SandboxLost("the service ended while it ran; nothing is known of its end")
             now = self.manager.clock.wall()
             self._save(replace(result, ended_at=now, **endings.failure(lost)))
+        for session in self.manager.list():
+            if session.metadata.get(METADATA, "") not in {"", *self._live}:
+                self.manager.terminate(session.session_id)
+
+    def _left(self, result: ExecutionResult) -> Run | None:
+        """Its command, as an earlier service left it; None where nobody knows of it."""
+        if not result.exec_id:
+            return None
+        try:
+            return self.execs.find(result.sandbox_id, result.exec_id)
+        except RingfenceError:
+            return None
 
     # -- running --------------------------------------------------------------------------------
 
@@ -101,14 +129,24 @@ class ExecutionService:
         named = request.id is not None
         request = replace(completed(request, config), id=request.id or new_id(EXECUTION))
         tiers.check(self.manager, request.tier, config.strong_runtime.get("backend", ""))
-        running = Running(self, client_id, request, self.manager.clock.wall())
-        if not self._enter(running, digest, config):
+        assert request.id is not None
+        result = ExecutionResult(
+            request.id,
+            ExecutionStatus.PENDING,
+            tier=request.tier,
+            command=request.command,
+            created_at=self.manager.clock.wall(),
+        )
+        running = Running(self, client_id, result)
+        if not self._enter(running, request, digest, config):
             assert named
-            return self._known(request.id or "", client_id, digest, wait=wait)
+            return self._known(request.id, client_id, digest, wait=wait)
         self._prune()
         return running.future if wait else _done(running.result)
 
-    def _enter(self, running: Running, digest: str, config: ExecutionConfig) -> bool:
+    def _enter(
+        self, running: Running, request: ExecutionRequest, digest: str, config: ExecutionConfig
+    ) -> bool:
         """Write it down and let it wait for its turn; False where its id is taken."""
         with self._lock:
             if self._closed:
@@ -129,7 +167,7 @@ class ExecutionService:
             if not self._table.add(record):
                 return False
             self._live[running.id] = running
-            self._waiting.append(running)
+            self._waiting.append((running, request))
         self._start_some()
         return True
 
@@ -139,13 +177,14 @@ class ExecutionService:
                 config = self.config
                 if not self._waiting or self._running >= config.max_concurrent:
                     return
-                running = self._waiting.popleft()
+                running, request = self._waiting.popleft()
                 self._running += 1
-            self._threads.submit(self._run, running, config)
+            self._threads.submit(self._occupied, partial(running.run, request, config))
 
-    def _run(self, running: Running, config: ExecutionConfig) -> None:
+    def _occupied(self, work: Callable[[], None]) -> None:
+        """Do it, and let the next one begin."""
         try:
-            running.run(config)
+            work()
         finally:
             with self._lock:
                 self._running -= 1
@@ -174,16 +213,17 @@ class ExecutionService:
         """
         with self._lock:
             live = self._find(execution_id, client_id)
-            if live is not None and live in self._waiting:
-                self._waiting.remove(live)
+            waits = next((each for each in self._waiting if each[0] is live), None)
+            if waits is not None:
+                self._waiting.remove(waits)
                 self._running += 1
-            elif live is not None:
-                self._threads.submit(live.kill)
-                return live.future
         if live is None:
             return _done(self.status(execution_id, client_id))
-        live.kill()
-        self._threads.submit(self._run, live, self.config)
+        if waits is None:
+            self._threads.submit(live.kill)
+        else:
+            live.kill()
+            self._threads.submit(self._occupied, partial(live.run, waits[1], self.config))
         return live.future
 
     # -- looking --------------------------------------------------------------------------------
@@ -352,6 +392,8 @@ class ExecutionService:
         for running in live:
             running.future.result()
         self._threads.shutdown()
+        if self._owns_execs:
+            self.execs.close()
 
 
 def _text(result: ExecutionResult) -> str:
@@ -371,6 +413,3 @@ def _done(result: ExecutionResult) -> Future[ExecutionResult]:
 
 def _not_found(execution_id: str) -> ExecutionNotFound:
     return ExecutionNotFound(f"no execution {execution_id!r}")
-
-
-__all__ = ["ExecutionService", "ExecutionStatus"]

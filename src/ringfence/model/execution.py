@@ -144,6 +144,8 @@ class ExecutionResult(Noun):
         error: What Ringfence has to say of the end, as `error_from_json` reads it; None where the
             program ended by itself.
         degraded: Limits and protections, by name, that held less than asked.
+        sandbox_id, exec_id: Where it runs: its output can be followed there, from any offset, until
+            its sandbox is gone; empty before it has begun.
     """
 
     id: str
@@ -164,6 +166,8 @@ class ExecutionResult(Noun):
     error: Mapping[str, Any] | None = None
     backend: str = ""
     degraded: tuple[str, ...] = ()
+    sandbox_id: str = ""
+    exec_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object; output as text, plus `*_base64` where text loses bytes."""

@@ -7,7 +7,7 @@ import signal
 import time
 from contextlib import aclosing
 
-from ...errors import ExecError, ServerUnreachable
+from ...errors import ExecError, LifecycleError, ServerUnreachable
 from ...model.exec_view import ExecView
 from ...model.jsonform import bytes_from_json
 from ..answers import pause_s
@@ -199,7 +199,10 @@ class AsyncRemoteStdin:
             raise ExecError("standard input is closed")
         view = memoryview(bytes(data))
         while view:
-            await self._send(bytes(view[:_PIECE]))
+            try:
+                await self._send(bytes(view[:_PIECE]))
+            except LifecycleError as exc:
+                raise ExecError("the process no longer reads its input") from exc
             view = view[self._reached :]
 
     async def _send(self, piece: bytes, *, eof: bool = False) -> None:
@@ -219,6 +222,10 @@ class AsyncRemoteStdin:
 
     async def close(self) -> None:
         """End of input. On a terminal, send b"\\x04" instead."""
-        if self._is_open:
-            self._is_open = False
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
             await self._send(b"", eof=True)
+        except (ExecError, LifecycleError):
+            pass  # it has ended, and reads nothing more

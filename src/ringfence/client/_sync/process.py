@@ -8,7 +8,7 @@ import signal
 import time
 from contextlib import closing
 
-from ...errors import ExecError, ServerUnreachable
+from ...errors import ExecError, LifecycleError, ServerUnreachable
 from ...model.exec_view import ExecView
 from ...model.jsonform import bytes_from_json
 from ..answers import pause_s
@@ -200,7 +200,10 @@ class RemoteStdin:
             raise ExecError("standard input is closed")
         view = memoryview(bytes(data))
         while view:
-            self._send(bytes(view[:_PIECE]))
+            try:
+                self._send(bytes(view[:_PIECE]))
+            except LifecycleError as exc:
+                raise ExecError("the process no longer reads its input") from exc
             view = view[self._reached :]
 
     def _send(self, piece: bytes, *, eof: bool = False) -> None:
@@ -220,6 +223,10 @@ class RemoteStdin:
 
     def close(self) -> None:
         """End of input. On a terminal, send b"\\x04" instead."""
-        if self._is_open:
-            self._is_open = False
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
             self._send(b"", eof=True)
+        except (ExecError, LifecycleError):
+            pass  # it has ended, and reads nothing more
