@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 CONTROL, COPIES, ENDING = "control", "copies", "ending"
-_THREADS = {CONTROL: 64, COPIES: 32, ENDING: 16}
+# Made when they are needed. More than one client may have requests (`Bounds.requests_of_client`): with
+# every one of them stuck, there are threads for the others.
+_THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576}
 _WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1}  # calls of one sandbox at once
 _MOST_ERRANDS = 16  # helpers in one sandbox at once
 _MOST_WAITING = 256  # calls of one sandbox
