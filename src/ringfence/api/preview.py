@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import h11
 
 from ..errors import ConnectError, RingfenceError, TimeoutExceeded
+from .breaking import BrokenOff
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class _Exchange:
         try:
             while isinstance(event := await self._next(), h11.Data):
                 yield bytes(event.data)
+        except (h11.RemoteProtocolError, OSError) as exc:
+            raise BrokenOff(str(exc)) from exc
         finally:
             self.close()
 

@@ -43,6 +43,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     """
     from ..api.app import make_app
     from ..api.audit import Audit
+    from ..api.breaking import quiet_server
     from ..api.service import Service
     from ..execs.execs import Execs
     from ..execution.service import ExecutionService
@@ -53,6 +54,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
 
     logs.set_up(config.log_level)
     _have_many_files()
+    quiet_server()
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(

@@ -12,6 +12,7 @@ from ...errors import InvalidRequest
 from ...execs.run import Run
 from ...spool.reader import Reader
 from ...spool.spool import NAMES
+from ..breaking import BreakableResponse, BrokenOff
 from ..lines import BOTH, NDJSON, SSE, Lines
 from ..runs import Bell, TheExecs, Watching, find_run
 from ..service import Service, TheCaller, TheService
@@ -102,7 +103,7 @@ async def _bytes(service: Service, run: Run, stream: int, offset: int, follow: b
     headers["x-ringfence-end"] = "true" if closed and end == track.total else "false"
     headers["content-length"] = str(end - begin)
     body = _until(service, reader, end, data)
-    return StreamingResponse(body, media_type=BYTES, headers=headers)
+    return BreakableResponse(body, media_type=BYTES, headers=headers)
 
 
 async def _until(service: Service, reader: Reader, end: int, data: bytes) -> AsyncIterator[bytes]:
@@ -115,7 +116,9 @@ async def _until(service: Service, reader: Reader, end: int, data: bytes) -> Asy
             if left <= 0:
                 return
             piece = await service.lanes.call(reader.next, min(left, _PIECE))
-            data = piece.data if piece and not piece.dropped_bytes else b""
+            if piece is None or piece.dropped_bytes:
+                raise BrokenOff("output was dropped before it was sent")
+            data = piece.data
 
 
 async def _follow(

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, WebSocket
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
 from ...errors import RingfenceError
 from ...sessions.live import Live
+from ..breaking import BreakableResponse
 from ..nouns import json_answer
 from ..preview import Answer, ask
 from ..problems import problem
@@ -59,7 +60,7 @@ async def http(
         target, body = _rest(request), request.stream()
         prefix = f"/v1/sandboxes/{live.sandbox_id}/ports/{port}/http".encode()
         answer = await ask(inside, port, request.method, target, request.headers.raw, body, prefix)
-    response = StreamingResponse(_watched(service, live, answer), answer.status)
+    response = BreakableResponse(_watched(service, live, answer), answer.status)
     response.raw_headers = answer.fields
     return response
 
