@@ -257,7 +257,8 @@ def test_killed_at(verb: str, label: str, stepping: Server) -> None:
     ended = server.ask("DELETE", f"/sandboxes/{sandbox}")
     assert "terminated" == ended["state"]
     for _ in range(2):  # and it stays so, with the same reason
-        assert ended == server.ask("GET", f"/sandboxes/{sandbox}")
+        again = server.ask("GET", f"/sandboxes/{sandbox}")
+        assert (ended["state"], ended["reason"]) == (again["state"], again["reason"])
     assert until(lambda: [] == pids_with(marker) and [] == cgroups_of(sandbox))
     assert [] == server.ask("GET", "/sandboxes")["items"]
     for snapshot in server.ask("GET", "/snapshots")["items"]:
