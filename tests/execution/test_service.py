@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from ringfence.errors import (
 )
 from ringfence.execution.service import ExecutionService
 from ringfence.model.execution import EXECUTION_NEXT, ExecutionRequest, ExecutionResult
+from ringfence.model.execution_config import ExecutionConfig
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
 from tests.execution.conftest import MakeService, Run
 from tests.features import has
 
@@ -228,3 +232,25 @@ def test_nothing_of_it_is_left(service: ExecutionService, run: Run) -> None:
     assert [] == service.manager.list()
     assert b"" == run("sh", "-c", "ls /tmp").stdout
     assert os.getpid() != 1
+
+
+def test_the_strong_tier_runs_where_it_can(require: Callable[[str], None]) -> None:
+    require("runsc")
+    with SessionManager(
+        ManagerConfig(pool=PoolConfig(enabled=False)), backends=("native", "gvisor")
+    ) as manager:
+        service = ExecutionService(manager, ExecutionConfig(strong_runtime={"backend": "gvisor"}))
+        try:
+            strong = service.tiers()[1]
+            assert ("strong", True, ("gvisor",)) == (
+                strong.tier,
+                strong.supported,
+                strong.backends,
+            ), strong.reason
+            request = ExecutionRequest("sh", ("-c", "dmesg | head -n 5; exit 3"), tier="strong")
+            result = service.execute(request, client_id="a")
+        finally:
+            service.close()
+
+    assert ("failed", 3, "gvisor") == (result.status, result.exit_code, result.backend)
+    assert b"gVisor" in result.stdout
