@@ -31,7 +31,7 @@ class Daemon:
         self.state_dir = f"{self._directory.name}/s"
         self._config = f"{self._directory.name}/config.json"
         with open(self._config, "w", encoding="utf-8") as file:
-            json.dump({"manager": manager}, file)
+            json.dump({"log_level": "error", "manager": manager}, file)
         try:
             self.start()
         except BaseException:
