@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
 # What an adapter may import: the framework that its extra installs.
 FRAMEWORKS = {
+    "harbor": {"harbor"},
     "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},
     "mcp": {"anyio", "mcp", "mcp_types", "pydantic", "uvicorn"},

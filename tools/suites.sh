@@ -56,14 +56,25 @@ make_stage() {
   fi
 }
 
+# find_new_enough [PREFIX...]: a Python of at least $version that may be executed by way of the prefix.
+find_new_enough() {
+  local candidate
+  for candidate in /usr/bin/python3 /usr/local/bin/python3 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+    candidate=$(command -v "$candidate") || continue
+    # `env` asks as that user: setpriv alone would still get at root's own.
+    "$@" env "$candidate" -c "import sys; sys.exit(sys.version_info < ($(tr . , <<<"$version")))" 2>/dev/null || continue
+    printf '%s\n' "$candidate"
+    return 0
+  done
+  return 1
+}
+
 install() {  # NAME: its environment, from uv's cache where that has it
-  local name=$1 python wanted
-  wanted=$(python_of "$name")
-  # The user must be able to execute it, and root's own is not: setpriv alone would still get at it, hence `env`.
-  python=$("$uv" python find --no-config --system "$wanted" 2>/dev/null) || return 1
-  "${become[@]}" env "$python" -c '' 2>/dev/null ||
-    python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}" env) || return 1
-  "$python" -c "import sys; sys.exit(sys.version_info < ($(tr . , <<<"$wanted")))" || return 1
+  local name=$1 python version
+  version=$(python_of "$name")
+  python=$(find_new_enough "${become[@]}") || {
+    python=$(find_new_enough) && touch "$stage/$name.as-root"
+  } || { echo "no Python $version or newer was found"; return 1; }
   "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
     VIRTUAL_ENV=$stage/$name "$uv" pip install -q --require-hashes -r "tools/suites/$name.lock" &&
     VIRTUAL_ENV=$stage/$name "$uv" pip install -q --no-config --offline --no-deps "$stage"/*.whl &&
@@ -92,14 +103,15 @@ unpack_sources() {  # NAME
 }
 
 run() {  # NAME
-  local name=$1 home=$stage/home-$1 directory
+  local name=$1 home=$stage/home-$1 directory become=("${become[@]}")
+  [ ! -e "$stage/$name.as-root" ] || become=()
   directory=$(directory_of "$name")
-  mkdir -p "$home/run"
+  mkdir -p "$home/run" "$stage/t-$name"
   chmod 700 "$home/run"
-  [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home"
+  [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home" "$stage/t-$name"
   (
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
-      TMPDIR=/var/tmp USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
+      TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
       RINGFENCE_SUITE_NODE="$(node_of "$name")" RINGFENCE_SUITE_NPM="$stage/npm-$name" \
       RINGFENCE_SUITE_SOURCES="$stage/sources-$name" \
       RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="${RINGFENCE_SUITE_BACKEND:-}" PYTHONDONTWRITEBYTECODE=1 \

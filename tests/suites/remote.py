@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 @contextmanager
-def serving(place: Path) -> Iterator[str]:
-    """`ringfence serve` with its state in `place`; yields the address of its socket."""
-    command = ["ringfence", "serve", "--json", "--state-dir", str(place / "state")]
+def serving() -> Iterator[str]:
+    """`ringfence serve` with a state of its own; yields the address of its socket.
+
+    That state is not below a test's own directory: the path of a socket must be short.
+    """
+    with tempfile.TemporaryDirectory(prefix="rf-") as place:
+        yield from _serving(["ringfence", "serve", "--json", "--state-dir", f"{place}/state"])
+
+
+def _serving(command: list[str]) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

@@ -116,14 +116,19 @@ class Files:
         self._inner.move(src, dst)
 
     def upload(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
-        """Copy a host file or directory tree into the sandbox; `remote` is the copy's own path."""
+        """Copy a host file, with its permissions, or a directory tree into the sandbox.
+
+        `remote` is the copy's own path.
+        """
         import os
 
         if os.path.isdir(local):
             self._inner.upload_tree(local, remote, progress=progress)
             return
         with _open_local(local, "rb") as source:
-            stream = self._inner.open_write(remote)
+            # A script stays executable; nobody becomes its owner's user by it.
+            mode = os.fstat(source.fileno()).st_mode & 0o777
+            stream = self._inner.open_write(remote, mode=mode)
             try:
                 with stream as target:
                     _copy(source, target, local, progress)

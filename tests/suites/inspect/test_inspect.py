@@ -135,7 +135,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 async def test_over_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving() as server:
         made = await RingfenceEnvironment.sample_init("task", RingfenceConfig(server=server), {})
         environment = made["default"]
         await environment.write_file("a/b", "there")

@@ -120,7 +120,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 def test_over_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, RingfenceBackend(server=server) as backend:
+    with serving() as server, RingfenceBackend(server=server) as backend:
         backend.upload_files([("/tmp/given", b"from here\n")])
         answers = [backend.execute("cat /tmp/given; exit 3")]
         answers.append(asyncio.run(backend.aexecute("cat /tmp/given; exit 3")))

@@ -303,7 +303,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 async def test_over_a_server(tmp_path: Path) -> None:
-    with remote.serving(tmp_path) as server:
+    with remote.serving() as server:
         async with over_stdio("--server", server) as session:
             await call(session, "write_file", path="a", content="there")
             name = (await call(session, "start_process", command="cat a; sleep 60"))["process"]

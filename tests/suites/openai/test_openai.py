@@ -185,7 +185,7 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
 
 async def test_over_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving() as server:
         answers = await _run(RingfenceSandboxClient(server=server), "echo there > a", "cat a")
     assert "there" in answers[1]
 

@@ -126,7 +126,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 async def test_over_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving() as server:
         workspace = RingfenceWorkspace(server=server)
         path = f"{await workspace.working_dir()}/a/b"
         await workspace.write_bytes(path, b"there")

@@ -77,7 +77,7 @@ def test_a_package_that_cannot_be_had_is_an_error() -> None:
 
 
 def test_over_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving() as server:
         executor = RingfenceExecutor(server=server)
         executor("a = 40")
         assert "42" == executor("a + 2").output

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+cd /app
+awk -F, '{ sum += $2 } END { print sum }' prices.csv > sum.txt

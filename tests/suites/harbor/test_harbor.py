@@ -1,0 +1,126 @@
+"""Whole trials of tasks that need no network: the oracle solves them, an agent that does nothing does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.paths import TrialPaths
+
+from ringfence.integrations.harbor import RingfenceEnvironment
+from tests.suites.places import options
+from tests.suites.remote import serving
+
+TASKS = Path(__file__).parent / "tasks"
+
+
+def trials(agent: str, where: Path, *more: str) -> dict[str, Any]:
+    """The reward of each task, or what went wrong."""
+    kwargs = ["image=default", *(f"{key}={value}" for key, value in options().items())]
+    run = subprocess.run(
+        [
+            *("harbor", "run", "-p", str(TASKS), "-a", agent, "-o", str(where), "-n", "3"),
+            *("-e", "ringfence.integrations.harbor:RingfenceEnvironment"),
+            *(word for each in (*kwargs, *more) for word in ("--ek", each)),
+        ],
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert 0 == run.returncode, run.stdout[-3000:] + run.stderr[-3000:]
+    found = {}
+    for path in where.glob("*/*/result.json"):
+        result = json.loads(path.read_text())
+        rewards = (result.get("verifier_result") or {}).get("rewards") or {}
+        found[result["task_name"]] = result["exception_info"] or rewards.get("reward")
+    return found
+
+
+def test_the_oracle(tmp_path: Path) -> None:
+    found = trials("oracle", tmp_path)
+    assert ([1.0] * 3, 3) == (list(found.values()), len(list(TASKS.iterdir())))
+
+
+def test_nobody(tmp_path: Path) -> None:
+    """The control: without a solution no task is solved."""
+    assert [0.0] * 3 == list(trials("nop", tmp_path).values())
+
+
+def test_the_oracle_over_a_server(tmp_path: Path) -> None:
+    with serving() as server:
+        assert [1.0] * 3 == list(trials("oracle", tmp_path / "jobs", f"server={server}").values())
+
+
+def environment(where: Path, **config: Any) -> RingfenceEnvironment:
+    """One trial's, without a trial."""
+    directory = where / "environment"
+    directory.mkdir(exist_ok=True)
+    return RingfenceEnvironment(
+        environment_dir=directory,
+        environment_name="task",
+        session_id="task__1__env",
+        trial_paths=TrialPaths(where / "trial"),
+        task_env_config=EnvironmentConfig(docker_image="none", **config),
+        network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
+        image="default",
+        **options(),
+    )
+
+
+async def test_a_trial_by_hand(tmp_path: Path) -> None:
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        tree = tmp_path / "tree"
+        (tree / "sub").mkdir(parents=True)
+        (tree / "sub" / "file").write_text("new")
+        await made.exec("mkdir -p /app/tree/sub; echo kept > /app/tree/sub/kept")
+        await made.upload_dir(tree, "/app/tree")
+        listed = await made.exec("cat tree/sub/kept tree/sub/file", cwd="/app")
+        (tmp_path / "out").mkdir()
+        await made.download_dir("/app/tree", tmp_path / "out")
+        late = await made.exec("setsid sleep 4381 & wait", timeout_sec=1)
+        left = await made.exec("pgrep -f 'sleep 438[1]'")
+    finally:
+        await made.stop(delete=True)
+
+    assert "kept\nnew" == listed.stdout
+    assert "new" == (tmp_path / "out" / "sub" / "file").read_text()
+    assert (124, "") == (late.return_code, left.stdout)
+
+
+async def test_the_network_changes_under_it(tmp_path: Path) -> None:
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        resolve = "getent hosts allowed.example >/dev/null"
+        before = await made.exec(resolve)
+        hosts = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["allowed.example"])
+        await made.set_network_policy(hosts)
+        after = await made.exec(resolve)
+        other = await made.exec("getent hosts other.example >/dev/null")
+    finally:
+        await made.stop(delete=True)
+
+    assert (2, 0, 2) == (before.return_code, after.return_code, other.return_code)
+
+
+def test_what_would_have_to_be_built_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "environment"
+    directory.mkdir()
+    (directory / "Dockerfile").write_text("FROM debian\nRUN apt-get install everything\n")
+    with pytest.raises(Exception, match="builds no images"):
+        RingfenceEnvironment(
+            environment_dir=directory,
+            environment_name="task",
+            session_id="task__1__env",
+            trial_paths=TrialPaths(tmp_path / "trial"),
+            task_env_config=EnvironmentConfig(),
+        )
