@@ -376,7 +376,7 @@ class ExecutionService:
             for execution_id, running in list(self._unsaved.items()):
                 self._save(running.result)
                 self._unsaved.pop(execution_id, None)
-            self._table.prune(self.manager.clock.wall() - self.config.keep_results_secs)
+            self._table.prune(self.manager.clock.ago(self.config.keep_results_secs))
         except RingfenceError:
             pass  # a full disk: later
 

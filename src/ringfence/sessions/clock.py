@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 
+_FURTHEST_S = 86_400.0  # further than that a clock was wrong before, and is right now
+
 
 class Clock:
-    """The machine's clocks."""
+    """The machine's clocks.
+
+    Attributes:
+        first_ahead_s: How far `wall` was ahead of `now` when this boot was first heard of.
+    """
 
     def __init__(self) -> None:
         self.boot = _boot_id()
+        self.first_ahead_s: float | None = None
 
     def now(self) -> float:
         """Seconds that only ever go forward, until the machine restarts."""
@@ -18,6 +25,17 @@ class Clock:
     def wall(self) -> float:
         """Seconds since 1970. May jump; nothing is decided by it."""
         return time.time()
+
+    @property
+    def ahead_s(self) -> float:
+        """How far `wall` is ahead of `now`: the same until somebody sets the clock."""
+        return self.wall() - self.now()
+
+    def ago(self, span_s: float) -> float:
+        """What `wall` said so long ago, or before: by setting it forward nothing gets old."""
+        ahead = self.ahead_s
+        first = ahead if self.first_ahead_s is None else self.first_ahead_s
+        return self.wall() - span_s - min(max(0.0, ahead - first), _FURTHEST_S)
 
     def wall_at(self, moment: float) -> float:
         """What `wall` says of a moment of `now`."""

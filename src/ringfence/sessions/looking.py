@@ -82,7 +82,7 @@ def tidy(manager: SessionManager) -> None:
                         live.id, active_ns=int(last * 1e9), active_at=clock.wall_at(last)
                     )
                     live.saved_activity = last
-            store.prune(clock.wall() - manager.config.keep_ended_s)
+            store.prune(clock.ago(manager.config.keep_ended_s))
     except RingfenceError:
         pass  # no room now; `health` tells
     manager.pool.poke()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import InvalidRequest, LifecycleError, RingfenceError, SandboxNotFound
+from ..errors import (
+    InvalidRequest,
+    LifecycleError,
+    RingfenceError,
+    SandboxNotFound,
+    StorageFull,
+)
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.client_session import ClientSession, SessionState, check_session_step
 from ..model.spec import SandboxSpec
@@ -82,6 +89,11 @@ class SessionManager:
         self._outlive_s = outlive_s
         self.store = Store(state_dir)
         try:
+            with suppress(StorageFull):  # then this moment is the first that is known
+                self.clock.first_ahead_s = self.clock.ahead_s
+                self.clock.first_ahead_s = self.store.first_ahead_s(
+                    self.clock.boot, self.clock.ahead_s
+                )
             self._open(backends)
         except BaseException:
             self._close_backends()

@@ -95,7 +95,21 @@ CREATE TABLE snapshots (
 CREATE INDEX snapshots_by_owner ON snapshots (owner, id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _KEYS_AND_SNAPSHOTS, executions.SCHEMA, execs.SCHEMA)
+_CLOCKS = """
+-- Where the clock on the wall stood when a boot was first heard of: it may have been set since.
+CREATE TABLE clocks (
+    boot TEXT PRIMARY KEY,
+    ahead_s REAL NOT NULL           -- of CLOCK_MONOTONIC
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _KEYS_AND_SNAPSHOTS,
+    executions.SCHEMA,
+    execs.SCHEMA,
+    _CLOCKS,
+)
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[str] = MIGRATIONS) -> int:

@@ -193,6 +193,16 @@ class Store:
         sql = "DELETE FROM anchors WHERE backend = ? AND pid = ? AND started = ? AND boot = ?"
         self._database.write(sql, (anchor.backend, anchor.pid, anchor.started, anchor.boot))
 
+    def first_ahead_s(self, boot: str, ahead_s: float) -> float:
+        """How far the clock on the wall was ahead when this boot was first heard of; now, if it is."""
+        rows = self._database.rows("SELECT ahead_s FROM clocks WHERE boot = ?", (boot,))
+        if rows:
+            return float(rows[0]["ahead_s"])
+        with self.together():
+            self._database.write("DELETE FROM clocks")
+            self._database.write("INSERT INTO clocks VALUES (?, ?)", (boot, ahead_s))
+        return ahead_s
+
     def prune(self, before: float) -> int:
         """Forget what ended before that moment (seconds since 1970), sessions included."""
         sql = "DELETE FROM sandboxes WHERE phase = ? AND ended_at < ?"

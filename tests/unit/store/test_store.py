@@ -358,7 +358,7 @@ def test_a_full_disk_is_told_and_gets_over(tmp_path: Path) -> None:
         full, failed, is_intact, last = caller.hear()
 
     assert 28 == full
-    assert "resource_exhausted" == failed["code"]
+    assert "storage_full" == failed["code"]
     assert failed["retryable"]
     assert is_intact
     assert "ann" == last

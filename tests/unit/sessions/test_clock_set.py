@@ -1,0 +1,59 @@
+"""The clock on the wall is set by an hour, while a manager runs and between two: nothing expires by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.sessions.timing import FakeClock
+
+from ringfence import SandboxSpec
+from ringfence.backends.fake import FakeBackend
+from ringfence.errors import SandboxNotFound
+from ringfence.model.client_session import SessionTimeouts
+from ringfence.sessions import looking
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
+
+HOUR = 3600.0
+KEPT_S = 1800.0
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+@pytest.mark.parametrize("restart", [False, True])
+def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
+    clock, backend = FakeClock(), FakeBackend()
+    config = ManagerConfig(
+        pool=PoolConfig(enabled=False),
+        timeouts=SessionTimeouts(idle_s=600.0),
+        keep_ended_s=KEPT_S,
+    )
+
+    def manage() -> SessionManager:
+        return SessionManager(
+            config, state_dir=str(tmp_path), backends=[backend], background=False, clock=clock
+        )
+
+    manager = manage()
+    ended = manager.acquire(client_id="ann").id
+    manager.terminate(ended)
+    alive = manager.acquire(SandboxSpec(ttl_s=900.0), client_id="ann").id
+    if restart:
+        manager.close(keep=True)
+        clock = FakeClock(clock.moment)
+    clock.on_the_wall += jump
+    if restart:
+        manager = manage()
+    clock.pass_by(300.0)
+    looking.tidy(manager)
+    assert [] == manager.cleanup_expired()
+    assert "terminated" == manager.get(ended).state
+    if not restart:  # this backend's sandboxes end with a manager
+        assert manager.get(alive).expires_in_s == pytest.approx(600.0)
+        clock.pass_by(700.0)
+        assert [alive] == [each.session_id for each in manager.cleanup_expired()], "the control"
+    clock.pass_by(KEPT_S + 2 * HOUR)
+    looking.tidy(manager)
+    with pytest.raises(SandboxNotFound):
+        manager.get(ended)
+    manager.close()
