@@ -16,10 +16,12 @@ import errno
 import hashlib
 import json
 import os
+import queue
 import resource
 import stat
 import sys
 import tarfile
+import threading
 import time
 from dataclasses import replace
 from typing import IO, Any
@@ -31,6 +33,7 @@ from .decompress import opened
 
 _BUFFER = 1 << 20
 _MEMORY_BYTES = 2 << 30
+_PIECES_AHEAD = 8
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_NAME = 4096
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -203,7 +206,7 @@ class Tree:
         source: Any = tar.extractfile(member)
         fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
         with open(fd, "wb", buffering=0) as file:
-            while data := source.read(_BUFFER):
+            while data := source.raw.read(_BUFFER):  # through its buffer, all would be copied again
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
@@ -300,20 +303,42 @@ def _time(member: tarfile.TarInfo) -> float:
     return min(max(member.mtime, 0), 1 << 33)
 
 
-class _Hashed:
-    """A stream whose SHA-256 is known when it has been read."""
+class _Ahead:
+    """A stream that is decompressed and hashed on another thread, a few pieces ahead of its reader.
+
+    `zlib` and `hashlib` let go of the interpreter while they work.
+    """
 
     def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
         self._stream, self._left = stream, most_bytes
         self.digest = hashlib.sha256()
+        self._pieces: queue.Queue[bytes | BaseException] = queue.Queue(_PIECES_AHEAD)
+        self._rest = memoryview(b"")
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise RefusedError("it is larger than is allowed")
-        self.digest.update(data)
-        return data
+    def _run(self) -> None:
+        try:
+            while piece := self._stream.read(_BUFFER):
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise RefusedError("it is larger than is allowed")
+                self.digest.update(piece)
+                self._pieces.put(piece)
+            self._pieces.put(b"")
+        except BaseException as exc:  # noqa: BLE001  the reader raises it
+            self._pieces.put(exc)
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end."""
+        if not self._rest:
+            piece = self._pieces.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            if not piece:
+                self._pieces.put(b"")  # for whoever asks again
+            self._rest = memoryview(piece)
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
 
 
 def main() -> None:
@@ -328,7 +353,7 @@ def main() -> None:
         for number, (opened_layer, (_, _, diff_id)) in enumerate(
             zip(streams, layers, strict=True), 1
         ):
-            stream: Any = _Hashed(opened_layer, most_bytes + (most_entries << 10))
+            stream: Any = _Ahead(opened_layer, most_bytes + (most_entries << 10))
             tree.apply(stream)
             found = f"sha256:{stream.digest.hexdigest()}"
             if diff_id and found != diff_id:
