@@ -275,7 +275,7 @@ def test_a_full_disk_stops_beginnings_and_no_endings() -> None:
     with Caller(_FULL, "size=600k", under=under) as caller:
         refused, ended, counted, is_well, again, later, unended = caller.hear()
 
-    assert "resource_exhausted" == refused
+    assert "storage_full" == refused
     assert "terminated" == ended == later
     assert [1, 1, True] == counted
     assert not is_well
