@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -93,7 +94,29 @@ def test_another_clients_sandbox_is_not_there(alice: httpx.Client, bob: httpx.Cl
     sandbox_id = alice.post("/v1/sandboxes", json={"name": "mine"}).json()["id"]
     base = f"/v1/sandboxes/{sandbox_id}"
     exec_body = {"argv": ["true"], "wait": True}
-    asked = [
+    run = alice.post(f"{base}/execs", json=exec_body).json()["id"]
+    body = {"command": "true"}
+    execution = alice.post("/api/v1/sandbox/execute", json=body).json()["id"]
+    snapshot = alice.post(f"{base}/snapshots").json()["id"]
+    reads = ["execs", f"execs/{run}", f"execs/{run}/output", f"execs/{run}/wait"]
+    reads += [f"files/{what}?path=." for what in ("content", "tree", "list", "stat", "watch")]
+    reads += ["files/search?pattern=a", "files/glob?pattern=a", "ports/80/http/"]
+    reads += ["network/log", "network/learned", "capabilities", "protections"]
+    asked: list[tuple[str, str, Any]] = [("GET", f"{base}/{rest}", None) for rest in reads]
+    asked += [
+        ("PUT", f"{base}/files/content?path=a", None),
+        ("PUT", f"{base}/files/tree?path=a", None),
+        ("DELETE", f"{base}/files?path=a", None),
+        ("POST", f"{base}/files/dirs", {"path": "a"}),
+        ("POST", f"{base}/files/move", {"source": "a", "target": "b"}),
+        ("POST", f"{base}/files/replace", {"paths": [], "pattern": "a", "replacement": "b"}),
+        ("POST", f"{base}/execs/{run}/kill", None),
+        ("POST", f"{base}/execs/{run}/signal", {"signal": 9}),
+        ("POST", f"{base}/execs/{run}/stdin", None),
+        ("POST", f"{base}/ports/80", None),
+        ("POST", f"{base}/mounts", {"target": "/a"}),
+        ("POST", f"{base}/extend", {"ttl_s": 1}),
+        ("POST", f"{base}/resume", None),
         ("GET", base, None),
         ("DELETE", base, None),
         ("POST", f"{base}/execs", exec_body),
@@ -111,6 +134,13 @@ def test_another_clients_sandbox_is_not_there(alice: httpx.Client, bob: httpx.Cl
         answer = bob.request(method, path, json=body)
         assert (404, "sandbox_not_found") == (answer.status_code, answer.json()["code"]), path
 
+    for path in (f"/v1/snapshots/{snapshot}", f"/api/v1/sandbox/status/{execution}"):
+        assert (404, 200) == (bob.get(path).status_code, alice.get(path).status_code)
+    assert 404 == bob.post(f"/api/v1/sandbox/kill/{execution}").status_code
+    assert 404 == bob.post("/v1/sandboxes", json={"snapshot_id": snapshot}).status_code
+    assert 204 == alice.delete(f"/v1/snapshots/{snapshot}").status_code
+    assert [] == bob.get("/v1/snapshots").json()["items"]
+    assert [] == [e for e in bob.get("/v1/events").json()["items"] if "alice" == e["client_id"]]
     assert [] == bob.get("/v1/sandboxes").json()["items"]
     assert [sandbox_id] == [each["id"] for each in alice.get("/v1/sandboxes").json()["items"]]
     assert 0 == alice.post(f"{base}/execs", json=exec_body).json()["result"]["exit_code"]
