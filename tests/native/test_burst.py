@@ -41,9 +41,13 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeB
 
 def twice(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
     """Begin a burst; returns the host's pid of the process that is ahead after it."""
+    over = set()
     for _ in range(2):
-        Sandbox.create(spec, backend=backend).terminate()
+        with Sandbox.create(spec, backend=backend) as sandbox:
+            over.add(init_pid(sandbox))
     zygote = backend.zygote().pid
+    # The last one may not have been reaped, and the next one not be there yet.
+    assert until(lambda: 1 == len(set(children_of(zygote)) - over))
     assert until(lambda: 1 == len(children_of(zygote)))
     return children_of(zygote)[0]
 

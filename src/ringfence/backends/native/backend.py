@@ -168,6 +168,11 @@ class NativeBackend:
         sandbox_id = self._new_id(spec)
         try:
             return self._make(spec, profile, sandbox_id, zygote, image=image)
+        except SandboxLost:
+            if zygote.alive or image:  # what an image is held by has been given up
+                raise
+            # It was dying already when it was asked: nothing of this one has run.
+            return self._make(spec, profile, sandbox_id, self.zygote())
         finally:
             self._making.discard(sandbox_id)
 
