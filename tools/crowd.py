@@ -167,8 +167,8 @@ def run(daemon: Daemon, clients: int, seconds: float) -> Report:
     """Let a crowd loose on a daemon, and judge."""
 
     async def main() -> tuple[Crowd, int]:
-        warm = Crowd(daemon.address, min(clients, 10), min(2.0, seconds))
-        await warm.go()  # what is read on first use is not growth
+        warm = Crowd(daemon.address, clients, min(10.0, seconds / 2))
+        await warm.go()  # threads, connections and what is read on first use are no growth
         before = daemon.memory_bytes
         crowd = Crowd(daemon.address, clients, seconds)
         crowd.errors += warm.errors

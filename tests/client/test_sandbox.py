@@ -162,6 +162,37 @@ async def test_a_cancelled_exec_is_killed(async_client: AsyncClient) -> None:
         assert "" == (await sandbox.shell("pgrep -x sleep || true")).stdout_text
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.005, 0.02])
+async def test_what_a_cancelled_call_made_is_ended(
+    async_client: AsyncClient, delay_s: float
+) -> None:
+    task = asyncio.create_task(async_client.create(name="cut"))
+    await asyncio.sleep(delay_s)
+    task.cancel()
+    try:
+        await (await task).terminate()  # it was quicker
+    except asyncio.CancelledError:
+        pass
+    assert [] == await async_client.list(name="cut")
+
+
+def test_the_same_under_trio(daemon: Daemon) -> None:
+    import trio
+
+    async def main() -> list[object]:
+        async with AsyncClient(f"unix:{daemon.socket}") as client:
+            for delay_s in (0.0, 0.001, 0.005, 0.02):
+                with trio.move_on_after(delay_s):
+                    await client.create(name="cut under trio")
+                    break
+            found = await client.list(name="cut under trio")
+            for each in found:
+                await (await client.get(each.id)).terminate()
+            return list(found[1:])  # the one that was quicker is not to be ended by us
+
+    assert [] == trio.run(main)
+
+
 def test_it_is_the_same_under_trio(daemon: Daemon) -> None:
     import trio
 

@@ -12,6 +12,7 @@ from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
 from ...model.snapshot import Snapshot
 from ...model.spec import SandboxSpec
+from .pauses import made
 from .sandbox import AsyncRemoteSandbox, body_of, new_key
 from .transport import AsyncTransport, segment
 
@@ -98,7 +99,9 @@ class AsyncClient:
             timeouts=timeouts.to_json() if timeouts else None,
             metadata=dict(metadata or {}),
         )
-        return await self._create(body, wanted, idempotency_key)
+        return await made(
+            lambda: self._create(body, wanted, idempotency_key), AsyncRemoteSandbox.terminate
+        )
 
     async def _create(
         self, body: dict[str, Any], spec: SandboxSpec | None, key: str | None
@@ -124,7 +127,9 @@ class AsyncClient:
         body["snapshot_id"] = snapshot_id
         if secrets is not None:
             body["secrets"] = dict(secrets)
-        return await self._create(body, spec, idempotency_key)
+        return await made(
+            lambda: self._create(body, spec, idempotency_key), AsyncRemoteSandbox.terminate
+        )
 
     async def get(self, sandbox_id: str) -> AsyncRemoteSandbox:
         """A sandbox that is there already.

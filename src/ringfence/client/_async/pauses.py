@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import anyio
 import anyio.to_thread
 
+from ...errors import RingfenceError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any, TypeVar
 
     from .._sync.transport import Transport
@@ -41,6 +45,38 @@ async def to_the_end(function: Callable[[], Awaitable[T]]) -> T:
     with anyio.CancelScope(shield=True):
         result = await function()
     return result  # noqa: RET504  the type checker does not see that the scope swallows nothing
+
+
+async def made(
+    make: Callable[[], Coroutine[Any, Any, T]], end: Callable[[T], Awaitable[None]]
+) -> T:
+    """What `make` makes on the server; when the caller is cancelled meanwhile, it is ended again.
+
+    A request that is cut off may have been obeyed all the same: it is seen through, to know what to end.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        with trio.CancelScope(shield=True):
+            found = await make()
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await end(found)
+            raise
+        return found
+    import asyncio
+
+    task = asyncio.ensure_future(make())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            found = await task
+        except RingfenceError:
+            raise asyncio.CancelledError from None  # nothing was made
+        await end(found)
+        raise
 
 
 async def blocking(function: Callable[..., T], *args: Any) -> T:

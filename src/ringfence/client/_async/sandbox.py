@@ -21,7 +21,7 @@ from ...model.stats import SandboxStats
 from ..exposure import RemoteExposure, connect
 from ..views import read_view, session_of
 from .files import AsyncRemoteFiles
-from .pauses import CANCELLABLE, blocking
+from .pauses import CANCELLABLE, blocking, made
 from .process import AsyncRemoteProcess, wait_for
 from .transport import AsyncTransport, segment
 
@@ -92,7 +92,7 @@ class AsyncRemoteSandbox:
         )
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
-            process = await self._start(form)
+            process = await made(lambda: self._start(form), AsyncRemoteProcess.kill)
             return await process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = await self._transport.json(

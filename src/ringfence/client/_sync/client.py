@@ -13,6 +13,7 @@ from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
 from ...model.snapshot import Snapshot
 from ...model.spec import SandboxSpec
+from .pauses import made
 from .sandbox import RemoteSandbox, body_of, new_key
 from .transport import Transport, segment
 
@@ -99,7 +100,7 @@ class Client:
             timeouts=timeouts.to_json() if timeouts else None,
             metadata=dict(metadata or {}),
         )
-        return self._create(body, wanted, idempotency_key)
+        return made(lambda: self._create(body, wanted, idempotency_key), RemoteSandbox.terminate)
 
     def _create(
         self, body: dict[str, Any], spec: SandboxSpec | None, key: str | None
@@ -125,7 +126,7 @@ class Client:
         body["snapshot_id"] = snapshot_id
         if secrets is not None:
             body["secrets"] = dict(secrets)
-        return self._create(body, spec, idempotency_key)
+        return made(lambda: self._create(body, spec, idempotency_key), RemoteSandbox.terminate)
 
     def get(self, sandbox_id: str) -> RemoteSandbox:
         """A sandbox that is there already.

@@ -36,6 +36,11 @@ def to_the_end(function: Callable[[], T]) -> T:
     return function()
 
 
+def made(make: Callable[[], T], _end: Callable[[T], None]) -> T:
+    """What `make` makes."""
+    return make()
+
+
 def blocking(function: Callable[..., T], *args: Any) -> T:
     """Call it."""
     return function(*args)

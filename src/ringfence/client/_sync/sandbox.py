@@ -22,7 +22,7 @@ from ...model.stats import SandboxStats
 from ..exposure import RemoteExposure, connect
 from ..views import read_view, session_of
 from .files import RemoteFiles
-from .pauses import CANCELLABLE, blocking
+from .pauses import CANCELLABLE, blocking, made
 from .process import RemoteProcess, wait_for
 from .transport import Transport, segment
 
@@ -93,7 +93,7 @@ class RemoteSandbox:
         )
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
-            process = self._start(form)
+            process = made(lambda: self._start(form), RemoteProcess.kill)
             return process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = self._transport.json(
