@@ -16,6 +16,8 @@ PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
 # What an adapter may import: the framework that its extra installs.
 FRAMEWORKS = {
+    "adk": {"google", "pydantic"},
+    "autogen": {"autogen_core", "pydantic"},
     "harbor": {"harbor"},
     "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},

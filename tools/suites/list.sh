@@ -1,7 +1,7 @@
 # Sourced by tools/suites.sh: which suites there are. Their packages are in NAME.in, locked in NAME.lock.
 # shellcheck shell=bash disable=SC2034
 
-suites=(harbor inspect langchain langchain-next mcp openai pydantic smolagents)
+suites=(adk autogen harbor inspect langchain langchain-next mcp openai pydantic smolagents)
 
 # directory_of NAME: where below tests/suites its tests are.
 directory_of() {

@@ -53,12 +53,7 @@ def test_nobody(tmp_path: Path) -> None:
     assert [0.0] * 3 == list(trials("nop", tmp_path).values())
 
 
-def test_the_oracle_over_a_server(tmp_path: Path) -> None:
-    with serving() as server:
-        assert [1.0] * 3 == list(trials("oracle", tmp_path / "jobs", f"server={server}").values())
-
-
-def environment(where: Path, **config: Any) -> RingfenceEnvironment:
+def environment(where: Path, **more: Any) -> RingfenceEnvironment:
     """One trial's, without a trial."""
     directory = where / "environment"
     directory.mkdir(exist_ok=True)
@@ -67,10 +62,10 @@ def environment(where: Path, **config: Any) -> RingfenceEnvironment:
         environment_name="task",
         session_id="task__1__env",
         trial_paths=TrialPaths(where / "trial"),
-        task_env_config=EnvironmentConfig(docker_image="none", **config),
+        task_env_config=EnvironmentConfig(docker_image="none"),
         network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
         image="default",
-        **options(),
+        **(more or options()),
     )
 
 
@@ -110,6 +105,20 @@ async def test_the_network_changes_under_it(tmp_path: Path) -> None:
         await made.stop(delete=True)
 
     assert (2, 0, 2) == (before.return_code, after.return_code, other.return_code)
+
+
+async def test_over_a_server(tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("there")
+    with serving() as server:
+        made = environment(tmp_path, server=server)
+        await made.start(force_build=False)
+        await made.upload_file(tmp_path / "given", "/app/new/given")
+        answer = await made.exec("cat new/given; exit 3", cwd="/app")
+        await made.download_dir("/app/new", tmp_path / "back")
+        await made.stop(delete=True)
+
+    assert ("there", 3) == (answer.stdout, answer.return_code)
+    assert "there" == (tmp_path / "back" / "given").read_text()
 
 
 def test_what_would_have_to_be_built_is_refused(tmp_path: Path) -> None:

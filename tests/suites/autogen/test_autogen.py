@@ -1,0 +1,61 @@
+"""Our executor under AutoGen's interface; AutoGen has no suite for executors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from autogen_core import CancellationToken
+from autogen_core.code_executor import CodeBlock
+
+from ringfence.integrations.autogen import RingfenceCodeExecutor
+from tests.suites.places import options
+from tests.suites.remote import serving
+
+
+async def run(executor: RingfenceCodeExecutor, *blocks: tuple[str, str]) -> tuple[int, str]:
+    wanted = [CodeBlock(code=code, language=language) for language, code in blocks]
+    result = await executor.execute_code_blocks(wanted, CancellationToken())
+    return result.exit_code, result.output
+
+
+async def test_blocks_until_one_fails() -> None:
+    async with RingfenceCodeExecutor(timeout_s=2, **options()) as executor:
+        both = await run(executor, ("sh", "echo one > a"), ("python", "print(open('a').read())"))
+        failed = await run(executor, ("sh", "exit 3"), ("sh", "echo never"))
+        late = await run(executor, ("bash", "setsid sleep 4395 & wait"))
+        left = await run(executor, ("sh", "pgrep -f 'sleep 439[5]'; true"))
+        await executor.restart()
+        fresh = await run(executor, ("sh", "cat a"))
+        with pytest.raises(ValueError, match="cobol"):
+            await run(executor, ("cobol", "STOP RUN."))
+
+    assert ((0, "one\n\n"), (3, ""), (0, "")) == (both, failed, left)
+    assert 124 == late[0]
+    assert 1 == fresh[0]
+
+
+async def test_cancelled_it_leaves_no_process() -> None:
+    async with RingfenceCodeExecutor(**options()) as executor:
+        token = CancellationToken()
+        block = CodeBlock(code="echo > began; setsid sleep 4396 & wait", language="sh")
+        task = asyncio.create_task(executor.execute_code_blocks([block], token))
+        while (await run(executor, ("sh", "test -e began")))[0]:
+            await asyncio.sleep(0.01)
+        token.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while (await run(executor, ("sh", "pgrep -f 'sleep 439[6]'; true")))[1]:
+            await asyncio.sleep(0.01)
+
+
+async def test_it_is_a_component() -> None:
+    saved = RingfenceCodeExecutor(timeout_s=5, **options()).dump_component()
+    async with RingfenceCodeExecutor.load_component(saved) as executor:
+        assert (0, "2\n") == await run(executor, ("python", "print(1 + 1)"))
+
+
+async def test_over_a_server() -> None:
+    with serving() as server:
+        async with RingfenceCodeExecutor(server=server) as executor:
+            assert (0, "2\n") == await run(executor, ("python", "print(1 + 1)"))
