@@ -76,12 +76,11 @@ STEPS = {
         "Book.leave",
     ),
 }
-"""What is done, and where the daemon is killed while it does it: before and after each."""
+"""What is done, and where the daemon is killed while it does it: before each, and after the last."""
 LABELS = [
-    (verb, f"{where} {when}")
+    (verb, label)
     for verb, places in STEPS.items()
-    for where in places
-    for when in ("before", "after")
+    for label in [*(f"{where} before" for where in places), f"{places[-1]} after"]
 ]
 
 
@@ -109,10 +108,9 @@ def wrap(cls: type, name: str, file: str) -> None:
 
 
 def install(file: str) -> None:
-    for label in {label for _, label in LABELS}:
-        cls, _, rest = label.partition(".")
-        if label.endswith("before"):
-            wrap(CLASSES[cls], rest.partition(" ")[0], file)
+    for where in {where for places in STEPS.values() for where in places}:
+        cls, _, name = where.partition(".")
+        wrap(CLASSES[cls], name, file)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.test_killed import Server
+from tests.daemon.servers import Server
 from tests.native.outside import cgroups_of, pids_with, until
 
 pytestmark = pytest.mark.root  # a file system of its own is mounted

@@ -14,6 +14,7 @@ import pytest
 from ringfence.errors import LifecycleError, SandboxLost
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
+from tests.features import require
 from tests.native.callers import Caller
 from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, survivors, until
 from tests.sessions import test_restart
@@ -352,3 +353,20 @@ def test_killed_at(label: str, state: str, kill: Any) -> None:
     assert [] == pids_with(marker)
     for sandbox_id, *_ in records(state):
         assert [] == cgroups_of(sandbox_id)
+
+
+def test_a_network_policy_holds_under_the_next_one(state: str, kill: Any) -> None:
+    """Whoever decides is a new process; in between nothing is let through, and nothing stays shut."""
+    require("user namespaces")
+    kill(
+        "from ringfence import NetworkPolicy, NetworkRule\n"
+        "m = open_manager(); "
+        "policy = NetworkPolicy(mode='limited', allowed_hosts=('allowed.example',)); "
+        "m.acquire(SandboxSpec(network=policy), client_id='ann'); halt()"
+    )
+    look = "import socket, sys; socket.getaddrinfo(sys.argv[1], 80)"
+    with manage(state) as manager:
+        sandbox = manager.sandbox(session_id(state))
+        assert sandbox.exec(["/usr/bin/python3", "-c", look, "allowed.example"]).ok
+        assert not sandbox.exec(["/usr/bin/python3", "-c", look, "other.example"]).ok
+        assert "other.example" in [event.host for event in sandbox.network_log()]
