@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin
 
-import httpx
+import httpx2
 
 from tests.features import require
 from tests.images.making import Made, digest_of
@@ -51,7 +51,7 @@ def serving(place: Path, *, private: bool = False) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as http:
+            with httpx2.Client(transport=httpx2.HTTPTransport(retries=10)) as http:
                 http.get(f"http://127.0.0.1:{port}/v2/")
             yield f"127.0.0.1:{port}"
         finally:
@@ -62,7 +62,7 @@ def push(
     made: Made, host: str, repository: str, tag: str, *, auth: tuple[str, str] | None = None
 ) -> None:
     """Upload an image, as a client of the distribution API does."""
-    with httpx.Client(auth=auth) as http:
+    with httpx2.Client(auth=auth) as http:
         base = f"http://{host}/v2/{repository}/"
         for data in (made.configuration, *made.blobs):
             begun = http.post(f"{base}blobs/uploads/")

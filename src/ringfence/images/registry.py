@@ -21,7 +21,7 @@ from .store import ImageStore
 from .unpack import MOST_BYTES, Layer
 
 try:
-    import httpx
+    import httpx2
 except ImportError as exc:
     raise InvalidRequest(
         "pulling an image needs the extra `images`",
@@ -32,7 +32,7 @@ except ImportError as exc:
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 
 _ATTEMPTS = 4
-_TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+_TIMEOUT = httpx2.Timeout(30.0, connect=15.0)
 _CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 
 
@@ -86,7 +86,7 @@ class Registry:
         self.reference, self.credentials = reference, credentials
         self._plain = plain_http
         # Redirects lead to storage hosts, which must not see the registry's token.
-        self._http = httpx.Client(timeout=_TIMEOUT, follow_redirects=True)
+        self._http = httpx2.Client(timeout=_TIMEOUT, follow_redirects=True)
         self._authorization = ""
 
     def __enter__(self) -> Registry:
@@ -119,7 +119,7 @@ class Registry:
             try:
                 self._fetch_rest(blob, partial, progress)
                 break
-            except httpx.HTTPError as exc:  # what came is kept, and the rest asked for
+            except httpx2.HTTPError as exc:  # what came is kept, and the rest asked for
                 last = exc
         else:
             raise RegistryError(
@@ -159,12 +159,12 @@ class Registry:
                 except OSError as exc:
                     raise StorageFull(f"{partial}: {exc.strerror}", hint="free disk space") from exc
             if have < blob.size:
-                raise httpx.RemoteProtocolError(f"{blob.size - have} bytes are missing")
+                raise httpx2.RemoteProtocolError(f"{blob.size - have} bytes are missing")
 
     # -- asking -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _get(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+    def _get(self, path: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
         try:
             with self._once(path, headers) as answer:
                 if answer.status_code != 401:
@@ -173,7 +173,7 @@ class Registry:
                 self._authorize(answer.headers.get("www-authenticate", ""))
             with self._once(path, headers) as answer:
                 yield self._checked(answer, path)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
             raise RegistryError(
                 f"{self.reference.registry} cannot be reached: {exc}",
                 hint="check the name, the network, and for a registry without TLS --plain-http",
@@ -187,7 +187,7 @@ class Registry:
             headers = {**headers, "Authorization": self._authorization}
         return self._http.stream("GET", url, headers=headers)
 
-    def _checked(self, answer: httpx.Response, path: str) -> httpx.Response:
+    def _checked(self, answer: httpx2.Response, path: str) -> httpx2.Response:
         if answer.is_success:
             return answer
         status = answer.status_code
@@ -211,8 +211,8 @@ class Registry:
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic":
             if self.credentials:
-                basic = httpx.BasicAuth(*self.credentials)
-                request = next(basic.auth_flow(httpx.Request("GET", "http://localhost")))
+                basic = httpx2.BasicAuth(*self.credentials)
+                request = next(basic.auth_flow(httpx2.Request("GET", "http://localhost")))
                 self._authorization = request.headers["Authorization"]
             return
         told = dict(_CHALLENGE.findall(rest))
@@ -229,7 +229,7 @@ class Registry:
         if service := told.get("service"):
             asked["service"] = service
         answer = self._http.get(
-            realm, params=asked, auth=self.credentials or httpx.USE_CLIENT_DEFAULT
+            realm, params=asked, auth=self.credentials or httpx2.USE_CLIENT_DEFAULT
         )
         if answer.is_success:
             token = answer.json()
