@@ -50,7 +50,7 @@ class TestBubblewrap(BackendConformance):
 class TestCodex(Execs, Endings, Environment, Network, LimitsThatBite, Reports):
     """The real Codex CLI. Its policy lets no program connect; each of its sandboxes takes a second.
 
-    What is left out here does not depend on the launcher: `tools/codex.sh` runs all of it.
+    What is left out here does not depend on the launcher: `tools/conformance.sh codex` runs all of it.
     """
 
     def make_backend(self) -> CommandBackend:
@@ -65,7 +65,7 @@ class TestCodex(Execs, Endings, Environment, Network, LimitsThatBite, Reports):
         return ("sh", "-c", "echo up; sleep 600")
 
 
-if os.environ.get("RINGFENCE_TEST_CODEX") == "all":
+if os.environ.get("RINGFENCE_TEST_ALL_OF") == "codex":
 
     class TestAllOfCodex(TestCodex, BackendConformance):
         """Everything, in five minutes."""

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 _TIERS = {
     "native": ("light",),
     "gvisor": ("strong",),
+    "docker": ("light",),
     "bubblewrap": ("light",),
     "codex": ("light",),
     "fake": ("light", "strong"),
 }
 NAMES = tuple(_TIERS)
 TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
-_BY_NAME_ONLY = ("bubblewrap", "codex", *TEST_DOUBLES)  # weaker than others of their tier
+_BY_NAME_ONLY = ("docker", "bubblewrap", "codex", *TEST_DOUBLES)  # weaker than others of their tier
 _lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
@@ -128,6 +129,10 @@ def new_backend(name: str, **options: Any) -> Backend:
         from .gvisor.backend import GvisorBackend
 
         return GvisorBackend(**options)
+    if name == "docker":
+        from .docker.backend import DockerBackend
+
+        return DockerBackend(**options)
     if name in ("bubblewrap", "codex"):
         from .command import launchers
         from .command.backend import CommandBackend

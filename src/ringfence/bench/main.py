@@ -8,7 +8,7 @@ import os
 import sys
 
 from . import report
-from .measures import create, egress, files, parked, run, server, throughput
+from .measures import backends, create, egress, files, parked, run, server, throughput
 from .measures import exec as exec_
 from .rows import Missing, Row
 from .settings import Settings
@@ -30,8 +30,10 @@ MEASURES: dict[str, Measure] = {
     "live": parked.measure_count,
     "egress": egress.measure,
     "server": server.measure,
+    "backends": backends.measure,
 }
-_ONLY_IF_ASKED = ("server",)  # it needs the extras `server` and `client`
+# One needs the extras `server` and `client`, the other gVisor and a Docker engine.
+_ONLY_IF_ASKED = ("server", "backends")
 _EXAMPLES = """measures:
   create      made, first exec, gone; beside bubblewrap
   exec        /bin/true in a live sandbox; beside a bare subprocess
@@ -41,6 +43,7 @@ _EXAMPLES = """measures:
   files       one file of 1 GiB in and out; beside cp
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back
+  backends    with --backends: gVisor beside runsc, Docker beside docker exec
   egress      a network policy's price, and what goes through it; beside the host's own network
 
 examples:
@@ -58,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         if name not in MEASURES:
             parser.error(f"no measure {name!r}; there are {', '.join(MEASURES)}")
     settings = Settings(peers=arguments.peers, quick=arguments.quick, full=arguments.full)
-    asked = [*arguments.measures, *(["server"] if arguments.server else [])]
+    asked = [*arguments.measures]
+    asked += [name for name in _ONLY_IF_ASKED if getattr(arguments, name)]
     wanted = asked or [name for name in MEASURES if name not in _ONLY_IF_ASKED]
     names = [name for name in MEASURES if name in wanted]
     rows, missing = measure(names, settings, None if arguments.json else _Screen())
@@ -129,5 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer runs: seconds, not minutes")
     parser.add_argument("--full", action="store_true", help="5,000 live sandboxes instead of 1,000")
     parser.add_argument("--server", action="store_true", help="measure `ringfence serve` instead")
+    parser.add_argument("--backends", action="store_true", help="measure other backends instead")
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help="default: all")
     return parser

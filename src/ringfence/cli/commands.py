@@ -126,7 +126,7 @@ RUN = Command(
             "how much of the lock-down is in force",
             words="os_hardened debug unrestricted",
         ),
-        Option("backend", "NAME", "what isolates", words="native gvisor bubblewrap codex"),
+        Option("backend", "NAME", "what isolates", words="native gvisor docker bubblewrap codex"),
         Option(
             "tier", "light|strong", "how strongly; never replaced silently", words="light strong"
         ),
@@ -201,9 +201,10 @@ BENCH = Command(
         Option("quick", "", "fewer runs: seconds, not minutes"),
         Option("full", "", "5,000 live sandboxes at once instead of 1,000"),
         Option("server", "", "measure `ringfence serve` instead"),
+        Option("backends", "", "measure gVisor and Docker instead, beside their own command lines"),
         HELP,
     ),
-    words="create exec run throughput parked files live egress server",
+    words="create exec run throughput parked files live egress server backends",
     details="Without a MEASURE, all of them: create, exec, run, throughput, parked, files, live, egress.",
     examples=(
         ("the server", "ringfence bench --server --quick"),

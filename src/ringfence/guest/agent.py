@@ -207,7 +207,7 @@ class Agent:
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
         paths = programs.candidates(argv[0], env)
         if not _is_root:  # there is one user, and nobody to become
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions)
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, _prefer_for_oom)
             return
         if init.has_children():
             # Who runs already as that user could stop a child of ours before it has begun.
@@ -541,6 +541,15 @@ def _become_for_good(uid: int) -> Callable[[], None]:
         os.setresuid(uid, uid, uid)
 
     return become
+
+
+def _prefer_for_oom() -> None:
+    """Where memory runs out it is a program of the guest's that dies, and not we."""
+    try:
+        with open("/proc/self/oom_score_adj", "wb") as file:
+            file.write(b"500")
+    except OSError:
+        pass  # its kernel has none, or somebody has forbidden it
 
 
 def _keep_only(fds: list[int]) -> None:

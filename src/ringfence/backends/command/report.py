@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
 from ...model.state import State
-from ..local.inside import NAMESPACES, status_of
+from ..local import posture
+from ..local.guest_granted import status_of_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,59 +91,13 @@ def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
 
 
 def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
-    seen = status_of(sandbox.pid)
-    read = [_namespaces(sandbox.pid), _identity(seen), _capabilities(seen), _no_new_privs(seen)]
-    if seen.get("Seccomp") == "2" or "seccomp" in sandbox.owner.launcher.seals:
-        read.append(_seccomp(sandbox))
-    else:
-        read.append(
-            Protection("seccomp", DEGRADED, f"{sandbox.backend.name} filters no system call")
-        )
-    known = {each.name for each in read}
+    found = {each.name: each for each in posture.of_process(sandbox.pid)}
+    if found["seccomp"].status != ENFORCED and status_of_agent(sandbox).get("Seccomp") == "2":
+        why = "mode 2 on the agent, and so on all that it starts"
+        found["seccomp"] = Protection("seccomp", ENFORCED, why)
     for name, why in sandbox.owner.launcher.seals.items():
-        if name not in known:
-            read.append(Protection(name, ENFORCED, f"as its documentation says: {why}"))
+        declared = Protection(name, ENFORCED, f"as its documentation says: {why}")
+        found.setdefault(name, declared)
     for name in (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA):
-        read.append(Protection(name, DEGRADED, "none: launchers set no limits"))
-    why = "a process can leave its exec's tree, and then lives until the sandbox ends"
-    return (*read, Protection("process_trees", DEGRADED, why))
-
-
-def _namespaces(pid: int) -> Protection:
-    shared = [n for n in NAMESPACES if _same(pid, n)]
-    if shared:
-        return Protection("namespaces", DEGRADED, f"shared with the host: {', '.join(shared)}")
-    return Protection("namespaces", ENFORCED, f"its own {', '.join(NAMESPACES)}")
-
-
-def _same(pid: int, name: str) -> bool:
-    return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
-
-
-def _identity(seen: dict[str, str]) -> Protection:
-    uid = int(seen["Uid"].split()[1])
-    if uid == 0:
-        return Protection("host_identity", MISSING, "it is root on the host", "report this")
-    return Protection("host_identity", ENFORCED, f"uid {uid} on the host")
-
-
-def _capabilities(seen: dict[str, str]) -> Protection:
-    sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-    held = [name for name in sets if int(seen[name], 16)]
-    if held:
-        return Protection("capabilities", DEGRADED, f"not empty: {', '.join(held)}")
-    return Protection("capabilities", ENFORCED, "all five sets are empty")
-
-
-def _no_new_privs(seen: dict[str, str]) -> Protection:
-    if seen["NoNewPrivs"] != "1":
-        return Protection("no_new_privs", DEGRADED, "NoNewPrivs is 0")
-    return Protection("no_new_privs", ENFORCED, "NoNewPrivs is 1")
-
-
-def _seccomp(sandbox: CommandSandbox) -> Protection:
-    from ..local.guest_granted import status_of_agent
-
-    if status_of_agent(sandbox).get("Seccomp") != "2":
-        return Protection("seccomp", DEGRADED, "no filter on the agent, nor on what it starts")
-    return Protection("seccomp", ENFORCED, "mode 2 on the agent, and so on all that it starts")
+        found[name] = Protection(name, DEGRADED, "none: launchers set no limits")
+    return (*found.values(), posture.TREES)

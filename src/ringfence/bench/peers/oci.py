@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _READ_ONLY = ["bind", "ro", "nosuid", "nodev"]
 # Not a cgroup of the machine's own choosing: the bench has none to delegate.
-_OPTIONS = {"runc": (), "runsc": ("--platform=ptrace", "--network=none", "--ignore-cgroups")}
+OPTIONS = {"runc": (), "runsc": ("--platform=ptrace", "--network=none", "--ignore-cgroups")}
 FOREVER = ["sleep", "infinity"]
 
 
@@ -81,7 +81,7 @@ class OciRuntime:
         return f"ringfence-bench-{os.getpid()}-{name}"
 
     def _command(self, *words: str) -> list[str]:
-        return [self._program, f"--root={self._directory}/state", *_OPTIONS[self.name], *words]
+        return [self._program, f"--root={self._directory}/state", *OPTIONS[self.name], *words]
 
     def _bundle(self, name: str, argv: list[str]) -> str:
         bundle = f"{self._directory}/{name}"

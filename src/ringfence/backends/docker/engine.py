@@ -1,0 +1,51 @@
+"""Finding an engine: the one that DOCKER_HOST names, or the local one."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ...errors import BackendUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LOCAL = "unix:///var/run/docker.sock"
+_PATIENCE_S = 60
+
+
+def connect(host: str | None) -> Any:
+    """A client of the engine at `host`, such as `unix:///run/docker.sock`; None is the environment's.
+
+    Raises:
+        BackendUnavailable: There is no SDK, no engine, or one on another machine.
+    """
+    where = host or os.environ.get("DOCKER_HOST") or _LOCAL
+    if not where.startswith("unix://"):
+        raise BackendUnavailable(
+            f"the engine at {where} is on another machine: its sandboxes cannot share a socket with us",
+            hint="run Ringfence there",
+        )
+    try:
+        import docker
+        from docker.errors import DockerException
+    except ImportError as exc:
+        raise BackendUnavailable(
+            "the Docker SDK is not installed", hint="pip install 'ringfence[docker]'"
+        ) from exc
+    try:
+        _try(where.removeprefix("unix://"))
+        return docker.DockerClient(base_url=where, timeout=_PATIENCE_S)
+    except (DockerException, OSError) as exc:
+        raise BackendUnavailable(
+            f"no Docker engine answers at {where}: {exc}",
+            hint="start one, or name it in DOCKER_HOST",
+        ) from exc
+
+
+def _try(path: str) -> None:
+    """Whether anybody listens: the SDK leaves a socket behind where nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PATIENCE_S)
+        probe.connect("/" + path.lstrip("/"))

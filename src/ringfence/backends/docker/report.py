@@ -1,0 +1,113 @@
+"""What protects the host from a container: read back from the kernel."""
+
+from __future__ import annotations
+
+from ...errors import RingfenceError
+from ...model import capabilities as can
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.limits import Limits
+from ...model.spec import LIGHT, SandboxSpec
+from ...model.state import State
+from ..local import posture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import DockerBackend
+    from .sandbox import DockerSandbox
+
+_CAN = (
+    can.LOCAL_PROCESS_SANDBOX,
+    can.NETWORK_NONE,
+    can.PTY,
+    can.CONNECT,
+    can.SUSPEND,
+    can.RESUME,
+    can.MEMORY_LIMIT,
+    can.CPU_LIMIT,
+    can.PIDS_LIMIT,
+    can.OPEN_FILES_LIMIT,
+)
+_NOT_YET = "the Docker backend does not have it yet"
+_NO_EGRESS = "containers do not go through the egress engine"
+_CANNOT = {
+    can.NETWORK_UNRESTRICTED: _NO_EGRESS,
+    can.NETWORK_HOSTS: _NO_EGRESS,
+    can.NETWORK_CHANGE: _NO_EGRESS,
+    can.NETWORK_LIMIT: _NO_EGRESS,
+    can.SECRETS: _NO_EGRESS,
+    can.MOUNT: "the engine opens host paths by name, as root",
+    can.ATTACH: "a container takes no mounts once it runs",
+    can.PROTECTED_PATHS: "there are no mounts in which they could lie",
+    can.DENIED_PATHS: "there are no mounts in which they could lie",
+    can.DISK_QUOTA: "most storage drivers of engines have none",
+    can.INODE_QUOTA: "most storage drivers of engines have none",
+    can.IO_LIMIT: _NOT_YET,
+    can.SNAPSHOT: _NOT_YET,
+    can.RESTORE: _NOT_YET,
+    can.MEMORY_SNAPSHOT: "the engine's checkpoints need CRIU",
+    can.FORK: "the engine's checkpoints need CRIU",
+    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
+    can.PREWARM: _NOT_YET,
+    can.IMAGE: _NOT_YET,
+    can.GPU: _NOT_YET,
+}
+
+
+def backend_report(backend: DockerBackend) -> BackendReport:
+    """Found by making a real sandbox; where that fails, the report says exactly what refused."""
+    try:
+        sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0)))
+    except (RingfenceError, OSError) as exc:
+        reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
+        fix = exc.hint if isinstance(exc, RingfenceError) else ""
+        return BackendReport(
+            backend=backend.name,
+            available=False,
+            reason=reason,
+            capabilities=tuple(Capability(name, False, reason) for name in _CAN),
+            protections=(Protection("sandbox", MISSING, reason, fix),),
+        )
+    try:
+        protections = sandbox_protections(sandbox)
+    finally:
+        sandbox.terminate()
+    return BackendReport(
+        backend=backend.name,
+        available=True,
+        tiers=(LIGHT,),
+        capabilities=(
+            *(Capability(name, True) for name in _CAN),
+            *(Capability(name, False, why) for name, why in _CANNOT.items()),
+        ),
+        protections=protections,
+    )
+
+
+def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
+    """Of a live sandbox; of one that stands still or has ended, what was last read."""
+    if sandbox.state not in (State.SUSPENDED, State.TERMINATED):
+        sandbox.last_protections = _read(sandbox)
+    elif not sandbox.last_protections:
+        return (Protection("all", DEGRADED, f"not read back before it was {sandbox.state}"),)
+    return sandbox.last_protections
+
+
+def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
+    found = [*posture.of_process(sandbox.pid), _memory(sandbox), _pids(sandbox)]
+    for name in (can.DISK_QUOTA, can.INODE_QUOTA):
+        found.append(Protection(name, DEGRADED, "none: the engine's storage drivers have none"))
+    return (*found, posture.TREES)
+
+
+def _memory(sandbox: DockerSandbox) -> Protection:
+    limit = sandbox.group.memory_limit()
+    if limit is None or limit > 1 << 60:
+        return Protection(can.MEMORY_LIMIT, MISSING, "the container's cgroup has none")
+    return Protection(can.MEMORY_LIMIT, ENFORCED, f"{limit >> 20} MiB by cgroup")
+
+
+def _pids(sandbox: DockerSandbox) -> Protection:
+    limit = sandbox.group.pids_limit()
+    if limit is None:
+        return Protection(can.PIDS_LIMIT, MISSING, "the container's cgroup has none")
+    return Protection(can.PIDS_LIMIT, ENFORCED, f"{limit} by cgroup")

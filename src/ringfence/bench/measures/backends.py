@@ -1,0 +1,75 @@
+"""backends: what the other backends cost, each beside the command line of what it is made of."""
+
+from __future__ import annotations
+
+from ...backends.registry import backend_named
+from ...errors import RingfenceError
+from ...sandbox import Sandbox
+from ..peers import gather, oci
+from ..peers.peer import CommandPeer, program
+from ..rows import Missing, Row, Target
+from ..turns import OURS, take_turns
+from .create import rows
+from .exec import true_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..peers.gather import Gathered
+    from ..settings import Settings
+
+_LIFE = "create, first exec, terminate"
+_EXEC = "exec of true in a live sandbox"
+_LIFE_TARGET = Target(must=1.0, aim=0.5)
+_EXEC_TARGETS = {"runsc": Target(must=0.4, aim=0.1), "docker": Target(must=0.5, aim=0.1)}
+
+
+def measure(settings: Settings) -> Iterator[Row | Missing]:
+    """gVisor beside `runsc do` and `runsc exec`; Docker beside `docker exec`."""
+    for backend, peer in (("gvisor", "runsc"), ("docker", "docker")):
+        try:
+            sandbox = Sandbox.create(backend=backend)
+        except RingfenceError as exc:
+            yield Missing(f"backend {backend}", exc.message)
+            continue
+        with sandbox:
+            if backend == "gvisor":
+                yield from _lives(backend, settings)
+            yield from _execs(backend, peer, sandbox, settings)
+        backend_named(backend).close()
+
+
+def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
+    with gather.Gathered({"runsc do": _runsc_do}) as gathered:
+        yield from gathered.missing
+        contenders = {name: peer.run_true for name, peer in gathered.peers.items()}
+        ours = {OURS: lambda: _one_life(backend)}
+        samples = take_turns({**ours, **contenders}, settings.slow_rounds)
+        targets = {"runsc do": _LIFE_TARGET}
+        yield from rows(
+            f"{backend}: {_LIFE}", "backends", samples, list(contenders) or [""], targets
+        )
+
+
+def _execs(
+    backend: str, peer: str, sandbox: Sandbox, settings: Settings
+) -> Iterator[Row | Missing]:
+    with gather.Gathered({peer: gather.LIVE[peer]}) as gathered:
+        yield from gathered.missing
+        contenders = {name: each.run_true for name, each in gathered.peers.items()}
+        samples = take_turns({OURS: true_in(sandbox), **contenders}, settings.slow_rounds * 2)
+        yield from rows(
+            f"{backend}: {_EXEC}", "backends", samples, list(contenders) or [""], _EXEC_TARGETS
+        )
+
+
+def _runsc_do(_all: Gathered) -> CommandPeer:
+    options = oci.OPTIONS["runsc"]
+    return CommandPeer("runsc do", program("runsc"), *options, "do", "true")
+
+
+def _one_life(backend: str) -> None:
+    with Sandbox.create(backend=backend) as sandbox:
+        if not sandbox.exec(["true"]).ok:
+            raise AssertionError("`true` failed in the sandbox")

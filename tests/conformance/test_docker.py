@@ -1,0 +1,132 @@
+"""The Docker backend passes the suite over a real engine, which the tests start themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.features import require
+
+from ringfence.backends.docker.backend import LABEL, DockerBackend
+from ringfence.errors import BackendUnavailable
+from ringfence.model.spec import SandboxSpec
+from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance.endings import Endings
+from ringfence.testing.conformance.environment import Environment
+from ringfence.testing.conformance.execs import Execs
+from ringfence.testing.conformance.lifecycle import Lifecycle
+from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.network import Network
+from ringfence.testing.conformance.reports import Reports
+from ringfence.testing.conformance.suspension import Suspension
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+while True:
+    client, _ = server.accept()
+    while data := client.recv(9999):
+        client.sendall(data)
+    client.close()
+"""
+PATIENCE_S = 60.0
+pytestmark = pytest.mark.root  # an engine of one's own takes root
+_socket: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> Iterator[str]:
+    """`dockerd` on a socket, a disk and a network of its own: none of the host's is touched."""
+    require("dockerd")
+    place = Path(tempfile.mkdtemp(prefix="engine-of-a-test-", dir="/var/tmp"))
+    address = f"unix://{place}/engine"
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                shutil.which("dockerd") or "dockerd",
+                *(
+                    "--host",
+                    address,
+                    "--data-root",
+                    f"{place}/data",
+                    "--exec-root",
+                    f"{place}/exec",
+                ),
+                *("--pidfile", f"{place}/pid", "--bridge=none", "--iptables=false"),
+                *("--ip6tables=false", "--ip-masq=false"),
+            ],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        _wait_for(address, process, place / "log")
+        _socket.append(address)
+        yield address
+    finally:
+        _socket.clear()
+        process.terminate()
+        process.wait(PATIENCE_S)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends and process.poll() is None:
+        backend = DockerBackend(address)
+        try:
+            backend.client()
+        except BackendUnavailable:
+            time.sleep(0.1)  # nothing tells when it listens
+        else:
+            return
+        finally:
+            backend.close()
+    raise AssertionError(f"dockerd did not start: {log.read_text()[-2000:]}")
+
+
+class TestDocker(
+    Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
+):
+    """What is left out here does not depend on the engine: `tools/conformance.sh docker` runs all of it."""
+
+    def make_backend(self) -> DockerBackend:
+        return DockerBackend(_socket[0])
+
+    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
+        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
+        return ("/usr/bin/python3", "-c", code)
+
+    def serve_argv(self, port: int) -> tuple[str, ...]:
+        return ("/usr/bin/python3", "-c", SERVER, str(port))
+
+
+if os.environ.get("RINGFENCE_TEST_ALL_OF") == "docker":
+
+    class TestAllOfDocker(TestDocker, BackendConformance):
+        """Everything: each of its sandboxes takes a second."""
+
+
+def test_the_engine_keeps_no_container(engine: str) -> None:
+    backend = DockerBackend(engine)
+    sandbox = backend.provision(SandboxSpec())
+    found = backend.client().containers.list(all=True, filters={"label": LABEL})
+
+    sandbox.terminate()
+
+    assert [sandbox.id] == [each.labels[LABEL] for each in found]
+    assert [] == backend.client().containers.list(all=True, filters={"label": LABEL})
+    backend.close()
+
+
+@pytest.mark.parametrize("address", ["unix:///nonexistent/engine", "tcp://127.0.0.1:1"])
+def test_no_engine_no_sandbox(address: str) -> None:
+    with pytest.raises(BackendUnavailable):
+        DockerBackend(address).provision(SandboxSpec())
