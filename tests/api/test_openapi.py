@@ -33,7 +33,7 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-EXAMPLES = int(os.environ.get("RINGFENCE_TEST_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("RINGFENCE_TEST_EXAMPLES", "2"))
 """Of each operation, well-formed and again malformed; more find more."""
 
 ENDLESS = r"/files/watch$|/attach$"

@@ -68,7 +68,8 @@ class Body:
             return await self._receive()  # the client's leaving, which may take as long as it likes
         left = self._bounds.chunk_s if self._streamed else self._until - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+            async with asyncio.timeout(left):  # not `wait_for`, which makes a task of each piece
+                message = await self._receive()
         except TimeoutError:
             raise TooSlow("the request's body did not come") from None
         if message["type"] == "http.request":

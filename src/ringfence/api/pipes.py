@@ -92,7 +92,8 @@ class Running:
         add, remove = getattr(loop, f"add_{side}"), getattr(loop, f"remove_{side}")
         add(self._fd, _set, ready)
         try:
-            await asyncio.wait_for(ready, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await ready
         except TimeoutError:
             raise TimeoutExceeded(f"{self._path}: the sandbox does not answer") from None
         finally:
