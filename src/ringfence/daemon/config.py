@@ -11,6 +11,7 @@ from ..model.noun import Noun
 from ..model.places import state_directory
 from ..sessions.config import ManagerConfig
 from .logs import LEVELS
+from .sockets import check_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class DaemonConfig(Noun):
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
         if bool(self.tls_certificate) != bool(self.tls_key):
             checks.refuse("tls_key", "certificate and key belong together")
+        if self.listen:
+            check_address(self.listen, public=self.allow_public or bool(self.tls_certificate))
 
     @property
     def socket_path(self) -> str:

@@ -54,14 +54,7 @@ def listen_tcp(where: str, *, public: bool) -> socket.socket:
     Raises:
         InvalidRequest: It is malformed, taken, or public without leave.
     """
-    host, port = read_address(where)
-    address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    if not address.is_loopback and not public:
-        raise InvalidRequest(
-            f"{host} can be reached by others",
-            field="listen",
-            hint="give --tls-certificate and --tls-key, or --allow-public to serve it in the clear",
-        )
+    address, port = check_address(where, public=public)
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -72,6 +65,25 @@ def listen_tcp(where: str, *, public: bool) -> socket.socket:
         listener.close()
         raise InvalidRequest(f"{where}: {exc.strerror}", field="listen") from exc
     return listener
+
+
+def check_address(
+    where: str, *, public: bool
+) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """The address and port of `HOST:PORT`.
+
+    Raises:
+        InvalidRequest: It is malformed, or can be reached by others without leave.
+    """
+    host, port = read_address(where)
+    address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    if not address.is_loopback and not public:
+        raise InvalidRequest(
+            f"{host} can be reached by others",
+            field="listen",
+            hint="give --tls-certificate and --tls-key, or --allow-public to serve it in the clear",
+        )
+    return address, port
 
 
 def read_address(where: str) -> tuple[str, int]:
