@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ringfence import Mount
 from ringfence.errors import LifecycleError, SandboxLost
+from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.features import require
@@ -245,6 +247,32 @@ def test_mounts_and_their_protection_live_on(state: str, kill: Any, tmp_path: Pa
     assert ["new"] == os.listdir(shared)
 
 
+def test_everything_can_be_done_with_it(state: str, kill: Any, tmp_path: Path) -> None:
+    """Also what needs a way into the sandbox, or what was known of how it was locked down."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (shared / "file").write_text("hi")
+    is_root = 0 == os.geteuid()
+    kill(_ONE + ("l.sandbox.exec(['true'], user='nobody'); " if is_root else "") + "halt()")
+    with manage(state) as manager:
+        sid = session_id(state)
+        sandbox = manager.sandbox(sid)
+        for user, uid in (("nobody", b"65534"), ("root", b"0")) if is_root else ():
+            assert uid == sandbox.exec(["id", "-u"], user=user).stdout.strip()
+        sandbox.mount(Mount("/work", str(shared)))
+        assert b"hi" == sandbox.exec(["cat", "/work/file"]).stdout
+        sandbox.files.write("kept", b"content")
+        assert all("missing" != each.status for each in sandbox.protections())
+        assert manager.capabilities(sid).to_json()
+        snapshot = manager.snapshot(sid, {}, "ann")
+        again = manager.acquire(
+            options=AcquireOptions(snapshot_id=snapshot.id), client_id="ann"
+        ).sandbox
+        assert b"content" == again.files.read("kept")
+        assert sandbox.stats().execs >= 2
+
+
 # -- what does not ---------------------------------------------------------------------------------
 
 
@@ -288,6 +316,15 @@ halt()
         assert manager.sandbox(session_id(state)).exec(["true"]).ok
         output, status = collect(execs_of(manager, session_id(state))["out"])
         assert (b"one\n", 7) == (output, status.exit_code)
+
+
+def test_a_manager_that_keeps_nothing_ends_them(state: str, kill: Any) -> None:
+    family = kill(_ONE + "halt()")
+    with SessionManager(
+        ManagerConfig(pool=PoolConfig(enabled=False)), state_dir=state, background=False
+    ) as manager:
+        assert all_end(family, 5.0)
+        assert "restart" == manager.get(session_id(state)).reason
 
 
 def test_another_version_s_notes_are_not_read(

@@ -129,7 +129,11 @@ class SessionManager:
         options: dict[str, Any] = {}
         if name == "native" and self.store.directory is not None:
             options["state_dir"] = self.store.directory.file("snapshots")
-            if self._outlive_s is not None:
+            if self._outlive_s is None:
+                from ..backends.registry import end_what_outlives
+
+                end_what_outlives(self.store.directory.path)
+            else:
                 from ..backends.local.holder import Holder
 
                 options["holder"] = Holder(self.store.directory.path, self._outlive_s)
