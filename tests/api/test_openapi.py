@@ -115,6 +115,27 @@ def test_every_route_is_in_the_reference() -> None:
     assert served == {each for each in listed if each[0] not in ("WS", "ANY")}
 
 
+ODD = ["%2e%2e", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "a%00b", "-rf", "A", "x" * 64, "%ff", "a b"]
+
+
+def test_no_path_parameter_is_ever_a_path(daemon: Daemon, sandboxes: Sandboxes) -> None:
+    """Each parameter in turn, the others being right; what is there stays as it is."""
+    before = sorted(str(each) for each in daemon.state_dir.rglob("*"))
+    right = {"sandbox_id": sandboxes.one(), "port": "80"}
+    with daemon.client() as client:
+        for path, operations in DOCUMENT["paths"].items():
+            for name in re.findall(r"{(\w+)}", path):
+                rest = {**dict.fromkeys(re.findall(r"{(\w+)}", path), "none"), **right}
+                for odd in ODD:
+                    url = path.format(**{**rest, name: odd})
+                    for method in operations:
+                        answer = client.request(method, url)
+                        assert 400 <= answer.status_code < 500, (method, url, answer.text)
+                        assert "application/problem+json" == answer.headers["content-type"]
+        assert "provisioned" == client.get(f"/v1/sandboxes/{right['sandbox_id']}").json()["state"]
+    assert before == sorted(str(each) for each in daemon.state_dir.rglob("*"))
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_whatever_is_sent(
