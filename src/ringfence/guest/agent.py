@@ -7,12 +7,12 @@ kills all that is left.
 
 from __future__ import annotations
 
+import _signal as signal
+import _struct as struct
 import errno
 import os
 import resource
 import select
-import signal
-import struct
 import time
 
 from ..launcher import forked, init, programs, wire

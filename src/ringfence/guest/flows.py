@@ -6,10 +6,10 @@ a file sends a pipe, and it is copied, a piece at a time, whenever the other sid
 
 from __future__ import annotations
 
+import _socket as socket
 import errno
 import os
 import select
-import socket
 
 from ..launcher import init, wire
 

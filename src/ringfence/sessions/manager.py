@@ -127,8 +127,9 @@ class SessionManager:
         from ..backends.registry import new_backend
 
         options: dict[str, Any] = {}
-        if name == "native" and self.store.directory is not None:
+        if name in ("native", "gvisor") and self.store.directory is not None:
             options["state_dir"] = self.store.directory.file("snapshots")
+        if name == "native" and self.store.directory is not None:
             if self._outlive_s is None:
                 from ..backends.registry import end_what_outlives
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "agent"
 _MODULES = (
+    "__future__",
     "ringfence",
     "ringfence.guest",
     "ringfence.guest.agent",
