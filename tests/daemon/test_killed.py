@@ -65,14 +65,17 @@ def test_replaced_and_stopped(server: Server) -> None:
     assert 5 == server.wait(sandbox, run)["status"]["exit_code"]
     assert b"begun\non\n" == server.output(sandbox, run)
 
+    marker = f"70{os.getpid():07d}"
+    server.run(sandbox, f"exec sleep {marker}")
+    assert until(lambda: 1 == len(pids_with(marker)))
     server.kill()
-    assert cgroups_of(sandbox), "the control: it lives on"
+    assert 1 == len(pids_with(marker)), "the control: it lives on"
     stop = [*SERVE, "serve", "--stop", "--state-dir", str(server.state)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = [subprocess.run(stop, env=env, check=True, capture_output=True).stdout for _ in "12"]
     assert b"stopped\n" == said[0]
     assert said[1].startswith(b"nothing serves")
-    assert until(lambda: [] == cgroups_of(sandbox))
+    assert until(lambda: [] == pids_with(marker) and [] == cgroups_of(sandbox))
     server.start(faulty=False)
     assert "terminated" == server.ask("GET", f"/sandboxes/{sandbox}")["state"]
 
