@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -227,3 +229,14 @@ def test_nobody_waits_for_one_that_is_stuck(make_manager: MakeManager) -> None:
     for holder in holders:
         holder.join()
     assert until(lambda: all(is_over(lease) for lease in stuck))
+
+
+def test_what_has_ended_is_not_kept_in_memory(manager: SessionManager) -> None:
+    """Not even until it would have been looked at: many short lives must not add up."""
+    lease = manager.acquire(client_id="ann")
+    kept = weakref.ref(lease._live)
+    lease.release()
+    del lease
+    gc.collect()
+
+    assert kept() is None

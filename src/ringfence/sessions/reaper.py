@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import RingfenceError
@@ -12,6 +13,8 @@ from . import expiry, looking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from weakref import ReferenceType
+
     from .clock import Clock
     from .live import Live
     from .manager import SessionManager
@@ -27,7 +30,8 @@ class Reaper:
     def __init__(self, manager: SessionManager, clock: Clock) -> None:
         self._manager, self._clock = manager, clock
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Live]] = []
+        # By weak reference: what has ended must not be kept until it would have been looked at.
+        self._due: list[tuple[float, int, ReferenceType[Live]]] = []
         self._count = itertools.count()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -56,7 +60,7 @@ class Reaper:
         )
         with self._changed:
             live.next_look = due
-            heapq.heappush(self._due, (due, next(self._count), live))
+            heapq.heappush(self._due, (due, next(self._count), weakref.ref(live)))
             self._changed.notify()
 
     def _run(self) -> None:
@@ -81,9 +85,12 @@ class Reaper:
     def _take_due(self) -> list[Live]:
         ready, until = [], self._clock.now() + _GRAIN_S
         while self._due and self._due[0][0] <= until:
-            due, _, live = heapq.heappop(self._due)
+            due, _, found = heapq.heappop(self._due)
+            live = found()
             # An entry that was replaced by a later one says nothing; one in hand is not given twice.
-            if due == live.next_look and not live.looking and live.state != "terminated":
+            if live is None or due != live.next_look:
+                continue
+            if not live.looking and live.state != "terminated":
                 live.looking = True
                 ready.append(live)
         return ready
