@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+_STRONG = ("gvisor",)
+
 
 def options(**more: Any) -> dict[str, Any]:
     """Keyword arguments of `Sandbox.create`."""
     backend = os.environ.get("RINGFENCE_SUITE_BACKEND")
-    return {**({"backend": backend} if backend else {}), **more}
+    if not backend:
+        return more
+    return {"backend": backend, "tier": "strong" if backend in _STRONG else "light", **more}

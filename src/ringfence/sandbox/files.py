@@ -31,7 +31,7 @@ class Files:
         stream = self._inner.open_read(path)
         try:
             with stream as file:
-                file.seek(offset)
+                _skip(file, offset)
                 return file.read(-1 if max_bytes is None else max_bytes)
         except OSError as exc:
             raise _typed(exc, path) from exc
@@ -144,6 +144,15 @@ class Files:
             return
         with self._inner.open_read(remote) as source, _open_local(local, "wb") as target:
             _copy(source, target, remote, progress)
+
+
+def _skip(file: BinaryIO, count: int) -> None:
+    """Go on `count` bytes further; some backends have a pipe there."""
+    if count and file.seekable():
+        file.seek(count)
+        return
+    while count > 0 and (data := file.read(min(count, _CHUNK))):
+        count -= len(data)
 
 
 def _typed(exc: OSError, path: str) -> RingfenceError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import pytest
 
 from ringfence import Sandbox
 from ringfence.errors import FileError, FileNotFound
+from ringfence.sandbox.files import Files
 
 
 @pytest.fixture
@@ -42,3 +44,26 @@ def test_stat_does_not_go_round_in_circles(sandbox: Sandbox) -> None:
 
     with pytest.raises(FileError, match="symbolic links"):
         sandbox.files.stat("one", follow=True)
+
+
+class _Pipe(io.BytesIO):
+    """As a backend gives that reads by way of another process."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise io.UnsupportedOperation("seek")
+
+
+@pytest.mark.parametrize("kind", [io.BytesIO, _Pipe])
+def test_read_a_part(kind: type[io.BytesIO]) -> None:
+    class Backend:
+        def open_read(self, path: str) -> io.BytesIO:
+            return kind(b"0123456789")
+
+    files = Files(Backend())  # type: ignore[arg-type]
+
+    assert b"0123456789" == files.read("f")
+    assert b"345" == files.read("f", offset=3, max_bytes=3)
+    assert (b"9", b"") == (files.read("f", offset=9), files.read("f", offset=99))
