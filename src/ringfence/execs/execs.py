@@ -98,9 +98,9 @@ class Execs:
             with suppress(RingfenceError):
                 self._records.remove(run.id)
             raise
-        self._attend(live, run, begun, request)
         self.counts.began()
         told.began(run.view())
+        self._attend(live, run, begun, request)
         return run
 
     def _new_run(self, live: Live, request: ExecRequest) -> Run:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..spool.spool import Spool
     from .pump import SpooledPump
 
+MOST_INLINE_BYTES = 16 << 20
+"""Of a stream in a result, which is made whole in memory; the spool may hold more."""
 _STDIN = "stdin"  # the file that counts what was given
 _NEVER_BEGAN = ("exec_failed", "invalid_request")
 
@@ -93,7 +95,7 @@ class Run:
         }
 
     def result(self) -> ExecResult:
-        """How it ended, with its output.
+        """How it ended, with its output: of each stream not more than `MOST_INLINE_BYTES`.
 
         Raises:
             RingfenceError: It failed or was lost: what its problem says.
@@ -105,8 +107,9 @@ class Run:
         status = view.status
         if status is None:
             raise LifecycleError(f"exec {self.id} has not ended")
-        stdout, out_dropped = self.spool.tracks[OUT].ends(view.max_output_bytes)
-        stderr, err_dropped = self.spool.tracks[ERR].ends(view.max_output_bytes)
+        most = min(view.max_output_bytes, MOST_INLINE_BYTES)
+        stdout, out_dropped = self.spool.tracks[OUT].ends(most)
+        stderr, err_dropped = self.spool.tracks[ERR].ends(most)
         return ExecResult(
             stdout=stdout,
             stderr=stderr,

@@ -36,6 +36,8 @@ _CHUNK = 1 << 18
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
 _DRAIN_BYTES = 4 << 20  # what a surviving child may still add after the process ended
+_BUSY_S = 0.001  # reads closer than this make a stream a busy one
+_FULL = 1 << 18  # a read that need not wait for more
 _GRACE_S = 10.0  # beyond the timeout until the sandbox itself counts as hung
 
 
@@ -81,7 +83,12 @@ class Pump:
 
     Attributes:
         wants: descriptor to poll(2) events; the driver polls these and calls `ready`.
+        may_rest: Whether the driver calls `rested`.
+        resting: Descriptors that are left alone for a moment, until that time: a program that
+            writes a little at a time would have us wake up for each piece, and write slower for it.
     """
+
+    may_rest = False
 
     def __init__(
         self,
@@ -103,6 +110,8 @@ class Pump:
         self._sinks: dict[int, Sink] = {}
         self._cut = False
         self._grown: set[int] = set()
+        self._last_read: dict[int, float] = {}
+        self.resting: dict[int, float] = {}
         self._stdin = memoryview(request.stdin or b"")
         self.wants: dict[int, int] = {run.done: select.POLLIN}
         out, err = sinks or (
@@ -171,9 +180,32 @@ class Pump:
         if not count:
             self.wants.pop(fd, None)
             sink.close()
-        elif count >= 1 << 16 and fd not in self._grown:
+            return 0
+        if count >= 1 << 16 and fd not in self._grown:
             self._grow(fd)
+        if self.may_rest and count < _FULL:
+            self._rest(fd)
         return count
+
+    def _rest(self, fd: int) -> None:
+        """Leave a busy stream alone for a moment; its pipe takes what comes meanwhile."""
+        now = time.monotonic()
+        last = self._last_read.get(fd, 0.0)
+        self._last_read[fd] = now
+        if now - last < _BUSY_S and self.wants.get(fd) == select.POLLIN:
+            if fd not in self._grown:
+                self._grow(fd)
+            del self.wants[fd]
+            self.resting[fd] = now + _BUSY_S
+
+    def rested(self, now: float) -> bool:
+        """Go on with what has rested for long enough; whether there was any."""
+        over = [fd for fd, until in self.resting.items() if until <= now]
+        for fd in over:
+            del self.resting[fd]
+            self.wants[fd] = select.POLLIN
+            self._last_read[fd] = now
+        return bool(over)
 
     def _grow(self, fd: int) -> None:
         """A busy stream gets a larger pipe: fewer wake-ups."""
@@ -200,6 +232,8 @@ class Pump:
 
     def _drain(self) -> None:
         """What was written before the end is in the pipes: read it, and wait for nobody else."""
+        self.rested(float("inf"))
+        self.may_rest = False
         for fd, sink in self._sinks.items():
             left = _DRAIN_BYTES
             while fd in self.wants and left > 0 and (count := self._read(fd)):

@@ -22,6 +22,7 @@ class Reactor:
         self._pumps: dict[int, Pump] = {}
         self._events: dict[Pump, dict[int, int]] = {}
         self._futures: dict[Pump, Future[ExecResult]] = {}
+        self._resting: set[Pump] = set()
         self._new: deque[tuple[Pump, Future[ExecResult]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -32,6 +33,7 @@ class Reactor:
         """Take over `pump`; the future gets its result."""
         future: Future[ExecResult] = Future()
         future.set_running_or_notify_cancel()
+        pump.may_rest = True
         self._new.append((pump, future))
         self._wake()
         return future
@@ -58,6 +60,7 @@ class Reactor:
 
     def _timeout_s(self) -> float | None:
         deadlines = [p.deadline for p in self._futures if p.deadline is not None]
+        deadlines += [until for pump in self._resting for until in pump.resting.values()]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _adopt(self) -> None:
@@ -99,6 +102,8 @@ class Reactor:
                 return
             if pump.wants != before or self._events[pump] != pump.wants:
                 self._sync(pump)
+            if pump.resting:
+                self._resting.add(pump)
         except Exception as exc:  # noqa: BLE001  whatever it is belongs to the one who waits
             self._fail(pump, exc)
 
@@ -112,6 +117,7 @@ class Reactor:
         for fd in self._events.pop(pump, {}):
             self._epoll.unregister(fd)
             del self._pumps[fd]
+        self._resting.discard(pump)
         return self._futures.pop(pump)
 
     def _fail(self, pump: Pump, exc: Exception) -> None:
@@ -123,6 +129,10 @@ class Reactor:
 
     def _expire(self) -> None:
         now = time.monotonic()
+        for pump in [each for each in self._resting if each.rested(now)]:
+            self._sync(pump)
+            if not pump.resting:
+                self._resting.discard(pump)
         for pump in [p for p in self._futures if p.deadline is not None and p.deadline <= now]:
             try:
                 pump.passed_deadline()

@@ -12,6 +12,7 @@ from ...execs.run import Run
 from ...model.exec_start import StartRequest
 from ...model.exec_view import ExecView
 from ...model.ids import check_id
+from ..lanes import COPIES
 from ..nouns import AsNoun, answer, json_answer
 from ..orders import SignalBody, SizeBody, give, signal_number
 from ..runs import TheExecs, find_run, sandbox_of, wait_for
@@ -43,16 +44,20 @@ async def start(
     problem = run.view().problem
     if problem is not None:
         raise problem.error()
-    return answer(await _with_result(service, run), 200)
+    return await _with_result(service, run)
 
 
-async def _with_result(service: Service, run: Run) -> ExecView:
+async def _with_result(service: Service, run: Run) -> Response:
     view = run.view()
     if view.status is None:
-        return view
+        return answer(view)
+
+    def whole() -> Response:
+        return answer(replace(view, result=run.result()))
+
     if view.stdout_bytes + view.stderr_bytes < 1 << 16:
-        return replace(view, result=run.result())  # a thread would take longer
-    return replace(view, result=await service.lanes.call(run.result))
+        return whole()  # a thread would take longer
+    return await service.lanes.call(whole, lane=COPIES)
 
 
 @router.get("")
@@ -92,7 +97,7 @@ async def wait(
     """An exec when it has ended, with its output; after `timeout_s` as it is, still running."""
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     await wait_for(run, timeout_s)
-    return answer(await _with_result(service, run))
+    return await _with_result(service, run)
 
 
 @router.post("/{exec_id}/signal", response_model=View)
