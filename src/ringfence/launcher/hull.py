@@ -11,7 +11,7 @@ import _signal as signal
 import errno
 import posix as os
 
-from ..linux import mounts, privileges
+from ..linux import mounts, privileges, seccomp
 from . import build, cgroups, init, lockdown, wire
 
 TYPE_CHECKING = False
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         guest: GuestRoot
         after: list[tuple[Any, ...]]  # steps in the hull's root once the guest's is there
         rlimits: list[tuple[int, int, int]]
+        filter: bytes  # of system calls, for the program and all that it starts
         argv: list[str]
         env: dict[str, str]
         cgroup_dirs: list[str]
@@ -200,4 +201,5 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int) -> NoReturn:
     lockdown.apply_rlimits(plan["rlimits"])
     privileges.set_no_new_privs()
     privileges.die_with_parent(signal.SIGKILL)
+    seccomp.install_filter(plan["filter"])
     os.execve(plan["argv"][0], plan["argv"], plan["env"])

@@ -14,7 +14,7 @@ from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import agent_code, identity, sources, template
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
-from . import statx
+from . import setid, statx
 from .limits import host_pids
 
 TYPE_CHECKING = False
@@ -206,6 +206,7 @@ def make_plan(
         },
         "after": draft.after,
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
+        "filter": setid.filter_of_hull(),
         "argv": [
             RUNSC,
             f"--root={STATE}",
