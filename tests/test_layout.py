@@ -67,8 +67,6 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         allowed |= {"pytest"}  # the extra of that name: for backend authors
     if PACKAGE / "egress" / "ca.py" == path:
         allowed |= {"cryptography"}  # the extra `egress`
-    if PACKAGE / "backends" / "docker" in path.parents:
-        allowed |= {"docker"}  # the extra of that name
     if {PACKAGE / "api", PACKAGE / "daemon"} & {*path.parents}:
         allowed |= SERVER
     if PACKAGE / "client" in path.parents:

@@ -47,6 +47,7 @@ class TestBubblewrap(BackendConformance):
         return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
+@pytest.mark.root  # the CLI runs as an ordinary user of its own either way
 class TestCodex(Execs, Endings, Environment, Network, LimitsThatBite, Reports):
     """The real Codex CLI. Its policy lets no program connect; each of its sandboxes takes a second.
 
