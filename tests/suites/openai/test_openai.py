@@ -120,14 +120,16 @@ async def test_resumed_after_its_end(tmp_path: Path) -> None:
     first = await client.create(snapshot=snapshot, manifest=Manifest())
     async with first:
         await first.write(Path("a/kept.txt"), io.BytesIO(b"kept"))
+        await first.write(Path("large"), io.BytesIO(b"x" * (20 << 20)))
         before = first.state.sandbox_id
     state = client.deserialize_session_state(first.state.model_dump(mode="json"))
     again = await client.resume(state)
     async with again:
         kept = (await again.read(Path("a/kept.txt"))).read()
+        large = (await again.read(Path("large"))).read()
     await client.delete(again)
 
-    assert b"kept" == kept
+    assert (b"kept", 20 << 20) == (kept, len(large))
     assert before != again.state.sandbox_id
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ...sandbox import AsyncSandbox
 
 OUTPUT_BYTES = 16 << 20
-ARCHIVE_BYTES = 4 << 30
 
 
 class RingfenceSandboxSessionState(SandboxSessionState):
@@ -222,17 +221,19 @@ class RingfenceSandboxSession(BaseSandboxSession):
         """The workspace as a tar, without what the manifest calls ephemeral."""
         root = self._workspace_root_path()
         skip = shell_tar_exclude_args(self._persist_workspace_skip_relpaths())
-        # The arguments are quoted for a shell.
-        script = f'cd "$0" && exec tar {" ".join(skip)} -cf - .'
+        # The arguments are quoted for a shell. By way of a file: a result holds only so much output.
+        archive = f"/tmp/workspace-{self.state.session_id.hex}.tar"
+        script = f'cd "$0" && exec tar {" ".join(skip)} -cf "$1" .'
         try:
-            argv = ["sh", "-c", script, root.as_posix()]
-            result = await self.sandbox.exec(argv, max_output_bytes=ARCHIVE_BYTES)
+            result = await self.sandbox.exec(["sh", "-c", script, root.as_posix(), archive])
+            if not result.ok:
+                context = {"exit_code": result.exit_code, "stderr": result.stderr_text[-2000:]}
+                raise WorkspaceArchiveReadError(path=root, context=context)
+            data: bytes = await self.sandbox.files.read(archive)
+            await self.sandbox.files.remove(archive)
         except RingfenceError as exc:
             raise WorkspaceArchiveReadError(path=root, cause=exc) from exc
-        if not result.ok or result.truncated:
-            context = {"exit_code": result.exit_code, "stderr": result.stderr_text[-2000:]}
-            raise WorkspaceArchiveReadError(path=root, context=context)
-        return io.BytesIO(result.stdout)
+        return io.BytesIO(data)
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
         """Unpack such a tar; one that leads out of the workspace is refused."""
