@@ -43,7 +43,7 @@ REFUSED = [
     (["--profile", "nosuchprofile", "--", "true"], "--profile", "profile"),
     (["--backend", "nosuchbackend", "--", "true"], "--backend", "backend"),
     (["--tier", "medium", "--", "true"], "--tier", "tier"),
-    (["--tier", "strong", "--", "true"], "--tier", "tier"),
+    (["--backend", "native", "--tier", "strong", "--", "true"], "--tier", "tier"),
     (["--net", "exa mple.com", "--", "true"], "--net", ""),
     (["--protect", "../up", "--", "true"], "--protect", ""),
     (["--mount", ".:/w:rw", "--unprotect", "nothing", "--", "true"], "--unprotect", "unprotect"),

@@ -27,7 +27,7 @@ from tests.native.outside import children_of
 Options = dict[str, Any]
 
 BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
-    ("unknown backend", {"backend": "docker"}, InvalidRequest, "backend"),
+    ("unknown backend", {"backend": "no-such"}, InvalidRequest, "backend"),
     ("unknown profile", {"profile": "no_such"}, InvalidRequest, "profile"),
     ("profile not a name", {"profile": "../os_hardened"}, InvalidRequest, "profile"),
     ("unknown template", {"template": "debian"}, InvalidRequest, "template"),

@@ -76,7 +76,7 @@ def read_process(pid: int) -> Process:
         pid=pid,
         inside=int(status["NSpid"].split()[-1]),
         name=status["Name"],
-        command=tuple((proc / "cmdline").read_text().strip("\0 ").split("\0")),
+        command=command_of(pid),
         threads=len(tasks),
         identities=frozenset(_identity(proc / "task" / task) for task in tasks),
         files=_files(proc),
@@ -86,6 +86,11 @@ def read_process(pid: int) -> Process:
             line.split(":", 2)[2] for line in (proc / "cgroup").read_text().splitlines()
         ),
     )
+
+
+def command_of(pid: int) -> tuple[str, ...]:
+    """Its words; one empty one of a process that has ended and was not waited for yet."""
+    return tuple(Path(f"/proc/{pid}/cmdline").read_text().strip("\0 ").split("\0"))
 
 
 def _status(proc: Path) -> dict[str, str]:

@@ -20,6 +20,7 @@ from tests.posture import expected, maker
 from tests.posture.reading import (
     Process,
     anonymous,
+    command_of,
     holders_of,
     mounts_of,
     processes_in,
@@ -253,9 +254,7 @@ def test_who_serves_its_network_is_nobody(way: str, made: Made) -> None:
     """The egress process: outside, under a filter of its own, and there is nothing to it but a network."""
     if not way.endswith("limited"):
         pytest.skip("nothing serves a sandbox without network")
-    serving = [
-        each for each in map(read_process, children_of(made.maker)) if is_egress(each.command)
-    ]
+    serving = [read_process(pid) for pid in children_of(made.maker) if is_egress(command_of(pid))]
 
     assert serving
     for process in serving:

@@ -233,7 +233,14 @@ sessions = st.builds(
     metadata=labels.map(FrozenMap),
 )
 snapshots = st.builds(
-    Snapshot, ids, ids, names, seconds, st.integers(0, 2**60), labels.map(FrozenMap)
+    Snapshot,
+    ids,
+    ids,
+    names,
+    seconds,
+    st.integers(0, 2**60),
+    st.booleans(),
+    labels.map(FrozenMap),
 )
 capabilities = st.builds(Capability, names, st.booleans(), texts)
 protections = st.builds(

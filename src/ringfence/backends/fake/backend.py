@@ -226,6 +226,8 @@ class FakeBackend:
             raise Unsupported(backend=self.name, operation=f"tier {spec.tier}", field="tier")
         if spec.secrets:
             self.need(can.SECRETS, "secrets")
+        if spec.memory_dir:
+            self.need(can.MOUNT, "memory_dir")
         if spec.deny:
             self.need(can.DENIED_PATHS, "deny")
         self.check_network(spec.network)
