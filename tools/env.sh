@@ -27,6 +27,8 @@ make_venv() {
   rm -rf .venv
   "$python" -m venv --without-pip .venv || return 1
   link_source .venv/bin/python "$PWD/src" .venv/bin/ringfence
+  # As an installer does: where PYTHONDONTWRITEBYTECODE is set, every start would compile it all again.
+  .venv/bin/python -m compileall -q src >/dev/null || true
 }
 
 # link_source PYTHON SRC COMMAND: let PYTHON import SRC, and write the `ringfence` command.

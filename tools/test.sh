@@ -60,6 +60,7 @@ prepare_rootless() {  # sets `python` and `stage`
   mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
   copy_tree "$stage/tree"
   cp -R build/site/. "$stage/site"
+  "$python" -m compileall -q "$stage/tree/src" >/dev/null || true  # once, not in every process
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
   chmod 700 "$stage/run"
