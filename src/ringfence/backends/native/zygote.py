@@ -10,6 +10,7 @@ from ...launcher.spawn import ZYGOTE
 from ..local.launched import Launched
 
 _MOST_UNREAD = 512  # more than its socket holds
+_AT_ONCE = 64  # forgotten together: each one alone would move all the others
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.spawn import Started
@@ -68,8 +69,8 @@ class Zygote(Launched):
 
     def _tell_of(self, verb: str, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
         self._told.append((sandbox_id, directories))
-        if len(self._told) > 2 * _MOST_UNREAD:
-            del self._told[:_MOST_UNREAD]
+        if len(self._told) >= _MOST_UNREAD + _AT_ONCE:
+            del self._told[:_AT_ONCE]
         self.note(verb, sandbox_id, fds)
 
     def finish(self, living: set[str]) -> None:
