@@ -16,31 +16,18 @@ import select
 import time
 
 from ..launcher import forked, init, programs, wire
-from ..linux import libc, mounts, namespaces, privileges, signals
-from . import flows
+from ..linux import libc, namespaces, signals
+from . import flows, looking, users
+from .files import FileRequests
 from .groups import Groups
 from .tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn, TypedDict
+    from typing import Any
 
-    class Settings(TypedDict):
-        """What the agent is told first."""
+    from .settings import Settings
 
-        own_kernel: bool  # it is root of a kernel of the guest's; else one program under a launcher
-        uid: int  # of the guest's user, as the guest sees it
-        id_map: str  # of the user namespace that the guest lives in; it has ids 0 and `uid`
-        pids: int
-        memory_bytes: int  # 0: not watched
-        counts_cpu: bool  # gVisor counts also the time in which its host keeps it waiting
-        rlimits: list[tuple[int, int, int]]
-        place: str  # the directory that the agent came in: to be removed
-
-
-_CONTROL_FD = 0
-_is_root = os.getuid() == 0  # whoever is may become other users
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
 _LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
@@ -62,7 +49,7 @@ class Exec:
         self.terminal: flows.Pair | None = None
 
 
-class Agent:
+class Agent(FileRequests):
     """The event loop of PID 1."""
 
     def __init__(self, control: wire.Socket, settings: Settings, groups: Groups | Tags) -> None:
@@ -168,7 +155,7 @@ class Agent:
                 actions = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
                 actions += [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
             stage = wire.STAGE_CWD
-            with As(uid):
+            with users.As(uid):
                 os.chdir(cwd)
             stage = wire.STAGE_COMMAND
             self.groups.enter(number)
@@ -198,7 +185,7 @@ class Agent:
         A slave of ours is noted in `opened`, to be closed once the process has its own: a master
         without any slave reads as hung up.
         """
-        with As(run.uid):
+        with users.As(run.uid):
             master, name = init.new_terminal("/dev/ptmx", rows, columns)
             run.terminal = flows.Pair(master, opened.pop(), ends_at_once=True)
             opened.append(os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
@@ -206,12 +193,12 @@ class Agent:
 
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
         paths = programs.candidates(argv[0], env)
-        if not _is_root:  # there is one user, and nobody to become
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, _prefer_for_oom)
+        if not users.is_root:  # there is one user, and nobody to become
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, users.prefer_for_oom)
             return
         if init.has_children():
             # Who runs already as that user could stop a child of ours before it has begun.
-            become = _become_for_good(run.uid)
+            become = users.become_for_good(run.uid)
             run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
             return
         os.setresgid(run.uid, 0, -1)
@@ -219,7 +206,7 @@ class Agent:
         try:
             run.pid = programs.spawn_first(paths, argv, env, actions, as_real_user=True)
         finally:
-            _become_root()
+            users.become_root()
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -325,7 +312,9 @@ class Agent:
         if used <= self.settings["memory_bytes"]:
             return
         numbers = [*self.execs, *self.left]
-        worst = max(numbers, key=lambda number: sum(map(_resident, self.groups.members(number))))
+        worst = max(
+            numbers, key=lambda number: sum(map(looking.resident, self.groups.members(number)))
+        )
         run = self.execs.get(worst)
         if run is not None:
             self._kill(run, wire.KILLED_BY_MEMORY_WATCHDOG)
@@ -371,7 +360,7 @@ class Agent:
         """
         busy = ["an open file or connection"] if self.flows else []
         busy += [f"exec {number}" for number in self.execs]
-        busy += [f"{_name_of(pid)} (pid {pid})" for pid in _holders_of_the_hosts()]
+        busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
         return b""
@@ -406,19 +395,14 @@ class Agent:
             root.f_files,
         )
 
-    def _do_rights(self, _reply: wire.Socket, _fds: list[int], paths: list[str]) -> bytes:
-        """Of each path, whether the guest's user can read and write there, tried: pairs of 0 and 1."""
-        with As(self.settings["uid"]):
-            return b"".join(b"%d%d" % (_can_read(path), _can_write(path)) for path in paths)
-
     def _do_try(
         self, reply: wire.Socket, _fds: list[int], calls: list[tuple[int, tuple[int, ...]]]
     ) -> None:
         """See in a child what the kernel says to system calls, one answer each: errno, or 0."""
         if os.fork() == 0:
             try:
-                _keep_only([reply.fileno()])
-                _become_for_good(self.settings["uid"])()
+                users.keep_only([reply.fileno()])
+                users.become_for_good(self.settings["uid"])()
                 for number, arguments in calls:
                     init.answer(reply, b"%d" % libc.attempt(number, *arguments))
             finally:
@@ -435,66 +419,14 @@ class Agent:
 
         self.flows.append(flows.Dial(sock, reply, begin))
 
-    def _do_read(self, reply: wire.Socket, fds: list[int], path: str) -> None:
-        with As(self.settings["uid"]):
-            file = _open_file(path, os.O_RDONLY, 0)
-        os.set_blocking(fds[0], False)
-        self.flows.append(flows.Copy(file, fds[0], reply, out=True))
-        init.answer(reply, b"O")
-
-    def _do_write(
-        self, reply: wire.Socket, fds: list[int], path: str, flags: int, mode: int
-    ) -> None:
-        with As(self.settings["uid"]):
-            file = _open_file(path, flags, mode)
-        os.set_blocking(fds[0], False)
-        self.flows.append(flows.Copy(fds[0], file, reply, out=False))
-        init.answer(reply, b"O")
-
-    def _do_stat(self, _reply: wire.Socket, _fds: list[int], path: str) -> bytes:
-        with As(self.settings["uid"]):
-            return _described(path)
-
-    def _do_list(self, _reply: wire.Socket, fds: list[int], path: str) -> bytes:
-        """Into the file that came along, for there may be very many: lines of name NUL description NUL."""
-        with As(self.settings["uid"]), open(fds[0], "wb", closefd=False) as body:
-            for name in os.listdir(path):
-                try:
-                    described = _described(os.path.join(path, name))
-                except FileNotFoundError:
-                    continue  # it went away while we looked
-                body.write(os.fsencode(name) + b"\0" + described + b"\0")
-        return b""
-
-    def _do_mkdir(self, _reply: wire.Socket, _fds: list[int], path: str, parents: bool) -> bytes:
-        with As(self.settings["uid"]):
-            if parents:
-                programs.make_dirs(path)
-            else:
-                os.mkdir(path)
-        return b""
-
-    def _do_remove(self, _reply: wire.Socket, _fds: list[int], path: str) -> bytes:
-        with As(self.settings["uid"]):
-            if (os.lstat(path).st_mode & 0o170000) == 0o040000:
-                os.rmdir(path)
-            else:
-                os.unlink(path)
-        return b""
-
-    def _do_move(self, _reply: wire.Socket, _fds: list[int], source: str, target: str) -> bytes:
-        with As(self.settings["uid"]):
-            os.rename(source, target)
-        return b""
-
     def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
         """One operation on a tree, by a child of the guest's user: it may take long, and may be killed."""
         child = os.fork()
         if child == 0:
             try:
                 keep = [reply.fileno(), *fds]
-                _keep_only(keep)
-                _become_for_good(self.settings["uid"])()
+                users.keep_only(keep)
+                users.become_for_good(self.settings["uid"])()
                 from . import trees
 
                 trees.OPERATIONS[operation](*fds, *args)
@@ -510,226 +442,9 @@ class Agent:
             os.close(fd)
 
 
-class As:
-    """Another user's effective ids for a moment: what the kernel refuses them, it refuses us."""
-
-    def __init__(self, uid: int) -> None:
-        self._uid = uid
-
-    def __enter__(self) -> None:
-        if not _is_root:
-            return
-        os.setresgid(-1, self._uid, -1)
-        os.setresuid(-1, self._uid, -1)
-
-    def __exit__(self, *_exc: object) -> None:
-        if not _is_root:
-            return
-        os.setresuid(-1, 0, -1)
-        os.setresgid(-1, 0, -1)
-
-
-def _become_root() -> None:
-    """Root inside: a guest of another user, and without capabilities, cannot signal or trace us."""
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-
-
-def _become_for_good(uid: int) -> Callable[[], None]:
-    def become() -> None:
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-
-    return become
-
-
-def _prefer_for_oom() -> None:
-    """Where memory runs out it is a program of the guest's that dies, and not we."""
-    try:
-        with open("/proc/self/oom_score_adj", "wb") as file:
-            file.write(b"500")
-    except OSError:
-        pass  # its kernel has none, or somebody has forbidden it
-
-
-def _keep_only(fds: list[int]) -> None:
-    last = 3
-    for fd in sorted(fds):
-        os.closerange(last, fd)
-        last = fd + 1
-    os.closerange(last, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    null = os.open("/dev/null", os.O_RDWR)
-    for standard in range(3):
-        if standard not in fds:
-            os.dup2(null, standard)
-
-
-def _open_file(path: str, flags: int, mode: int) -> int:
-    """A regular file, as the guest's user sees it. Never blocks on a FIFO."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, mode)
-    found = os.fstat(fd)
-    kind = found.st_mode & 0o170000
-    problem: OSError | None = None
-    if kind == 0o040000:
-        problem = IsADirectoryError(errno.EISDIR, "is a directory", path)
-    elif kind != 0o100000:
-        problem = OSError(errno.EINVAL, "is not a regular file", path)
-    elif not path.startswith("/proc/") and found.st_dev == os.stat("/proc").st_dev:
-        # A guest's symlink to /proc/self would show our own side of things: it is not theirs to read.
-        problem = PermissionError(errno.EACCES, "a link into /proc", path)
-    if problem is not None:
-        os.close(fd)
-        raise problem
-    return fd
-
-
-def _can_read(path: str) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
-
-
-def _can_write(path: str) -> bool:
-    """By opening it; in a directory, by making a file there and removing it again."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        if not os.path.isdir(path):
-            os.close(os.open(path, flags))
-            return True
-        trial = os.path.join(path, f".ringfence-{os.urandom(8).hex()}")
-        os.close(os.open(trial, flags | os.O_CREAT | os.O_EXCL, 0o600))
-        os.unlink(trial)
-    except OSError:
-        return False
-    return True
-
-
-def _described(path: str) -> bytes:
-    info = os.lstat(path)
-    link = os.readlink(path) if (info.st_mode & 0o170000) == 0o120000 else ""
-    head = f"{info.st_mode} {info.st_size} {info.st_mtime_ns} "
-    return head.encode() + os.fsencode(link)
-
-
-def _holders_of_the_hosts() -> list[int]:
-    """Processes with a descriptor of the host's open, but for us and who is just ending."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            links = [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")]
-        except OSError:
-            continue
-        if any(link.startswith("host:") for link in links):
-            found.append(int(name))
-    return found
-
-
-def _name_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return "?"
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
-
-
 def _signal(pid: int, signum: int) -> bool:
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
         return False
     return True
-
-
-# -- the start --------------------------------------------------------------------------------
-
-
-def main() -> NoReturn:
-    """Serve on standard input until it closes."""
-    control = wire.adopt(os.dup(_CONTROL_FD))
-    settings, _fds = wire.receive(control)
-    if settings is None:
-        os._exit(0)
-    try:
-        groups = _boot(settings) if settings["own_kernel"] else _boot_plainly(settings)
-    except OSError as exc:
-        init.refuse(control, exc, "agent")
-        os._exit(1)
-    init.answer(control, b"READY")
-    Agent(control, settings, groups).run()
-    os._exit(0)
-
-
-def _boot_plainly(settings: Settings) -> Tags:
-    """Under a launcher, which has locked us down already."""
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, _CONTROL_FD)
-    os.close(null)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.umask(0o022)
-    privileges.adopt_orphans()
-    privileges.set_dumpable(False)
-    for which, soft, hard in settings["rlimits"]:
-        resource.setrlimit(which, (soft, hard))
-    return Tags()
-
-
-def _boot(settings: Settings) -> Groups:
-    """From root of everything inside to what the agent stays."""
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, _CONTROL_FD)
-    os.close(null)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for name in os.listdir(settings["place"]):
-        os.unlink(os.path.join(settings["place"], name))  # what we were loaded from
-    groups = Groups(settings["place"], settings["pids"])
-    os.rmdir(settings["place"])
-    try:
-        # gVisor puts a tmpfs over an empty /tmp: without a size, and apart from what snapshots save.
-        mounts.umount2("/tmp", mounts.MNT_DETACH)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-    _enter_user_namespace(settings["id_map"])
-    _become_root()
-    os.setgroups([])
-    privileges.set_dumpable(False)
-    for which, soft, hard in settings["rlimits"]:
-        resource.setrlimit(which, (soft, hard))
-    return groups
-
-
-def _enter_user_namespace(id_map: str) -> None:
-    """A user namespace in which the guest's user and those of its files have the ids that they should.
-
-    gVisor serves files with the ids that its host side has, where the owner of everything is 0. A
-    child stays behind to map the ids: who has entered may not.
-    """
-    go_read, go_write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.read(go_read, 1)
-            namespaces.write_id_maps(os.getppid(), id_map, id_map, deny_setgroups=False)
-            status = 0
-        finally:
-            os._exit(status)
-    namespaces.unshare(namespaces.CLONE_NEWUSER)
-    os.write(go_write, b"g")
-    os.close(go_write)
-    os.close(go_read)
-    if os.waitpid(child, 0)[1]:
-        raise OSError(errno.EPERM, "ids could not be mapped")
-    namespaces.unshare(namespaces.CLONE_NEWUTS)  # ours to name anew after a restore

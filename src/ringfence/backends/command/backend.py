@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...egress.client import Egress
-    from ...guest.agent import Settings
+    from ...guest.settings import Settings
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ..protocol import WarmSandbox

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...egress.client import Egress
-    from ...guest.agent import Settings
+    from ...guest.settings import Settings
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ..local.sizes import Sizes

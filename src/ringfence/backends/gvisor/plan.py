@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...guest.agent import Settings
+    from ...guest.settings import Settings
     from ...launcher.hull import HullPlan
     from ..local.host import Host
     from ..local.sizes import Sizes

@@ -20,10 +20,14 @@ _MODULES = (
     "ringfence",
     "ringfence.guest",
     "ringfence.guest.agent",
+    "ringfence.guest.boot",
+    "ringfence.guest.files",
     "ringfence.guest.flows",
     "ringfence.guest.groups",
+    "ringfence.guest.looking",
     "ringfence.guest.tags",
     "ringfence.guest.trees",
+    "ringfence.guest.users",
     "ringfence.launcher",
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
@@ -79,6 +83,6 @@ def argv(place: str) -> list[str]:
     code = (
         f"import marshal; loader, modules = marshal.load(open('{place}/{NAME}', 'rb')); "
         "there = {'__name__': 'loader'}; exec(loader, there); there['install'](modules); "
-        "from ringfence.guest.agent import main; main()"
+        "from ringfence.guest.boot import main; main()"
     )
     return [interpreter()[0], "-I", "-S", "-c", code]

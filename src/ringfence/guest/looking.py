@@ -1,0 +1,87 @@
+"""What is asked of files and processes inside, one question a function."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+
+def open_file(path: str, flags: int, mode: int) -> int:
+    """A regular file, as the guest's user sees it. Never blocks on a FIFO."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, mode)
+    found = os.fstat(fd)
+    kind = found.st_mode & 0o170000
+    problem: OSError | None = None
+    if kind == 0o040000:
+        problem = IsADirectoryError(errno.EISDIR, "is a directory", path)
+    elif kind != 0o100000:
+        problem = OSError(errno.EINVAL, "is not a regular file", path)
+    elif not path.startswith("/proc/") and found.st_dev == os.stat("/proc").st_dev:
+        # A guest's symlink to /proc/self would show our own side of things: it is not theirs to read.
+        problem = PermissionError(errno.EACCES, "a link into /proc", path)
+    if problem is not None:
+        os.close(fd)
+        raise problem
+    return fd
+
+
+def can_read(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def can_write(path: str) -> bool:
+    """By opening it; in a directory, by making a file there and removing it again."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        if not os.path.isdir(path):
+            os.close(os.open(path, flags))
+            return True
+        trial = os.path.join(path, f".ringfence-{os.urandom(8).hex()}")
+        os.close(os.open(trial, flags | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(trial)
+    except OSError:
+        return False
+    return True
+
+
+def described(path: str) -> bytes:
+    info = os.lstat(path)
+    link = os.readlink(path) if (info.st_mode & 0o170000) == 0o120000 else ""
+    head = f"{info.st_mode} {info.st_size} {info.st_mtime_ns} "
+    return head.encode() + os.fsencode(link)
+
+
+def holders_of_the_hosts() -> list[int]:
+    """Processes with a descriptor of the host's open, but for us and who is just ending."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            links = [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")]
+        except OSError:
+            continue
+        if any(link.startswith("host:") for link in links):
+            found.append(int(name))
+    return found
+
+
+def name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"
+
+
+def resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0

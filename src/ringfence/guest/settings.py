@@ -1,0 +1,18 @@
+"""What an agent is told first. For type checkers only: it crosses the socket as a dict."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Settings(TypedDict):
+    """What the agent is told first."""
+
+    own_kernel: bool  # it is root of a kernel of the guest's; else one program under a launcher
+    uid: int  # of the guest's user, as the guest sees it
+    id_map: str  # of the user namespace that the guest lives in; it has ids 0 and `uid`
+    pids: int
+    memory_bytes: int  # 0: not watched
+    counts_cpu: bool  # gVisor counts also the time in which its host keeps it waiting
+    rlimits: list[tuple[int, int, int]]
+    place: str  # the directory that the agent came in: to be removed

@@ -1,0 +1,66 @@
+"""Who the agent and its children are: root inside, the guest's user for a moment, or that user for good."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+is_root = os.getuid() == 0  # whoever is may become other users
+
+
+class As:
+    """Another user's effective ids for a moment: what the kernel refuses them, it refuses us."""
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+
+    def __enter__(self) -> None:
+        if not is_root:
+            return
+        os.setresgid(-1, self._uid, -1)
+        os.setresuid(-1, self._uid, -1)
+
+    def __exit__(self, *_exc: object) -> None:
+        if not is_root:
+            return
+        os.setresuid(-1, 0, -1)
+        os.setresgid(-1, 0, -1)
+
+
+def become_root() -> None:
+    """Root inside: a guest of another user, and without capabilities, cannot signal or trace us."""
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def become_for_good(uid: int) -> Callable[[], None]:
+    def become() -> None:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+    return become
+
+
+def prefer_for_oom() -> None:
+    """Where memory runs out it is a program of the guest's that dies, and not we."""
+    try:
+        with open("/proc/self/oom_score_adj", "wb") as file:
+            file.write(b"500")
+    except OSError:
+        pass  # its kernel has none, or somebody has forbidden it
+
+
+def keep_only(fds: list[int]) -> None:
+    last = 3
+    for fd in sorted(fds):
+        os.closerange(last, fd)
+        last = fd + 1
+    os.closerange(last, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        if standard not in fds:
+            os.dup2(null, standard)
