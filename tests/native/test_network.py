@@ -14,7 +14,7 @@ import pytest
 
 import ringfence
 from ringfence import NetworkPolicy, Sandbox
-from ringfence.backends.native import routes
+from ringfence.backends.local import routes
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import ConnectError, InvalidRequest, LifecycleError, NetworkPolicyError
 from ringfence.linux import nftables
@@ -632,7 +632,7 @@ def test_the_report_elsewhere(backend: NativeBackend) -> None:
 WITHOUT_IPV6 = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from ringfence.backends.native.routes import plan_for
+from ringfence.backends.local.routes import plan_for
 from ringfence.launcher import build, network
 from ringfence.linux import namespaces
 from ringfence.model.network import NetworkPolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.backends.native.network import check_secrets
+from ringfence.backends.local.network import check_secrets
 from ringfence.errors import InvalidRequest
 from ringfence.model import Credential, NetworkPolicy, NetworkRule
 

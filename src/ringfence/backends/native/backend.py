@@ -19,9 +19,9 @@ from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
 from ..local.answers import Refused, answer
 from ..local.host import Host, host, out_of_files
+from ..local.network import refused_by_kernel
 from . import planner
 from .burst import Ahead, Burst, kind_of
-from .network import refused_by_kernel
 from .profiles import Profile, profile_named
 from .zygote import Zygote
 
@@ -192,7 +192,7 @@ class NativeBackend:
         directories: list[str] = []
         try:
             if spec.network.needs_tls_termination:
-                from .trusted import trusted_for
+                from ..local.trusted import trusted_for
 
                 draft.trusted = trusted_for(spec.network, self.egress())
             plan = planner.make_plan(draft, here, profile)

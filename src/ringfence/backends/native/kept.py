@@ -20,10 +20,10 @@ from ..local.holder import Item
 from ..local.host import host
 from ..local.protect import Protected
 from ..local.sizes import sizes
+from ..local.trusted import Trusted
 from . import planner
 from .profiles import profile_named
 from .sandbox import NativeSandbox
-from .trusted import Trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from ...policy import filters, landlock
 from ..local import identity, sources, template
 from ..local.denied import deny_paths
 from ..local.host import Host
+from ..local.network import check_secrets
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import all_mounts, is_below, is_own, no_source, session_root
 from ..local.sizes import Sizes, sizes
-from .network import check_secrets
 from .profiles import Profile
 
 TYPE_CHECKING = False
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
+    from ..local.trusted import Trusted
     from .images import Held
-    from .trusted import Trusted
 
 _MIB = 1 << 20
 # What a sandbox needs to come up at all.
@@ -259,7 +259,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
 def _network(spec: SandboxSpec) -> NetworkPlan | None:
     if spec.network.is_none or spec.network.is_unrestricted:
         return None
-    from .routes import plan_for
+    from ..local.routes import plan_for
 
     return plan_for(spec.network)
 

@@ -237,7 +237,7 @@ def _network(seen: Inspection) -> Protection:
 def _network_of_rules(seen: Inspection, policy: NetworkPolicy, ways: set[str]) -> Protection:
     """Rules are held twice: by the routes and sockets that the kernel has, and by who serves these."""
     from ...policy.redirects import LISTEN_PORT, RESOLVER
-    from .routes import ways_of
+    from ..local.routes import ways_of
 
     name = "network"
     if beyond := ways - ways_of(policy):

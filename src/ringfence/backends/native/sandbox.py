@@ -27,7 +27,7 @@ from ..local.host import out_of_files
 from ..local.session import environment, session_root
 from ..local.streams import open_channels
 from .files import NativeFiles
-from .network import NativeNetwork, check_change
+from .network import NativeNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -524,7 +524,7 @@ class NativeSandbox:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("network policy: the sandbox is terminated")
-            check_change(self, policy)
+            self.network.check(policy)
             if policy == self.spec.network:
                 return
             self.network.change(policy)

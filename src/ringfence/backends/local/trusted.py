@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...egress import roots
 from ...errors import IoError
 from ...policy.trust import DIRECTORY, ended_hosts, not_covered
-from ..local import template
+from . import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
