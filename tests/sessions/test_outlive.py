@@ -13,10 +13,13 @@ import pytest
 
 from ringfence import Mount
 from ringfence.errors import LifecycleError, SandboxLost
+from ringfence.images.archive import load
+from ringfence.images.store import ImageStore
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.features import require
+from tests.images.conftest import small
 from tests.native.callers import Caller
 from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, survivors, until
 from tests.sessions import test_restart
@@ -160,6 +163,27 @@ def test_execs_go_on_with_their_results_and_their_output(state: str, kill: Any) 
         _output, status = collect(runs["late"])
         assert (True, "timeout") == (status.timed_out, status.killed_by)
         assert {} == execs_of(manager, session.session_id)
+
+
+def test_files_of_an_image_are_held_on(
+    state: str, kill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
+    store = ImageStore()
+    load(small().as_layout(tmp_path / "layout"), "small:1", store=store)
+    kill(
+        "from ringfence import SandboxSpec\n"
+        "m = open_manager(); m.acquire(SandboxSpec(image='small:1'), client_id='ann'); halt()"
+    )
+    image = store.remove("small:1")
+    with manage(state) as manager:
+        sandbox = manager.sandbox(session_id(state))
+        assert [image.id] == store.collect()[1]
+        assert b"ID=small\n" == sandbox.exec(["cat", "/etc/os-release"]).stdout
+        manager.terminate(session_id(state))
+        freed, in_use = store.collect()
+
+    assert (True, []) == (freed > 0, in_use), "the control: it was the sandbox that held them"
 
 
 def test_killed_again_and_again(state: str, kill: Any) -> None:

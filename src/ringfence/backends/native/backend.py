@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
     from ..local.execs import LocalExec
     from ..local.holder import Holder
-    from .images import Held
+    from ..local.images import Held
     from .keeping import Keeping
     from .sandbox import NativeSandbox
     from .warm import NativeWarm
@@ -126,7 +126,7 @@ class NativeBackend:
     def _provision_from(self, spec: SandboxSpec) -> NativeSandbox:
         if spec.image is None:
             return self._provision(spec)
-        from . import images
+        from ..local import images
 
         planner.check(spec)
         spec, held = images.hold(spec)

@@ -12,12 +12,14 @@ from functools import lru_cache
 from ...errors import SandboxLost
 from ...launcher import wire
 from ...launcher.holder import MOST_FDS
+from ...model.image import Image
 from ...model.session import ResolvedMount
 from ...model.spec import SandboxSpec
 from ..local.cgroups import Group
 from ..local.execs import LocalExec
 from ..local.holder import Item
 from ..local.host import host
+from ..local.images import Held
 from ..local.protect import Protected
 from ..local.sizes import sizes
 from ..local.trusted import Trusted
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
-EXEC, AGENT = "exec ", "agent "
+EXEC, AGENT, IMAGE = "exec ", "agent ", "image"
 
 
 # -- giving ------------------------------------------------------------------------------------
@@ -42,6 +44,10 @@ EXEC, AGENT = "exec ", "agent "
 def everything(sandbox: NativeSandbox, sockets: list[int]) -> list[Item]:
     """All of a sandbox. `sockets`: of its network."""
     items = [whole(sandbox), Item(sandbox.id, COUNT, sandbox.count, []), *locks(sandbox)]
+    if sandbox.image is not None:
+        # The lock is the open file's: whoever has a copy keeps the image's files from being removed.
+        note = sandbox.image.image.to_json(), sandbox.image.root
+        items.append(Item(sandbox.id, IMAGE, note, [sandbox.image.lock]))
     if sockets:
         items.append(Item(sandbox.id, NETWORK, None, sockets))
     items += [agent(sandbox, uid) for uid in list(sandbox.agents)]
@@ -119,6 +125,7 @@ def take_back(
     draft.writable, draft.note = note["writable"], note["note"]
     draft.host_directory, draft.unix_sockets = note["host_directory"], note["unix_sockets"]
     draft.protected = _protected(note["protected"], items)
+    draft.image = _image(items.get(IMAGE))
     draft.trusted = Trusted.known(*note["trusted"]) if note["trusted"] else None
     profile = profile_named(note["profile"], backend.profiles)
     control, pidfd, *namespaces = item.fds
@@ -174,6 +181,13 @@ def _protected(made: list[list[Any]], items: dict[str, Item]) -> list[Protected]
     if parts:
         parts[-1].locks = held  # all are let go of together, when the sandbox has ended
     return parts
+
+
+def _image(item: Item | None) -> Held | None:
+    if item is None:
+        return None
+    told, root = item.note
+    return Held(Image.from_json(told), root, item.fds[0])
 
 
 def _exec_from(sandbox: NativeSandbox, item: Item) -> LocalExec:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
+    from ..local.images import Held
     from ..local.trusted import Trusted
-    from .images import Held
 
 _MIB = 1 << 20
 # What a sandbox needs to come up at all.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...errors import InvalidRequest
 from ...images import config
 from ...images.store import ImageStore
-from ..local import template
+from . import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +21,15 @@ _NOT_WRITABLE = ("proc", "sys", "dev")
 
 
 class Held:
-    """An image in use: its files stay until `close`."""
+    """An image in use: its files stay until `close`, by whoever has a copy of the lock.
 
-    def __init__(self, store: ImageStore, image: Image) -> None:
-        self.image, self.root = image, os.path.realpath(store.root(image))
-        self._fd = store.hold(image)
+    Args:
+        lock: See `ImageStore.hold`.
+    """
+
+    def __init__(self, image: Image, root: str, lock: int) -> None:
+        self.image, self.root = image, root
+        self._fd = lock
         info = os.stat(self.root)
         self._owner = info.st_uid, info.st_gid
         self.tree: Tree = {
@@ -37,6 +41,11 @@ class Held:
             "idmap_gid": "",
             "fd": -1,
         }
+
+    @property
+    def lock(self) -> int:
+        """Descriptor of what keeps the files; ours to close."""
+        return self._fd
 
     def appear_as(self, host_id: int, is_trusted_root: bool) -> None:
         """Whose the files are to be inside: whoever runs there, as rootless, where nobody else is."""
@@ -89,7 +98,7 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
         )
     store = store or ImageStore()
     image = store.find(spec.image)
-    held = Held(store, image)
+    held = Held(image, os.path.realpath(store.root(image)), store.hold(image))
     try:
         account = config.Account(image.uid, image.user, image.home)
         if spec.user is not None:
