@@ -1,10 +1,10 @@
-"""Operations on whole trees inside a guest, by a process of the guest's own user."""
+"""What is done with whole trees inside a guest, by a process of the guest's own user."""
 
 from __future__ import annotations
 
 import shutil
 
-from ..launcher import trees
+from ..launcher import finding, trees, watching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,4 +31,13 @@ def move(source: str, target: str) -> None:
     shutil.move(source, target)
 
 
-OPERATIONS: dict[str, Any] = {"out": pack, "in": unpack, "remove": remove, "move": move}
+OPERATIONS: dict[str, Any] = {
+    "out": pack,
+    "in": unpack,
+    "remove": remove,
+    "move": move,
+    "find": finding.find,
+    "search": finding.search,
+    "replace": finding.replace,
+    "watch": watching.watch,
+}

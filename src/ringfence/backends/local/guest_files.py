@@ -6,7 +6,7 @@ import errno
 import io
 import os
 
-from ...errors import FileError, SandboxLost, Unsupported, file_error
+from ...errors import FileError, SandboxLost, file_error
 from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
 from .answers import Refused, answer
@@ -48,11 +48,8 @@ class GuestFiles:
     def errand(self, what: str, path: str, options: str = "") -> Helper:
         from .guest_trees import Helper
 
-        del options
-        if what not in ("in", "out"):
-            raise Unsupported(backend="gvisor", operation=what)
         self._sandbox.require_awake()
-        return Helper(self._sandbox, what, self._absolute(path))
+        return Helper(self._sandbox, what, self._absolute(path), options)
 
     def list(self, path: str) -> list[FileInfo]:
         base = self._absolute(path)

@@ -67,15 +67,21 @@ def download(sandbox: GuestSandbox, remote: str, local: str, progress: Progress 
 
 
 class Helper:
-    """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
+    """A helper inside, at the other end of a pipe; it dies with the sandbox.
 
-    def __init__(self, sandbox: GuestSandbox, direction: str, path: str) -> None:
+    Args:
+        what: One of `guest.trees.OPERATIONS`.
+        options: In JSON, where it takes any.
+    """
+
+    def __init__(self, sandbox: GuestSandbox, what: str, path: str, options: str = "") -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         grow(read)
-        theirs, self.stream = (write, read) if direction == "out" else (read, write)
+        theirs, self.stream = (read, write) if what == "in" else (write, read)
         self._sandbox = sandbox
         try:
-            self._reply = sandbox.request("tree", (direction, [path]), (theirs,))
+            args = [path, options] if options else [path]
+            self._reply = sandbox.request("tree", (what, args), (theirs,))
         except BaseException:
             os.close(self.stream)
             raise

@@ -20,6 +20,7 @@ from .base import PROGRAMS, ConformanceBase, needs
 from .checkpoints import Checkpoints
 from .endings import Endings
 from .environment import Environment
+from .errands import Errands
 from .execs import Execs
 from .files import Files
 from .lifecycle import Lifecycle
@@ -43,6 +44,7 @@ class BackendConformance(
     Requests,
     Files,
     Trees,
+    Errands,
     Mounts,
     Network,
     Checkpoints,
