@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import DEGRADED, ENFORCED, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ...model.state import State
 from ..local import posture
 from ..local.guest_granted import status_of_agent
+from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,15 +56,7 @@ def backend_report(backend: CommandBackend) -> BackendReport:
     try:
         sandbox = backend.provision(SandboxSpec())
     except (RingfenceError, OSError) as exc:
-        reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
-        fix = exc.hint if isinstance(exc, RingfenceError) else ""
-        return BackendReport(
-            backend=backend.name,
-            available=False,
-            reason=reason,
-            capabilities=tuple(Capability(name, False, reason) for name in _CAN),
-            protections=(Protection("sandbox", MISSING, reason, fix),),
-        )
+        return unavailable(backend.name, exc, _CAN)
     try:
         protections = sandbox_protections(sandbox)
     finally:
@@ -83,11 +75,7 @@ def backend_report(backend: CommandBackend) -> BackendReport:
 
 def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
     """Of a live sandbox; of one that has ended, what was last read."""
-    if sandbox.state is not State.TERMINATED:
-        sandbox.last_protections = _read(sandbox)
-    elif not sandbox.last_protections:
-        return (Protection("all", DEGRADED, "not read back before the sandbox was terminated"),)
-    return sandbox.last_protections
+    return read_or_last(sandbox, _read)
 
 
 def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:

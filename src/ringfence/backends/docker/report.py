@@ -7,8 +7,8 @@ from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, SandboxSpec
-from ...model.state import State
 from ..local import posture
+from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,15 +58,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
     try:
         sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0)))
     except (RingfenceError, OSError) as exc:
-        reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
-        fix = exc.hint if isinstance(exc, RingfenceError) else ""
-        return BackendReport(
-            backend=backend.name,
-            available=False,
-            reason=reason,
-            capabilities=tuple(Capability(name, False, reason) for name in _CAN),
-            protections=(Protection("sandbox", MISSING, reason, fix),),
-        )
+        return unavailable(backend.name, exc, _CAN)
     try:
         protections = sandbox_protections(sandbox)
     finally:
@@ -85,11 +77,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
 
 def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
     """Of a live sandbox; of one that stands still or has ended, what was last read."""
-    if sandbox.state not in (State.SUSPENDED, State.TERMINATED):
-        sandbox.last_protections = _read(sandbox)
-    elif not sandbox.last_protections:
-        return (Protection("all", DEGRADED, f"not read back before it was {sandbox.state}"),)
-    return sandbox.last_protections
+    return read_or_last(sandbox, _read)
 
 
 def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:

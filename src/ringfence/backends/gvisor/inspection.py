@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..local.inside import descendants, status_of
 from ..local.mountinfo import MountLine, read_text
 
 TYPE_CHECKING = False
@@ -16,8 +17,7 @@ class HostProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        lines = read_text(f"/proc/{pid}/status").splitlines()
-        self.status = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
+        self.status = status_of(pid)
         self.command = read_text(f"/proc/{pid}/cmdline").split("\0")
 
     @property
@@ -58,7 +58,7 @@ class Inspection:
         self.launcher = HostProcess(sandbox.pid)
         self.server: list[HostProcess] = []
         self.kernel: list[HostProcess] = []
-        for pid in _descendants(sandbox.pid):
+        for pid in descendants(sandbox.pid):
             try:
                 process = HostProcess(pid)
             except OSError:
@@ -88,22 +88,3 @@ class Inspection:
         """The text of a file as the guest's user sees it."""
         with self.sandbox.files.open_read(path) as file:
             return file.read().decode("utf-8", "replace")
-
-
-def _descendants(root: int) -> list[int]:
-    """By the parent that each process names."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = read_text(f"/proc/{name}/stat").rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    waiting = list(children.get(root, ()))
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting += children.get(pid, ())
-    return found

@@ -13,7 +13,14 @@ from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import agent_code, identity, sources, template
 from ..local.protect import Protected, check_names, protect_mount
-from ..local.session import all_mounts, is_below, is_own, no_source, session_root
+from ..local.session import (
+    all_mounts,
+    check_least,
+    check_sources,
+    is_below,
+    is_own,
+    session_root,
+)
 from . import setid, statx
 from .limits import host_pids
 
@@ -116,16 +123,8 @@ def check(spec: SandboxSpec) -> None:
     ):
         if asked:
             raise Unsupported(backend=NAME, operation=operation, field=field)
-    for name, (least, why) in _LEAST.items():
-        wanted = getattr(spec.limits, name)
-        if wanted is not None and wanted < least:
-            raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
-    for mount in all_mounts(spec):
-        try:
-            if mount.is_host_path:
-                os.stat(mount.source)  # it is opened, for good, when everything else is in order
-        except OSError as exc:
-            raise no_source(mount, exc) from exc
+    check_least(spec, _LEAST)
+    check_sources(spec)
     check_names(spec.unprotect)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import STRONG, SandboxSpec
-from ...model.state import State
 from ..local.host import host
+from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ def sandbox_protections(sandbox: GvisorSandbox) -> tuple[Protection, ...]:
     """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
     from .posture import read_posture
 
-    state = sandbox.state
-    if state not in (State.SUSPENDED, State.TERMINATED):
-        sandbox.last_protections = read_posture(sandbox)
-    elif not sandbox.last_protections:
-        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
-    return sandbox.last_protections
+    return read_or_last(sandbox, read_posture)
 
 
 def backend_report(backend: GvisorBackend) -> BackendReport:
@@ -34,7 +29,7 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
     try:
         sandbox = backend.provision(wanted)
     except (RingfenceError, OSError) as exc:
-        return _refusal(backend, exc)
+        return unavailable(backend.name, exc, (*_ALWAYS, *_LIMITS))
     try:
         protections = sandbox_protections(sandbox)
     finally:
@@ -45,18 +40,6 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
         tiers=(STRONG,),
         capabilities=_abilities(protections),
         protections=protections,
-    )
-
-
-def _refusal(backend: GvisorBackend, exc: Exception) -> BackendReport:
-    reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
-    fix = exc.hint if isinstance(exc, RingfenceError) else ""
-    return BackendReport(
-        backend=backend.name,
-        available=False,
-        reason=reason,
-        capabilities=tuple(Capability(name, False, reason) for name in (*_ALWAYS, *_LIMITS)),
-        protections=(Protection("sandbox", MISSING, reason, fix),),
     )
 
 

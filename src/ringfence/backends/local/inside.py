@@ -18,7 +18,7 @@ def status_of(pid: int) -> dict[str, str]:
 def first_inside(launcher: int) -> int | None:
     """The PID 1, in a namespace just below ours, of what a process started; None: there is none."""
     depth = len(status_of(os.getpid())["NSpid"].split()) + 1
-    for pid in (launcher, *_descendants(launcher)):
+    for pid in (launcher, *descendants(launcher)):
         try:
             numbers = status_of(pid)["NSpid"].split()
         except (OSError, KeyError):
@@ -28,7 +28,7 @@ def first_inside(launcher: int) -> int | None:
     return None
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """By the parent that each process names."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

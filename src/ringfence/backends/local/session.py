@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ...errors import InvalidRequest
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from . import identity, template
@@ -60,6 +62,24 @@ def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
         field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
         hint="a mount source must exist on the host; nothing is created there",
     )
+
+
+def check_least(spec: SandboxSpec, least: Mapping[str, tuple[int, str]]) -> None:
+    """Refuse limits under which nothing comes up; of each, by its name: the least, and why."""
+    for name, (lowest, why) in least.items():
+        wanted = getattr(spec.limits, name)
+        if wanted is not None and wanted < lowest:
+            raise InvalidRequest(f"must be at least {lowest}: {why}", field=f"limits.{name}")
+
+
+def check_sources(spec: SandboxSpec) -> None:
+    """Refuse mounts whose source is not there: it is opened, for good, when all else is in order."""
+    for mount in all_mounts(spec):
+        try:
+            if mount.is_host_path:
+                os.stat(mount.source)
+        except OSError as exc:
+            raise no_source(mount, exc) from exc
 
 
 def is_below(path: str, directory: str) -> bool:

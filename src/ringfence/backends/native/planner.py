@@ -16,7 +16,14 @@ from ..local.denied import deny_paths
 from ..local.host import Host
 from ..local.network import check_secrets
 from ..local.protect import Protected, check_names, protect_mount
-from ..local.session import all_mounts, is_below, is_own, no_source, session_root
+from ..local.session import (
+    all_mounts,
+    check_least,
+    check_sources,
+    is_below,
+    is_own,
+    session_root,
+)
 from ..local.sizes import Sizes, sizes
 from .profiles import Profile
 
@@ -82,16 +89,8 @@ def check(spec: SandboxSpec) -> None:
             f"unknown template {spec.template!r}", field="template", hint="one of default"
         )
     _check_network(spec)
-    for name, (least, why) in _LEAST.items():
-        wanted = getattr(spec.limits, name)
-        if wanted is not None and wanted < least:
-            raise InvalidRequest(f"must be at least {least}: {why}", field=f"limits.{name}")
-    for mount in all_mounts(spec):
-        try:
-            if mount.is_host_path:
-                os.stat(mount.source)  # it is opened, for good, when everything else is in order
-        except OSError as exc:
-            raise no_source(mount, exc) from exc
+    check_least(spec, _LEAST)
+    check_sources(spec)
     check_names(spec.unprotect)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import LIGHT, SandboxSpec
-from ...model.state import State
 from ..local import blockers
+from ..local.reports import read_or_last
 from .inspection import Inspection
 from .posture import read_posture
 
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 def sandbox_protections(sandbox: NativeSandbox) -> tuple[Protection, ...]:
     """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
-    state = sandbox.state
-    if state not in (State.SUSPENDED, State.TERMINATED):
-        sandbox.last_protections = read_posture(Inspection(sandbox))
-    elif not sandbox.last_protections:
-        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
-    return sandbox.last_protections
+    return read_or_last(sandbox, lambda live: read_posture(Inspection(live)))
 
 
 def backend_report(backend: NativeBackend) -> BackendReport:

@@ -1,0 +1,163 @@
+"""What backends have in common that start an agent inside walls which are not ours, and keep nothing of it."""
+
+from __future__ import annotations
+
+import resource
+from _thread import allocate_lock
+
+from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...model import capabilities as can
+from ...model.ids import new_id
+from ...model.mount import ALWAYS_THERE, READ_WRITE
+from ...model.session import ResolvedMount
+from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
+from . import identity
+from .session import check_least, is_own, session_root
+from .sizes import DEFAULT_OPEN_FILES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+    from ...egress.client import Egress
+    from ...guest.settings import Settings
+    from ...model.snapshot import Snapshot
+    from .guest import GuestSandbox
+
+AGENT = "/.ringfence"
+LEAST_OPEN_FILES = (64, "the agent lives under it too")
+_ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
+
+
+class AgentBackend:
+    """The part of `Backend` that is the same for all of them.
+
+    Args:
+        egress: Who moves the data of forwarded connections; None is the process that this one shares.
+
+    Attributes:
+        held: Limits that the walls enforce, by their names in `Limits`.
+        least: Of a limit: the least that works, and why.
+        not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
+    """
+
+    name: str
+    held: tuple[str, ...] = ()
+    least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
+    not_strong = not_root = no_rules = no_limits = ""
+
+    def __init__(self, egress: Callable[[], Egress] | None) -> None:
+        self._egress = egress
+        self._lock = allocate_lock()
+        self._live: dict[str, GuestSandbox] = {}
+        self._making: set[str] = set()
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what this backend does not do, before anything is made."""
+        if spec.tier != LIGHT:
+            raise self.refusal(f"tier {spec.tier}", "tier", self.not_strong)
+        if spec.template != "default":
+            raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
+        if spec.profile not in (OS_HARDENED, DEBUG, UNRESTRICTED):
+            raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
+        if identity.uid_of(spec.user) == 0:
+            raise self.refusal("user root", "user", self.not_root)
+        if spec.network.is_unrestricted:
+            raise self.refusal("network unrestricted", "network")
+        if not spec.network.is_none:
+            raise NetworkPolicyError(self.no_rules, field="network")
+        for name in _ELSEWHERE:
+            if getattr(spec, name):
+                raise self.refusal(name, name)
+        self._check_limits(spec)
+
+    def _check_limits(self, spec: SandboxSpec) -> None:
+        for name, capability in can.LIMITED_BY.items():
+            allowed = {capability, "*"}.intersection(spec.allow_degraded)
+            if getattr(spec.limits, name) is not None and name not in self.held and not allowed:
+                raise self.refusal(capability, f"limits.{name}", self.no_limits)
+        if spec.limits.idle_timeout_s is not None:
+            raise self.refusal("limit idle_timeout_s", "limits.idle_timeout_s")
+        check_least(spec, self.least)
+
+    def refusal(self, operation: str, field: str, why: str = "") -> Unsupported:
+        return Unsupported(why, backend=self.name, operation=operation, field=field)
+
+    def degraded(self, spec: SandboxSpec) -> tuple[str, ...]:
+        """Limits that were asked for, and allowed not to hold."""
+        asked = [n for n in can.LIMITED_BY if getattr(spec.limits, n) is not None]
+        return tuple(can.LIMITED_BY[n] for n in asked if n not in self.held)
+
+    def _new_id(self, spec: SandboxSpec) -> str:
+        if spec.id is None:
+            return new_id(self.name)
+        with self._lock:
+            if spec.id in self._live or spec.id in self._making:
+                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+            self._making.add(spec.id)
+        return spec.id
+
+    def egress(self) -> Egress:
+        """Who moves the data of forwarded connections."""
+        if self._egress is not None:
+            return self._egress()
+        from ...egress.client import shared
+
+        return shared()
+
+    def prewarm(self, spec: SandboxSpec) -> NoReturn:
+        self.check(spec)
+        raise self.refusal("prewarm", "")
+
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> NoReturn:
+        del snapshot_id, spec, secrets
+        raise self.refusal("restore", "")
+
+    def snapshots(self) -> list[Snapshot]:
+        return []
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        del snapshot_id
+        raise self.refusal("snapshot", "")
+
+    def close(self) -> None:
+        for sandbox in list(self._live.values()):
+            sandbox.terminate()
+
+
+def settings(spec: SandboxSpec, uid: int) -> Settings:
+    """What the agent is told first, where the host's kernel is its own."""
+    files = spec.limits.open_files or DEFAULT_OPEN_FILES
+    return {
+        "own_kernel": False,
+        "uid": uid,
+        "id_map": "",
+        "pids": 0,
+        "memory_bytes": 0,
+        "counts_cpu": False,
+        "rlimits": [(resource.RLIMIT_CORE, 0, 0), (resource.RLIMIT_NOFILE, files, files)],
+        "place": AGENT,
+    }
+
+
+def own_mounts() -> list[ResolvedMount]:
+    """What every sandbox has, where a host's directory cannot be mounted."""
+    return [ResolvedMount(target, READ_WRITE) for target in ALWAYS_THERE.values()]
+
+
+def make_workdir(sandbox: GuestSandbox) -> None:
+    """The session's root; where it cannot be made, the sandbox has ended."""
+    root = session_root(sandbox.spec)
+    if is_own(root):
+        try:
+            sandbox.files.make_dir(root)
+        except BaseException:
+            sandbox.terminate()
+            raise

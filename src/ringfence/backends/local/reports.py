@@ -1,0 +1,47 @@
+"""What every backend's report says the same way: that it cannot be had, or what was last read back."""
+
+from __future__ import annotations
+
+from ...errors import RingfenceError
+from ...model.capabilities import DEGRADED, MISSING, BackendReport, Capability, Protection
+from ...model.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Protocol, TypeVar
+
+    class Readable(Protocol):
+        """A sandbox whose protections are read from the kernel."""
+
+        last_protections: tuple[Protection, ...]
+
+        @property
+        def state(self) -> State:
+            """Where it is in its life."""
+            ...
+
+    S = TypeVar("S", bound=Readable)
+
+
+def unavailable(backend: str, exc: Exception, capabilities: Iterable[str]) -> BackendReport:
+    """A backend whose sandbox could not be made: exactly what refused, and the fix."""
+    reason = exc.message if isinstance(exc, RingfenceError) else str(exc)
+    fix = exc.hint if isinstance(exc, RingfenceError) else ""
+    return BackendReport(
+        backend=backend,
+        available=False,
+        reason=reason,
+        capabilities=tuple(Capability(name, False, reason) for name in capabilities),
+        protections=(Protection("sandbox", MISSING, reason, fix),),
+    )
+
+
+def read_or_last(sandbox: S, read: Callable[[S], tuple[Protection, ...]]) -> tuple[Protection, ...]:
+    """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
+    state = sandbox.state
+    if state not in (State.SUSPENDED, State.TERMINATED):
+        sandbox.last_protections = read(sandbox)
+    elif not sandbox.last_protections:
+        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
+    return sandbox.last_protections
