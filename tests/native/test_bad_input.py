@@ -277,6 +277,7 @@ NOT_STARTED: list[tuple[list[str], int]] = [
     (["/etc/passwd"], 126),
     (["/"], 126),
     (["/proc/1/exe"], 126),
+    (["/" + "x" * 300], 126),
 ]
 
 

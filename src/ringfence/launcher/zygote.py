@@ -115,6 +115,8 @@ class Zygote:
             init.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
             init.refuse(reply, exc, verb)
+        except Exception as exc:  # noqa: BLE001  one request is not to end the sandboxes of all others
+            init.refuse(reply, OSError(errno.EPROTO, repr(exc)), verb)
         finally:
             reply.close()
             for fd in fds:

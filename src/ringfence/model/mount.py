@@ -84,6 +84,14 @@ class Mount(Noun):
         return self.source.startswith("/")
 
 
+def outermost_first(mounts: list[Mount]) -> list[Mount]:
+    """The order to make them in: what holds another's target before it, else by age.
+
+    The other way round it would hide that one, and with it perhaps what was to be read-only.
+    """
+    return sorted(mounts, key=lambda mount: mount.target.count("/"))
+
+
 def check_target(value: object, field: str) -> str:
     """A normalised mount target that hides nothing the sandbox needs."""
     target = checks.absolute_path(value, field)

@@ -27,6 +27,7 @@ DEBUG = "debug"
 UNRESTRICTED = "unrestricted"
 
 _YEAR_S = 366 * 86_400
+MOST_MOUNTS = 200  # each travels as a descriptor, and one message carries 253
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +115,9 @@ class SandboxSpec(Noun):
         checks.instance(self.network, "network", NetworkPolicy)
         checks.instance(self.limits, "limits", Limits)
         mounts = checks.items(self.mounts, "mounts")
+        if len(mounts) > MOST_MOUNTS:
+            hint = "mount a directory that holds them all"
+            checks.refuse("mounts", f"{len(mounts)} are more than {MOST_MOUNTS}", hint)
         for i, mount in enumerate(mounts):
             checks.instance(mount, f"mounts[{i}]", Mount)
         self._put("mounts", mounts)

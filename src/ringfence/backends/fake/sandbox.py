@@ -12,7 +12,7 @@ from ...model import capabilities as can
 from ...model import exec as execs
 from ...model.frozen import FrozenMap
 from ...model.granted import SandboxCapabilities
-from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE, outermost_first
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
@@ -84,8 +84,8 @@ class FakeSandbox:
             ResolvedMount(MEMORY_DIR, READ_WRITE, self.spec.memory_dir),
             ResolvedMount(OUTPUTS_DIR, READ_WRITE),
         ]
-        for i, mount in enumerate(self.spec.mounts):
-            self._mount(mount, f"mounts[{i}].source")
+        for mount in outermost_first(list(self.spec.mounts)):
+            self._mount(mount, f"mounts[{self.spec.mounts.index(mount)}].source")
         self._tree.make_dirs(self._home)
 
     @property

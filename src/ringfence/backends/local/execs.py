@@ -221,7 +221,7 @@ class LocalExec:
             self._problem = InvalidRequest(f"{self._cwd}: {text}", field="cwd")
         elif report.failed_stage == wire.STAGE_TERMINAL:
             self._problem = ExecError(f"no terminal: {text}")
-        elif report.spawn_errno in (2, 13, 8, 20, 21, 40):
+        elif report.spawn_errno in (2, 13, 8, 20, 21, 36, 40):
             # As a shell: 127 not found, 126 found and not executable.
             self.note = f"ringfence: {self._command}: {text}\n".encode("utf-8", "surrogateescape")
             self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
@@ -233,7 +233,9 @@ class LocalExec:
             )
         elif report.spawn_errno == 7:
             self._problem = InvalidRequest(
-                "argv and env are too long for this kernel", field="argv"
+                "argv and env are too long for this kernel",
+                field="argv",
+                hint="one item may have 131,071 bytes; give what is longer as stdin or in a file",
             )
         else:
             self._problem = ExecError(f"{self._command}: {text}")

@@ -55,7 +55,7 @@ HOME_DEFAULTS = (
     ".config/autostart",
     ".local/bin",
 )
-_ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "hide": (False,)}
+_ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "pin": (), "hide": (False,)}
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _EVERYTHING = ("*", "all")
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...errors import InvalidRequest
-from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount, outermost_first
 from . import identity, template
 
 TYPE_CHECKING = False
@@ -50,9 +50,9 @@ def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def all_mounts(spec: SandboxSpec) -> list[Mount]:
-    """Those that were asked for, the host directory behind /mnt/memory first."""
+    """Those that were asked for, in the order to make them in."""
     memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
-    return [*memory, *spec.mounts]
+    return outermost_first([*memory, *spec.mounts])
 
 
 def no_source(mount: Mount, exc: OSError) -> InvalidRequest:

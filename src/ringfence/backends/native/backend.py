@@ -6,13 +6,7 @@ import errno
 import os
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import (
-    InvalidRequest,
-    IsolationError,
-    LifecycleError,
-    SandboxLost,
-    Unsupported,
-)
+from ...errors import InvalidRequest, LifecycleError, SandboxLost, Unsupported
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
@@ -260,7 +254,9 @@ class NativeBackend:
                 theirs.close()
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
-            raise isolation_error(exc) from exc
+            from .refusals import error_of
+
+            raise error_of(exc) from exc
         except SandboxLost:  # the zygote, too: it cannot clear up any more
             launcher_cgroups.remove(group.directories)
             raise
@@ -362,7 +358,9 @@ class NativeBackend:
                 raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
             if (exc.strerror or "").startswith("network "):
                 raise refused_by_kernel(exc) from exc
-            raise isolation_error(exc) from exc
+            from .refusals import error_of
+
+            raise error_of(exc) from exc
         except BaseException:
             ours.close()
             raise
@@ -617,24 +615,6 @@ class NativeBackend:
                 self._zygote = None
         if self._host_ids is not None:
             self._host_ids.close()
-
-
-def isolation_error(exc: Refused) -> IsolationError:
-    """The error for a start that the kernel refused, with the fix that fits."""
-    hint = "run `ringfence doctor` to see what this host allows"
-    text = exc.strerror or str(exc)
-    if text.startswith("create") and exc.errno in (1, 13, 28, 38):
-        hint = (
-            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
-        )
-    elif text.startswith("restrict") and exc.errno == 22:
-        hint = (
-            "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
-            "since 5.19, network file systems cannot): keep the directory on another one, such as "
-            "ext4, xfs or btrfs, or start as an ordinary user who owns it"
-        )
-    return IsolationError(f"the sandbox was not started: {text}", hint=hint)
 
 
 def send_plan(control: wire.Socket, plan: Plan) -> None:

@@ -83,6 +83,20 @@ class Mounts(ConformanceBase):
         assert ["file", "made"] == sorted(os.listdir(source))
 
     @needs(can.MOUNT)
+    def test_a_mount_in_another_is_never_hidden(
+        self, make_sandbox: MakeSandbox, source: Path
+    ) -> None:
+        """In whatever order they are given: what was to be read-only is."""
+        inner = source / "inner"
+        inner.mkdir()
+        outer = Mount("/data", str(source), READ_WRITE, protect=())
+        lab = make_sandbox(mounts=(Mount("/data/inner", str(inner)), outer))
+
+        assert lab.sh("echo made > /data/made").ok
+        assert not lab.sh("echo made > /data/inner/made").ok
+        assert [] == os.listdir(inner)
+
+    @needs(can.MOUNT)
     def test_removing_inside_removes_outside(self, make_sandbox: MakeSandbox, source: Path) -> None:
         lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE, protect=()),))
 

@@ -1,0 +1,44 @@
+"""The error for what the kernel refused while a sandbox was being made."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ...errors import InvalidRequest, IsolationError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...errors import RingfenceError
+    from ..local.answers import Refused
+
+# Why there can be no mount at a target, as far as that is the target's own fault.
+_BAD_TARGETS = {
+    errno.EROFS: "what is around it is read-only: make it first in its source, or choose another target",
+    errno.EOVERFLOW: "make it first in the source of the mount around it",
+    errno.ENOTDIR: "a file or a link is on the way, or there is a file where a directory is to be",
+    errno.ELOOP: "a link is on the way: name where it leads",
+    errno.EINVAL: "a file cannot be mounted on a directory",
+}
+
+
+def error_of(exc: Refused) -> RingfenceError:
+    """The error for a start that the kernel refused, with the fix that fits."""
+    hint = "run `ringfence doctor` to see what this host allows"
+    text = exc.strerror or str(exc)
+    verb, _, target = text.partition(": ")[0].partition(" ")
+    if verb in ("bind", "bind_inside", "session_dir") and exc.errno in _BAD_TARGETS:
+        reason = f"{target}: nothing can be mounted there: {os.strerror(exc.errno)}"
+        return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[exc.errno])
+    if text.startswith("create") and exc.errno in (1, 13, 28, 38):
+        hint = (
+            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
+        )
+    elif text.startswith("restrict") and exc.errno == 22:
+        hint = (
+            "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
+            "since 5.19, network file systems cannot): keep the directory on another one, such as "
+            "ext4, xfs or btrfs, or start as an ordinary user who owns it"
+        )
+    return IsolationError(f"the sandbox was not started: {text}", hint=hint)
