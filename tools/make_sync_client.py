@@ -31,6 +31,7 @@ WORDS = (
     (r"\bAsyncHTTPTransport\b", "HTTPTransport"),
     (r"\bAsyncSandbox\b", "Sandbox"),
     (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\b__anext__\b", "__next__"),
     (r"\baclosing\b", "closing"),
     (r"\baclose\b", "close"),
     (r"\baread\b", "read"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence import AsyncSandbox, Sandbox
-from ringfence.client import AsyncRemoteSandbox, RemoteSandbox
+from ringfence.client import AsyncClient, AsyncRemoteSandbox, Client, RemoteSandbox
 from ringfence.client._async.files import AsyncRemoteFiles
 from ringfence.client._async.process import AsyncRemoteProcess, AsyncRemoteStdin
 from ringfence.client._async.stream import AsyncRemoteStream
@@ -35,12 +35,21 @@ PAIRS = [
     (AsyncStdin, AsyncRemoteStdin),
     (Stream, RemoteStream),
     (AsyncStream, AsyncRemoteStream),
+    (Client, AsyncClient),
 ]
 # What makes a sandbox is the client's; the rest is about descriptors and pipes of this process.
 OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
-    "write_some", "duplicate", "feed", "close_feed", "readable",
+    "write_some", "duplicate", "feed", "close_feed", "readable", "begin_watch",
 }  # fmt: skip
 OWN_OF = {Stream: {"close"}}
+# What only a server has: others' processes, and a sandbox that goes on when nobody waits for it.
+THEIRS = {"execs", "process", "extend", "view", "events", "call_back", "run_through"}
+# What there is only because somebody else may have begun it, or keeps it.
+THEIRS_OF = {
+    RemoteSandbox: {"execs", "process", "extend", "view"},
+    RemoteProcess: {"events", "view"},
+    RemoteStream: {"dropped_bytes"},
+}
 
 
 def surface(cls: type[Any]) -> dict[str, Any]:
@@ -67,6 +76,7 @@ def test_what_a_local_one_has_a_remote_one_has(local: type[Any], remote: type[An
     wanted = set(here) - OWN - OWN_OF.get(local, set())
 
     assert wanted <= set(there)
+    assert set(there) - set(here) <= THEIRS
     for name in wanted:
         if isinstance(here[name], property) or isinstance(there[name], property):
             continue

@@ -73,8 +73,8 @@ class _Upload(tempfile.SpooledTemporaryFile[bytes]):
 
 def open_write(transport: Transport, at: str, path: str, *, append: bool, mode: int) -> BinaryIO:
     """A temporary file that becomes one of the sandbox when it is closed."""
-    # What cannot be written is better known at once, as with a local sandbox.
-    params = write_params(path, append=append, mode=mode)
+    # What cannot be written is better known at once, as with a local sandbox. What is there stays.
+    params = write_params(path, append=True, mode=mode)
     transport.request("PUT", f"{at}/content", params=params, content=b"")
     params = write_params(path, append=append, mode=mode)
 

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from .exec_view import ExecState as ExecState
     from .exec_view import ExecView as ExecView
     from .files import FileInfo as FileInfo
+    from .found import AllReplaced as AllReplaced
+    from .found import FileChange as FileChange
+    from .found import FoundFiles as FoundFiles
+    from .found import FoundLine as FoundLine
+    from .found import FoundLines as FoundLines
+    from .found import Replaced as Replaced
     from .granted import SandboxCapabilities as SandboxCapabilities
     from .ids import check_id as check_id
     from .ids import new_id as new_id
@@ -64,6 +70,7 @@ _ROOMS = {
     "exec_start": ("StartRequest",),
     "exec_view": ("ExecProblem", "ExecState", "ExecView"),
     "files": ("FileInfo",),
+    "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "granted": ("SandboxCapabilities",),
     "ids": ("check_id", "new_id"),
     "limits": ("Limits", "parse_duration", "parse_size"),

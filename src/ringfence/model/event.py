@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 else:
     from .record import dataclass, field
 
+GAP = "gap"
 EVENTS = ("created", "active", "detached", "suspended", "snapshot", "network", "ended")
 
 
@@ -22,7 +23,8 @@ class Event(Noun):
 
     Attributes:
         seq: Counts from 1 without a gap, over all clients, since the manager started.
-        kind: One of `EVENTS`: a state that was entered, or what was done.
+        kind: One of `EVENTS`: a state that was entered, or what was done. To a client that follows them
+            also `GAP`: events before it were missed for good.
         time: Seconds since 1970.
         reason: Of `ended`: why.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ..model.calls import Network
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
+    from ..model.found import FileChange
+    from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from ..model.state import State
     from ..model.stats import SandboxStats
     from .expose import Exposure
+    from .looking import Watch
     from .stream import Stream
 
     T = TypeVar("T")
@@ -91,11 +95,12 @@ def _running_trio() -> Any:
     return trio if trio is not None and trio.lowlevel.in_trio_run() else None
 
 
-async def _writable(fd: int) -> None:
-    """Wait until a write to `fd`, which stays open meanwhile, would not block."""
+async def _ready(fd: int, side: str) -> None:
+    """Wait until a `side`, `reader` or `writer`, of `fd`, which stays open meanwhile, would not block."""
     trio = _running_trio()
     if trio is not None:
-        await trio.lowlevel.wait_writable(fd)
+        waits = {"reader": trio.lowlevel.wait_readable, "writer": trio.lowlevel.wait_writable}
+        await waits[side](fd)
         return
     import asyncio
 
@@ -106,11 +111,11 @@ async def _writable(fd: int) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_writer(fd, tell)
+    getattr(loop, f"add_{side}")(fd, tell)
     try:
         await ready
     finally:
-        loop.remove_writer(fd)
+        getattr(loop, f"remove_{side}")(fd)
 
 
 class AsyncFiles:
@@ -126,6 +131,28 @@ class AsyncFiles:
             return await copying(method, *args, **options)
 
         return call
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[FileChange]]:
+        """What changes at and below `path`, as it happens, from the beginning of the block to its end."""
+        watch = await copying(self._files.begin_watch, path, recursive=recursive)
+        try:
+            yield _changes(watch)
+        finally:
+            await copying(watch.close)
+
+
+async def _changes(watch: Watch) -> AsyncIterator[FileChange]:
+    found = watch.early
+    while True:
+        for each in found:
+            yield each
+        if watch.stream < 0:
+            return
+        await _ready(watch.stream, "reader")
+        found = await copying(watch.read)
 
 
 class AsyncProcess:
@@ -154,6 +181,10 @@ class AsyncProcess:
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself."""
         await in_thread(self._process.send_signal, signum)
+
+    async def signal_group(self, signum: int) -> None:
+        """Send a signal to its whole process group, as a terminal does."""
+        await in_thread(self._process.signal_group, signum)
 
     async def terminate(self) -> None:
         """SIGTERM: ask it to end."""
@@ -185,7 +216,7 @@ class AsyncStdin:
         while view := view[self._stdin.write_some(view) :]:
             fd = self._stdin.duplicate()
             try:
-                await _writable(fd)
+                await _ready(fd, "writer")
             finally:
                 os.close(fd)
 
@@ -213,9 +244,28 @@ class AsyncStream:
             except TimeoutError:
                 continue  # another reader was faster
 
+    @property
+    def dropped_bytes(self) -> int:
+        """How many bytes between head and tail were not kept."""
+        return self._stream.dropped_bytes
+
+    async def getvalue(self) -> bytes:
+        """All that was kept so far, what was read already included; see `Stream.getvalue`."""
+        return self._stream.getvalue()
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self.read():
             yield chunk
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Text lines, without their newline, bad bytes replaced."""
+        rest = b""
+        async for chunk in self:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line.decode("utf-8", "replace")
+        if rest:
+            yield rest.decode("utf-8", "replace")
 
 
 class AsyncSandbox:
@@ -402,6 +452,10 @@ class AsyncSandbox:
     async def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""
         return await in_thread(self._sandbox.stats)
+
+    async def capabilities(self) -> SandboxCapabilities:
+        """What it can do, read back from the kernel; see `Sandbox.capabilities`."""
+        return await in_thread(self._sandbox.capabilities)
 
     async def protections(self) -> tuple[Protection, ...]:
         """What protects the host, read back from the kernel."""

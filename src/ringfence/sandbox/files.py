@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
     from ..backends.protocol import BackendFiles, Progress
     from ..errors import RingfenceError
     from ..model.files import FileInfo
+    from ..model.found import AllReplaced, FileChange, FoundFiles, FoundLines
+    from .looking import Watch
 
 _CHUNK = 1 << 22
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
@@ -144,6 +148,87 @@ class Files:
             return
         with self._inner.open_read(remote) as source, _open_local(local, "wb") as target:
             _copy(source, target, remote, progress)
+
+    # -- looking through them, which not every backend can -------------------------------------
+
+    def glob(self, pattern: str, path: str = ".", *, limit: int = 1000) -> FoundFiles:
+        """Paths below `path` that match: `*` within a name, `**` any number of directories."""
+        from ..model.found import FoundFiles
+
+        asked = {"pattern": pattern, "most": limit}
+        return FoundFiles.from_json(self._ask("find", path, asked))
+
+    def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        glob: str = "",
+        limit: int = 1000,
+    ) -> FoundLines:
+        """Lines of text files below `path` in which `pattern` is found.
+
+        Args:
+            glob: Only in files that match.
+        """
+        from ..model.found import FoundLines
+
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        return FoundLines.from_json(
+            self._ask("search", path, {**asked, "glob": glob, "most": limit})
+        )
+
+    def replace(
+        self,
+        paths: Sequence[str],
+        pattern: str,
+        replacement: str,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+    ) -> AllReplaced:
+        """Replace text in files; each is put in place whole, or left as it was.
+
+        Args:
+            replacement: With `regex`, `\\1` is the first group.
+        """
+        from ..model.found import AllReplaced
+
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        return AllReplaced.from_json(
+            self._ask("replace", ".", {**asked, "replacement": replacement, "files": [*paths]})
+        )
+
+    @contextmanager
+    def watch(self, path: str = ".", *, recursive: bool = False) -> Iterator[Iterator[FileChange]]:
+        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+
+        The iterator ends when `path` is removed.
+        """
+        watch = self.begin_watch(path, recursive=recursive)
+        try:
+            yield _changes(watch)
+        finally:
+            watch.close()
+
+    def begin_watch(self, path: str, *, recursive: bool) -> Watch:
+        """What `watch` and its asynchronous counterpart stand on."""
+        from .looking import Watch
+
+        return Watch(self._inner, path, recursive=recursive)
+
+    def _ask(self, what: str, path: str, asked: dict[str, object]) -> dict[str, object]:
+        from .looking import ask
+
+        return ask(self._inner, what, path, asked)
+
+
+def _changes(watch: Watch) -> Iterator[FileChange]:
+    yield from watch.early
+    while found := watch.read():
+        yield from found
 
 
 def _skip(file: BinaryIO, count: int) -> None:

@@ -59,6 +59,11 @@ class Process:
         if self.running:
             self._pump.run.signal(int(signum))
 
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to its whole process group, as a terminal does."""
+        if self.running:
+            self._pump.run.signal(int(signum), group=True)
+
     def terminate(self) -> None:
         """SIGTERM: ask it to end."""
         self.send_signal(signal.SIGTERM)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..model.calls import Network
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
+    from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
@@ -341,6 +342,16 @@ class Sandbox:
     def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""
         return self._inner.stats()
+
+    def capabilities(self) -> SandboxCapabilities:
+        """What it can do and what keeps it from the rest, read back from the kernel.
+
+        When it was made and how long it has left is for a session manager to say.
+
+        Raises:
+            LifecycleError: It is suspended, or has ended.
+        """
+        return self._inner.granted()
 
     def protections(self) -> tuple[Protection, ...]:
         """What protects the host, read back from the kernel."""

@@ -11,8 +11,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
-from ...errors import InvalidRequest, IoError, NotADirectory, TimeoutExceeded
+from ...errors import NotADirectory, TimeoutExceeded
 from ...model.files import DIRECTORY, FileInfo
+from ...model.found import AllReplaced, FoundFiles, FoundLines
+from ...sandbox.looking import MOST_FOUND_BYTES, found_in, too_much
 from .. import forms
 from ..caller import Caller
 from ..nouns import AsNoun, json_answer
@@ -22,7 +24,6 @@ from ..service import Service, TheCaller, TheService
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"])
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _BODY = {"requestBody": {"required": True, "content": _TAR}}
-_MOST_FOUND_BYTES = 32 << 20
 _HEARTBEAT_S = 15.0
 Pattern = Annotated[str, Query(min_length=1, max_length=1000)]
 Most = Annotated[int, Query(ge=1, le=10_000)]
@@ -91,14 +92,7 @@ async def upload(
     return json_answer({"path": path, "received_bytes": received})
 
 
-class Found(BaseModel):
-    """Paths; `truncated` where there are more."""
-
-    items: list[Annotated[FileInfo, AsNoun()]]
-    truncated: bool
-
-
-@router.get("/glob", response_model=Found)
+@router.get("/glob", response_model=Annotated[FoundFiles, AsNoun()])
 async def find(
     sandbox_id: forms.SandboxId,
     pattern: Pattern,
@@ -112,23 +106,7 @@ async def find(
     return json_answer(await _ask(service, caller, sandbox_id, "find", path, asked))
 
 
-class Line(BaseModel):
-    """One line in which something was found; counted from 1."""
-
-    path: str
-    line: int
-    column: int
-    text: str
-
-
-class Lines(BaseModel):
-    """Lines; `truncated` where there are more."""
-
-    items: list[Line]
-    truncated: bool
-
-
-@router.get("/search", response_model=Lines)
+@router.get("/search", response_model=Annotated[FoundLines, AsNoun()])
 async def search(
     sandbox_id: forms.SandboxId,
     pattern: Pattern,
@@ -163,22 +141,7 @@ class Replace(forms.Form):
     ignore_case: bool = False
 
 
-class Replaced(BaseModel):
-    """How often in one file; or why not."""
-
-    path: str
-    replacements: int
-    error: str | None
-
-
-class AllReplaced(BaseModel):
-    """For each file."""
-
-    items: list[Replaced]
-    truncated: bool
-
-
-@router.post("/replace", response_model=AllReplaced)
+@router.post("/replace", response_model=Annotated[AllReplaced, AsNoun()])
 async def replace(
     sandbox_id: forms.SandboxId, body: Replace, service: TheService, caller: TheCaller
 ) -> Response:
@@ -196,12 +159,9 @@ async def _ask(
     async with Running(service.lanes, live, what, path, _options(asked)) as running:
         async for data in running.chunks():
             text += data
-            if len(text) > _MOST_FOUND_BYTES:
-                raise InvalidRequest("too much is found", field="pattern")
-    lines = [json.loads(line) for line in text.splitlines()]
-    if not lines or not lines[-1].get("done"):
-        raise IoError("the helper inside was ended before it was done", retryable=True)
-    return {"items": lines[:-1], "truncated": lines[-1]["truncated"]}
+            if len(text) > MOST_FOUND_BYTES:
+                raise too_much()
+    return found_in(text)
 
 
 def _options(asked: dict[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
+from ...model import checks
 from ...model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
 
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
@@ -21,3 +23,15 @@ def describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: st
         mtime_s=mtime_ns / 1e9,
         link_target=link if kind == SYMLINK else None,
     )
+
+
+def absolute(root: str, path: str) -> str:
+    """A client's path as the sandbox has it, without a leading `.`; all else is the kernel's to resolve.
+
+    Args:
+        root: Where relative paths start.
+    """
+    given = checks.path(path, "path")
+    while given.startswith("./"):
+        given = given[2:].lstrip("/")
+    return os.path.join(root, given) if given not in ("", ".") else root

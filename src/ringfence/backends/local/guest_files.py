@@ -7,10 +7,9 @@ import io
 import os
 
 from ...errors import FileError, SandboxLost, file_error
-from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
 from .answers import Refused, answer
-from .fileinfo import describe
+from .fileinfo import absolute, describe
 from .streams import grow
 
 TYPE_CHECKING = False
@@ -107,7 +106,7 @@ class GuestFiles:
     # -- inner ------------------------------------------------------------------------------
 
     def _absolute(self, path: str) -> str:
-        return os.path.join(self._sandbox.root, checks.path(path, "path"))
+        return absolute(self._sandbox.root, path)
 
     def _ask(self, path: str, verb: str, *args: object, timeout_s: float | None = _OPEN_S) -> bytes:
         self._sandbox.require_awake()

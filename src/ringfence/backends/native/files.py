@@ -12,9 +12,8 @@ import os
 import stat
 
 from ...errors import FileError, IsADirectory, file_error
-from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
-from ..local.fileinfo import describe
+from ..local.fileinfo import absolute, describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,8 +95,7 @@ class NativeFiles:
     # -- inner ------------------------------------------------------------------------------
 
     def _absolute(self, path: str) -> str:
-        given = checks.path(path, "path")
-        return os.path.join(self._sandbox.root, given)
+        return absolute(self._sandbox.root, path)
 
     def _ask(self, path: str, verb: str, *args: object) -> bytes:
         try:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import posixpath
+from contextlib import aclosing, asynccontextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory
 from ...model.files import FileInfo
+from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
+from ...model.jsonform import loads
 from .. import copies
 from .pauses import blocking
 from .transport import AsyncTransport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from typing import Any, BinaryIO
 
     from ..copies import Progress
@@ -139,6 +143,63 @@ class AsyncRemoteFiles:
     async def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
         """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path."""
         await blocking(copies.download, self._transport.blocking, self._at, remote, local, progress)
+
+    # -- looking through them --------------------------------------------------------------------
+
+    async def glob(self, pattern: str, path: str = ".", *, limit: int = 1000) -> FoundFiles:
+        """Paths below `path` that match: `*` within a name, `**` any number of directories."""
+        found = await self._json("GET", "glob", pattern=pattern, path=path, limit=limit)
+        return FoundFiles.from_json(found)
+
+    async def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        glob: str = "",
+        limit: int = 1000,
+    ) -> FoundLines:
+        """Lines of text files below `path` in which `pattern` is found; see `Files.search`."""
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        found = await self._json("GET", "search", path=path, glob=glob, limit=limit, **asked)
+        return FoundLines.from_json(found)
+
+    async def replace(
+        self,
+        paths: Sequence[str],
+        pattern: str,
+        replacement: str,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+    ) -> AllReplaced:
+        """Replace text in files; each is put in place whole, or left as it was."""
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        body = {**asked, "paths": [*paths], "replacement": replacement}
+        found = await self._transport.json("POST", f"{self._at}/replace", body=body)
+        return AllReplaced.from_json(found)
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False
+    ) -> AsyncIterator[AsyncIterator[FileChange]]:
+        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+
+        Raises:
+            ServerUnreachable: The stream broke off; what changed since is not known.
+        """
+        async with aclosing(self._watch(path, recursive)) as changes:
+            await changes.__anext__()  # it watches from here on
+            yield changes
+
+    async def _watch(self, path: str, recursive: bool) -> AsyncGenerator[FileChange, None]:
+        params = {"path": path, "recursive": recursive}
+        async with self._transport.stream("GET", f"{self._at}/watch", params=params) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    yield FileChange.from_json(loads(line[5:]))
 
     async def _json(self, method: str, verb: str, **params: Any) -> Any:
         return await self._transport.json(method, f"{self._at}/{verb}", params=params)

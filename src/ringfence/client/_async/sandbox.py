@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from ...errors import InvalidRequest, Unsupported
+from ...errors import InvalidRequest
 from ...model import checks
 from ...model.calls import make_request, parse_mount, parse_network
 from ...model.capabilities import Protection
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ...model.state import State
 
 _WAIT_S = 25.0  # each request; then the next one waits on
+_SAVE_S = 600.0  # without a byte: a sandbox may be large
 _SPARE_S = 30.0  # beyond what a request was asked to wait
 
 
@@ -96,7 +97,7 @@ class AsyncRemoteSandbox:
             return await process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = await self._transport.json(
-            "POST", f"{self._at}/execs", body=form, timeout_s=_WAIT_S + _SPARE_S
+            "POST", f"{self._at}/execs", body=form, key=new_key(), timeout_s=_WAIT_S + _SPARE_S
         )
         view = ExecView.from_json(answer)
         return await wait_for(self._transport, self._at, view)
@@ -138,7 +139,8 @@ class AsyncRemoteSandbox:
         return process
 
     async def _start(self, form: dict[str, Any]) -> AsyncRemoteProcess:
-        answer = await self._transport.json("POST", f"{self._at}/execs", body=form)
+        # Under a key of its own: a lost answer is asked for again, and the command never runs twice.
+        answer = await self._transport.json("POST", f"{self._at}/execs", body=form, key=new_key())
         return AsyncRemoteProcess(self._transport, self._at, ExecView.from_json(answer))
 
     async def execs(self) -> list[ExecView]:
@@ -236,16 +238,23 @@ class AsyncRemoteSandbox:
     async def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         body = {"metadata": dict(metadata or {})}
-        answer = await self._transport.json("POST", f"{self._at}/snapshots", body=body)
+        answer = await self._transport.json(
+            "POST", f"{self._at}/snapshots", body=body, timeout_s=_SAVE_S
+        )
         return Snapshot.from_json(answer)
 
-    async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:  # noqa: ARG002
-        """As `Sandbox.checkpoint`, but not yet.
+    async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
+        """Save files and memory, and end: `Client.restore` lets all that ran go on.
 
         Raises:
-            Unsupported: A server saves files only.
+            Unsupported: Its backend saves files only; it goes on.
+            LifecycleError: Something inside holds what cannot be saved; it goes on.
         """
-        raise Unsupported("a server saves files only", operation="checkpoint")
+        body = {"metadata": dict(metadata or {})}
+        answer = await self._transport.json(
+            "POST", f"{self._at}/checkpoint", body=body, timeout_s=_SAVE_S
+        )
+        return Snapshot.from_json(answer)
 
     async def stats(self) -> SandboxStats:
         """What it uses, from the kernel."""

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from ...errors import InvalidRequest, SandboxNotFound
 from ...model.calls import make_spec
 from ...model.client_session import SessionTimeouts
+from ...model.event import Event
 from ...model.execution import ExecutionRequest, ExecutionResult
 from ...model.execution_config import ExecutionConfig
 from ...model.execution_info import ExecutionInfo
@@ -13,13 +16,14 @@ from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
 from ...model.snapshot import Snapshot
 from ...model.spec import SandboxSpec
+from .happening import follow
 from .pauses import made
 from .sandbox import RemoteSandbox, body_of, new_key
 from .transport import Transport, segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Any, Self
 
     from ...model.calls import Network
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     # `list` is a method here.
     Views = list[SandboxView]
     Snapshots = list[Snapshot]
+    Events = list[Event]
     Forms = list[dict[str, Any]]
 
 _EXECUTIONS = "/api/v1/sandbox"
@@ -227,6 +232,23 @@ class Client:
         """What the server is, whom it takes us for, and what works on its host."""
         found: dict[str, Any] = self._transport.json("GET", "/v1/info")
         return found
+
+    def events(self, since: int = 0) -> Events:
+        """The last events of this client's sandboxes after that `seq`, oldest first."""
+        page = self._transport.json("GET", "/v1/events", params={"since": since})
+        return [Event.from_json(each) for each in page["items"]]
+
+    def follow_events(self, since: int = 0) -> Generator[Event, None, None]:
+        """Events as they happen, through as many connections as it takes.
+
+        One of kind `gap` says, in `reason`, that others before it were missed for good.
+
+        Raises:
+            ServerUnreachable: The server is gone, and does not come back.
+        """
+        with closing(follow(self._transport, since)) as events:
+            for event in events:
+                yield event
 
     def make_key(self, owner: str, *, scope: str = "user", name: str = "") -> dict[str, Any]:
         """A new key, under `key` this once; for admins."""

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import posixpath
+from contextlib import closing, contextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory
 from ...model.files import FileInfo
+from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
+from ...model.jsonform import loads
 from .. import copies
 from .pauses import blocking
 from .transport import Transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
     from typing import Any, BinaryIO
 
     from ..copies import Progress
@@ -140,6 +144,61 @@ class RemoteFiles:
     def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
         """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path."""
         blocking(copies.download, self._transport.blocking, self._at, remote, local, progress)
+
+    # -- looking through them --------------------------------------------------------------------
+
+    def glob(self, pattern: str, path: str = ".", *, limit: int = 1000) -> FoundFiles:
+        """Paths below `path` that match: `*` within a name, `**` any number of directories."""
+        found = self._json("GET", "glob", pattern=pattern, path=path, limit=limit)
+        return FoundFiles.from_json(found)
+
+    def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        glob: str = "",
+        limit: int = 1000,
+    ) -> FoundLines:
+        """Lines of text files below `path` in which `pattern` is found; see `Files.search`."""
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        found = self._json("GET", "search", path=path, glob=glob, limit=limit, **asked)
+        return FoundLines.from_json(found)
+
+    def replace(
+        self,
+        paths: Sequence[str],
+        pattern: str,
+        replacement: str,
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+    ) -> AllReplaced:
+        """Replace text in files; each is put in place whole, or left as it was."""
+        asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
+        body = {**asked, "paths": [*paths], "replacement": replacement}
+        found = self._transport.json("POST", f"{self._at}/replace", body=body)
+        return AllReplaced.from_json(found)
+
+    @contextmanager
+    def watch(self, path: str = ".", *, recursive: bool = False) -> Iterator[Iterator[FileChange]]:
+        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+
+        Raises:
+            ServerUnreachable: The stream broke off; what changed since is not known.
+        """
+        with closing(self._watch(path, recursive)) as changes:
+            changes.__next__()  # it watches from here on
+            yield changes
+
+    def _watch(self, path: str, recursive: bool) -> Generator[FileChange, None, None]:
+        params = {"path": path, "recursive": recursive}
+        with self._transport.stream("GET", f"{self._at}/watch", params=params) as response:
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    yield FileChange.from_json(loads(line[5:]))
 
     def _json(self, method: str, verb: str, **params: Any) -> Any:
         return self._transport.json(method, f"{self._at}/{verb}", params=params)

@@ -1,0 +1,69 @@
+# Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
+"""What happens on a server, as server-sent events that go on where they broke off."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from ...errors import ServerUnreachable
+from ...model.event import GAP, Event
+from ...model.jsonform import loads
+from ..answers import pause_s
+from .pauses import pause
+from .transport import Transport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_PATIENCE = 5  # connections in a row that bring nothing
+
+
+class _Place:
+    """How far a stream was read."""
+
+    def __init__(self, since: int) -> None:
+        self.seq, self.last_id = since, ""
+
+
+def follow(transport: Transport, since: int) -> Generator[Event, None, None]:
+    """Every event once; one of kind `gap` where some were missed for good.
+
+    Raises:
+        ServerUnreachable: Nothing came through several connections in a row.
+    """
+    place, failures = _Place(since), 0
+    while True:
+        before = place.last_id
+        try:
+            with closing(_once(transport, place)) as events:
+                for event in events:
+                    yield event
+        except ServerUnreachable:
+            failures = 0 if place.last_id != before else failures + 1
+            if failures > _PATIENCE:
+                raise
+            pause(pause_s(failures, {}))
+
+
+def _once(transport: Transport, place: _Place) -> Generator[Event, None, None]:
+    headers = {"last-event-id": place.last_id} if place.last_id else {}
+    params = {"follow": True, "since": place.seq}
+    with transport.stream("GET", "/v1/events", params=params, headers=headers) as response:
+        new_id = kind = ""
+        for line in response.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "id":
+                new_id = value
+            elif name == "event":
+                kind = value
+            elif name == "data" and kind == GAP:
+                told = loads(value)
+                reason = told.get("reason") or f"{told.get('lost')} events were missed"
+                yield Event(place.seq, GAP, time.time(), "", "", "", reason=reason)
+            elif name == "data":
+                event = Event.from_json(loads(value))
+                place.seq, place.last_id = event.seq, new_id
+                yield event
+    raise ServerUnreachable(f"{transport.address.shown}: the stream of events ended")

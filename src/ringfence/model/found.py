@@ -1,0 +1,121 @@
+"""What looking through the files of a sandbox finds, and what changes there.
+
+A helper inside says it, in JSON lines: the guest's word, to be read as such.
+"""
+
+from __future__ import annotations
+
+from . import checks, jsonform
+from .files import FileInfo
+from .noun import Noun
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+    from typing import Any
+else:
+    from .record import dataclass
+
+CHANGES = (
+    "watching", "created", "written", "modified", "attributes", "deleted", "moved_from", "moved_to",
+    "overflow",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundFiles(Noun):
+    """Paths that match.
+
+    Attributes:
+        truncated: There are more than were asked for.
+    """
+
+    items: tuple[FileInfo, ...]
+    truncated: bool
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"items": jsonform.each(FileInfo.from_json)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundLine(Noun):
+    """One line in which something was found.
+
+    Attributes:
+        line, column: Counted from 1, the column in bytes.
+        text: The line, its first 2,000 bytes at most.
+    """
+
+    path: str
+    line: int
+    column: int
+    text: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundLines(Noun):
+    """Lines in which something was found.
+
+    Attributes:
+        truncated: There are more than were asked for.
+    """
+
+    items: tuple[FoundLine, ...]
+    truncated: bool
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"items": jsonform.each(FoundLine.from_json)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replaced(Noun):
+    """How often something was replaced in one file.
+
+    Attributes:
+        error: Why the file is as it was; None where nothing is wrong.
+    """
+
+    path: str
+    replacements: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AllReplaced(Noun):
+    """The same for each file that was named."""
+
+    items: tuple[Replaced, ...]
+    truncated: bool
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"items": jsonform.each(Replaced.from_json)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FileChange(Noun):
+    """Something that changed where somebody watches.
+
+    Attributes:
+        kind: One of `CHANGES`. `watching` is the first: whatever comes after it is told. After
+            `overflow` there was more than could be told: look again.
+        cookie: The same number for the two halves of one move.
+    """
+
+    kind: str
+    path: str
+    is_directory: bool = False
+    cookie: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.choice(self.kind, "kind", CHANGES, ", ".join(CHANGES))
+
+
+def read_answer(text: bytes) -> dict[str, Any] | None:
+    """The JSON form of what was found; None where the helper was ended before it was done."""
+    lines = [jsonform.loads(line) for line in text.splitlines()]
+    if not lines or not lines[-1].get("done"):
+        return None
+    return {"items": lines[:-1], "truncated": lines[-1]["truncated"]}
