@@ -94,6 +94,7 @@ class Acquiring:
         self.client_id, self.request = client_id, request
         self.began = manager.clock.now()
         self.profile = ""  # of the pool that it came from
+        self.share: object = None
 
     def lease(self) -> Lease:
         """The session that is asked for."""
@@ -106,7 +107,9 @@ class Acquiring:
             again = self._again(wanted)
             if again is not None:
                 return Lease(self.manager, again, newly_created=False)
-            return Lease(self.manager, self._new(wanted))
+            most = self.manager.config.max_of_client
+            with self.manager.book.share(self.client_id, most) as self.share:
+                return Lease(self.manager, self._new(wanted))
 
     def _again(self, wanted: str | None) -> Live | None:
         """The client's own sandbox of the preferred id, if it will do."""
@@ -195,7 +198,7 @@ class Acquiring:
         live.key, live.request, live.profile = self.options.key, self.request, self.profile
         try:
             self._write_down(live)
-            manager.book.enter(live)
+            manager.book.enter(live, self.share)
         except BaseException:
             manager.maker.end(live.sandbox_id, inner.terminate, "not written down")
             raise

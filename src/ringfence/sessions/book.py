@@ -6,12 +6,16 @@ All answers are about one moment, and a client finds only what is its own.
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from contextlib import contextmanager
 
-from ..errors import SandboxNotFound
+from ..errors import ResourceExhausted, SandboxNotFound
 from ..model.client_session import SessionState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .live import Live
 
 
@@ -23,13 +27,43 @@ class Book:
         self._sessions: dict[str, Live] = {}
         self._sandboxes: dict[str, Live] = {}
         self._keys: dict[tuple[str, str], Live] = {}
+        self._of_client: Counter[str] = Counter()
+        self._making: dict[object, str] = {}
 
-    def enter(self, live: Live) -> None:
-        """From now on it is found. Preconditions: its sandbox has no other session."""
+    @contextmanager
+    def share(self, client_id: str, most: int | None) -> Iterator[object]:
+        """In the block one more of a client's is being made; what is yielded is for `enter`.
+
+        Raises:
+            ResourceExhausted: The client has `most` already.
+        """
+        share = object()
+        with self._lock:
+            has = self._of_client[client_id] + [*self._making.values()].count(client_id)
+            if most is not None and has >= most:
+                raise ResourceExhausted(
+                    f"this client has {most} sandboxes already",
+                    hint="end one, or try again later",
+                    field="max_of_client",
+                )
+            self._making[share] = client_id
+        try:
+            yield share
+        finally:
+            with self._lock:
+                self._making.pop(share, None)
+
+    def enter(self, live: Live, share: object = None) -> None:
+        """From now on it is found, and its `share` is used up.
+
+        Preconditions: its sandbox has no other session.
+        """
         with self._lock:
             if live.id in self._sessions or live.sandbox_id in self._sandboxes:
                 raise ValueError(f"{live.sandbox_id} is in the book already")
             self._sessions[live.id] = self._sandboxes[live.sandbox_id] = live
+            self._of_client[live.client_id] += 1
+            self._making.pop(share, None)
             if live.key:
                 self._keys[live.client_id, live.key] = live
 
@@ -41,6 +75,7 @@ class Book:
             del self._sessions[live.id], self._sandboxes[live.sandbox_id]
             if self._keys.get((live.client_id, live.key)) is live:
                 del self._keys[live.client_id, live.key]
+            self._of_client -= Counter((live.client_id,))  # one less, and never a name with none
             return True
 
     def find(self, any_id: str, client_id: str | None = None) -> Live | None:

@@ -78,6 +78,7 @@ class ManagerConfig(Noun):
 
     Attributes:
         max_sandboxes: Alive at once, warm ones included; a warm one makes room for a client's.
+        max_of_client: The same for each client; None: no more than all together.
         timeouts: Of sessions that bring none of their own.
         cleanup_interval_s: At least so often everything is looked at. What expires does so at its
             own time, not at the next interval.
@@ -93,9 +94,12 @@ class ManagerConfig(Noun):
     max_waiting: int = 0
     wait_s: float = 10.0
     keep_ended_s: float = _DAY_S
+    max_of_client: int | None = None
 
     def __post_init__(self) -> None:
         checks.integer(self.max_sandboxes, "max_sandboxes", 1, _MOST)
+        if self.max_of_client is not None:
+            checks.integer(self.max_of_client, "max_of_client", 1, _MOST)
         checks.instance(self.timeouts, "timeouts", SessionTimeouts)
         checks.number(self.cleanup_interval_s, "cleanup_interval_s", 0.01, _DAY_S)
         checks.instance(self.pool, "pool", PoolConfig)

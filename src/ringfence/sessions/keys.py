@@ -41,6 +41,10 @@ class Keys:
 
 def digest_of(spec: SandboxSpec, options: AcquireOptions) -> str:
     """The same for the same request, secrets included, which it does not give away."""
-    asked = [spec.to_json(with_secrets=True), options.to_json()]
+    return digest([spec.to_json(with_secrets=True), options.to_json()])
+
+
+def digest(asked: object) -> str:
+    """Of JSON's own types: the same for the same, whatever the order of keys."""
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

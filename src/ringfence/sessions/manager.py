@@ -17,7 +17,7 @@ from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.client_session import ClientSession, SessionState, check_session_step
 from ..model.spec import SandboxSpec
 from ..store.store import Store
-from . import acquiring, looking, snapshots
+from . import acquiring, changed, looking, snapshots
 from .admission import Slots
 from .book import Book
 from .clock import Clock
@@ -104,7 +104,9 @@ class SessionManager:
             self.pool.start()
 
     def _open(self, backends: Sequence[Backend | str]) -> None:
-        config = self.config
+        self._configured_pool = self.config.pool
+        pool = changed.pool_of(self.store, self._configured_pool)
+        config = self.config = replace(self.config, pool=pool)
         self.book, self.tally, self.keys, self.events = Book(), Tally(), Keys(), Events()
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
@@ -307,6 +309,20 @@ class SessionManager:
         """Save a sandbox's files, for its client; restored by `acquire` with `snapshot_id`."""
         return snapshots.take(self, self._need(any_id, client_id), metadata or {})
 
+    def checkpoint(
+        self,
+        any_id: str,
+        metadata: Mapping[str, str] | None = None,
+        client_id: str | None = None,
+    ) -> Snapshot:
+        """Save a sandbox's files and memory, and end it: `acquire` lets all that ran go on.
+
+        Raises:
+            Unsupported: Its backend saves files only; it goes on.
+            LifecycleError: Something inside holds what cannot be saved; it goes on.
+        """
+        return snapshots.checkpoint(self, self._need(any_id, client_id), metadata or {})
+
     def snapshots(self, client_id: str | None = None) -> Snapshots:
         """Every snapshot of a client, oldest first."""
         self.check_open()
@@ -401,8 +417,16 @@ class SessionManager:
     # -- in time ------------------------------------------------------------------------------
 
     def change_pool(self, config: PoolConfig) -> None:
-        """Keep other sandboxes warm from now on. What fits no profile any more is discarded."""
+        """Keep other sandboxes warm from now on. What fits no profile any more is discarded.
+
+        Kept in the state directory: the next manager does so too, unless its own configuration of the
+        pool is another one than this one's was.
+
+        Raises:
+            StorageFull: That could not be written down; nothing has changed.
+        """
         self.check_open()
+        changed.keep_pool(self.store, config, self._configured_pool)
         self.config = replace(self.config, pool=config)
         self.pool.change(config)
 

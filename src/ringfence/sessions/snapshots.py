@@ -23,7 +23,20 @@ if TYPE_CHECKING:
 
 def take(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
     """Save a sandbox's files, for its client. When that cannot be written down, nothing is kept."""
-    made = live.sandbox.snapshot(metadata)
+    return _owned(manager, live, live.sandbox.snapshot(metadata))
+
+
+def checkpoint(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
+    """Save files and memory; the session is over then."""
+    with live.lock:
+        made = live.sandbox.checkpoint(metadata)
+        try:
+            return _owned(manager, live, made)
+        finally:
+            manager.end(live, "checkpoint")
+
+
+def _owned(manager: SessionManager, live: Live, made: Snapshot) -> Snapshot:
     try:
         manager.store.add_snapshot(_record(live, made))
     except BaseException:

@@ -22,6 +22,19 @@ CREATE INDEX execs_by_sandbox ON execs (sandbox, id);
 CREATE INDEX execs_by_end ON execs (ended_at);
 """
 
+KEYS = """
+-- Keys that clients chose to start an exec once. No reference to it: a record that is written again is
+-- replaced, and its key stays.
+CREATE TABLE exec_keys (
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+    key TEXT NOT NULL,
+    exec TEXT NOT NULL,
+    request TEXT NOT NULL,          -- digest of what was asked for
+    PRIMARY KEY (sandbox, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX exec_keys_by_exec ON exec_keys (exec);
+"""
+
 
 @dataclass(frozen=True)
 class ExecRecord:
@@ -50,6 +63,21 @@ class ExecRecords:
         sql = f"INSERT OR REPLACE INTO execs ({', '.join(_NAMES)}) VALUES ({marks})"
         self._database.write(sql, [getattr(record, name) for name in _NAMES])
 
+    def add_under_key(self, record: ExecRecord, key: str, request: str) -> bool:
+        """Write a new one down with its key; False, and nothing written, where the key is taken."""
+        sql = "INSERT OR IGNORE INTO exec_keys VALUES (?, ?, ?, ?)"
+        with self._database.transaction():
+            if not self._database.write(sql, (record.sandbox, key, record.id, request)):
+                return False
+            self.put(record)
+        return True
+
+    def under_key(self, sandbox_id: str, key: str) -> tuple[str, str] | None:
+        """The id of the exec of that key, and the digest of what was asked for."""
+        sql = "SELECT exec, request FROM exec_keys WHERE sandbox = ? AND key = ?"
+        found = self._database.rows(sql, (sandbox_id, key))
+        return (found[0]["exec"], found[0]["request"]) if found else None
+
     def get(self, exec_id: str) -> ExecRecord | None:
         """The record of that id."""
         found = self._database.rows("SELECT * FROM execs WHERE id = ?", (exec_id,))
@@ -71,8 +99,10 @@ class ExecRecords:
         return [(row["id"], row["sandbox"], row["ended_at"]) for row in self._database.rows(sql)]
 
     def remove(self, exec_id: str) -> None:
-        """Forget it."""
-        self._database.write("DELETE FROM execs WHERE id = ?", (exec_id,))
+        """Forget it, and the key that it was asked for under."""
+        with self._database.transaction():
+            self._database.write("DELETE FROM execs WHERE id = ?", (exec_id,))
+            self._database.write("DELETE FROM exec_keys WHERE exec = ?", (exec_id,))
 
 
 def _read(row: Row) -> ExecRecord:

@@ -103,12 +103,22 @@ CREATE TABLE clocks (
 ) STRICT, WITHOUT ROWID;
 """
 
+_SETTINGS = """
+-- What was changed while a server ran, and is to hold when it is started again.
+CREATE TABLE settings (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL             -- JSON
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _KEYS_AND_SNAPSHOTS,
     executions.SCHEMA,
     execs.SCHEMA,
     _CLOCKS,
+    execs.KEYS,
+    _SETTINGS,
 )
 
 

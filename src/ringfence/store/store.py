@@ -176,6 +176,16 @@ class Store:
         found = self._database.rows("SELECT sandbox FROM defaults WHERE owner = ?", (owner,))
         return found[0][0] if found else None
 
+    def set_setting(self, name: str, value: str) -> None:
+        """Remember something that was changed."""
+        sql = "INSERT INTO settings VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+        self._database.write(sql, (name, value))
+
+    def setting(self, name: str) -> str | None:
+        """What was remembered under that name."""
+        found = self._database.rows("SELECT value FROM settings WHERE name = ?", (name,))
+        return found[0]["value"] if found else None
+
     def add_anchor(self, anchor: Anchor) -> None:
         """Remember a process whose end ends sandboxes."""
         row = asdict(anchor)

@@ -10,12 +10,22 @@ import signal
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from ringfence import Credential, NetworkPolicy, NetworkRule, Sandbox
+from ringfence import (
+    Credential,
+    ManagerConfig,
+    NetworkPolicy,
+    NetworkRule,
+    PoolConfig,
+    Sandbox,
+    SandboxSpec,
+    SessionManager,
+)
 from ringfence.egress import client
 from ringfence.errors import RingfenceError
 from tests.egress.inside.conftest import MakeSandbox
@@ -492,3 +502,23 @@ def _files_of(snapshot_id: str) -> list[Path]:
 
     root = Path(default_directory()) / snapshot_id
     return [path for path in root.rglob("*") if path.is_file()]
+
+
+class TestAWarmSandbox:
+    def test_has_each_clients_own_secret(self, world: World) -> None:
+        """Bound at the claim: what one client's program sends is not what the next one's does."""
+        pool = PoolConfig(min_warm=2, max_warm=2)
+        spec = SandboxSpec(network=NetworkPolicy(rules=(RULE,)))
+        with SessionManager(ManagerConfig(pool=pool)) as manager:
+            for client_id in ("ann", "ben"):
+                manager.fill_pool()
+                given = replace(spec, secrets={NAME: f"{SECRET}-of-{client_id}"})
+                lease = manager.acquire(given, client_id=client_id)
+                mark = world.internet.mark()
+                result = lease.sandbox.exec([*CURL, "https://a.test/"], timeout_s=60)
+
+                assert result.ok, result.stderr_text
+                (request,) = requests(world, mark)
+                assert [f"Bearer {SECRET}-of-{client_id}"] == headers(request, "authorization")
+                assert not shows(result.stdout + lease.sandbox.shell("env").stdout)
+            assert (2, 0) == (manager.stats().pool_hits, manager.stats().pool_misses)

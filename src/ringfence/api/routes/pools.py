@@ -50,7 +50,10 @@ async def get(service: TheService, _caller: TheCaller) -> Response:
 
 @router.put("", response_model=Pools)
 async def change(body: Config, service: TheService, caller: TheCaller) -> Response:
-    """Keep other sandboxes warm from now on, until the server ends; admins only."""
+    """Keep other sandboxes warm from now on, and when the server is started again; admins only.
+
+    Until the pool in the configuration that the server is started with is another one than now.
+    """
     if not caller.is_admin:
         raise Forbidden("only an admin may do this")
     await service.lanes.call(service.manager.change_pool, body)

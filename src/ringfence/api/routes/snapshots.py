@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -11,9 +12,10 @@ from starlette.responses import Response
 from ...errors import SnapshotNotFound
 from ...model.snapshot import Snapshot
 from .. import forms
+from ..caller import Caller
 from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
-from ..service import TheCaller, TheService
+from ..service import Service, TheCaller, TheService
 
 router = APIRouter(prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsNoun()]
@@ -34,9 +36,33 @@ async def take(
     body: Take | None = None,
 ) -> Response:
     """Save the sandbox's files; restorable after the sandbox is gone."""
+    return await _saved(service.manager.snapshot, sandbox_id, request, service, caller, body)
+
+
+@router.post("/sandboxes/{sandbox_id}/checkpoint", status_code=201, response_model=Form)
+async def checkpoint(
+    sandbox_id: forms.SandboxId,
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+    body: Take | None = None,
+) -> Response:
+    """Save files and memory, and end the sandbox: restored, all that ran in it goes on."""
+    return await _saved(service.manager.checkpoint, sandbox_id, request, service, caller, body)
+
+
+async def _saved(
+    save: Callable[[str, dict[str, str], str | None], Snapshot],
+    sandbox_id: str,
+    request: Request,
+    service: Service,
+    caller: Caller,
+    body: Take | None,
+) -> Response:
+    live = await service.need(sandbox_id, caller)
     metadata = body.metadata if body else {}
     made = await service.lanes.call(
-        service.manager.snapshot, sandbox_id, metadata, caller.sees, key=sandbox_id, lane=COPIES
+        save, live.sandbox_id, metadata, caller.sees, key=live.sandbox_id, lane=COPIES
     )
     request.state.made = made.id
     return answer(made, 201)

@@ -273,7 +273,8 @@ class GvisorBackend:
         _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
             memory = catalogue.memory_of(snapshot_id)
-            if memory and spec is not None:
+            # The id is not part of what it was.
+            if memory and spec is not None and replace(spec, id=taken_under.id) != taken_under:
                 raise InvalidRequest(
                     "what goes on with its memory goes on as it was",
                     field="spec",
