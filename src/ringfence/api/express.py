@@ -93,13 +93,15 @@ class Express:
     async def _start(
         self, scope: Scope, receive: Receive, sandbox_id: str
     ) -> tuple[Response | None, Receive]:
+        key = _header(scope, b"idempotency-key").decode("latin-1")
         body, again = await _body(scope, receive, StartRequest)
-        if body is None:
+        if body is None or len(key) > _LONGEST_KEY:
             return None, again
         scope["route"] = _EXECS
         app: Starlette = scope["app"]
         caller = scope["state"]["caller"]
-        return await execs.start(sandbox_id, body, self._service, app.state.execs, caller), again
+        run = app.state.execs
+        return await execs.start(sandbox_id, body, self._service, run, caller, key), again
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

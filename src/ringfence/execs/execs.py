@@ -11,12 +11,13 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import ExecNotFound, RingfenceError, SandboxLost, TaskFailed
+from ..errors import ExecNotFound, InvalidRequest, RingfenceError, SandboxLost, TaskFailed
 from ..model.exec import ExecRequest
 from ..model.exec_view import ExecState, ExecView
 from ..model.ids import new_id
 from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
+from ..sessions.keys import digest
 from ..spool.spool import Spool
 from ..store.execs import ExecRecord
 from . import told
@@ -87,10 +88,32 @@ class Execs:
         Raises:
             RingfenceError: As the sandbox's own `start`; nothing runs, and nothing is remembered.
         """
-        if request.pty is not None and not request.stream_stdin and request.stdin is None:
-            request = replace(request, stream_stdin=True)
+        request = _with_input(request)
         run = self._new_run(live, request)
         self._put(run.view())
+        return self._begin(live, run, request)
+
+    def start_once(self, live: Live, request: ExecRequest, key: str) -> tuple[Run, bool]:
+        """`start`, but what was asked for under `key` before is not started again; whether it is new.
+
+        Keys are a sandbox's own, and kept as long as the exec can be found.
+
+        Raises:
+            InvalidRequest: The key was used for another request.
+        """
+        request = _with_input(request)
+        asked = digest(request.to_json())
+        with self._manager.keys.turn(f"exec in {live.sandbox_id}", key):
+            run = self._new_run(live, request)
+            if self._records.add_under_key(_record(run.view()), key, asked):
+                return self._begin(live, run, request), True
+            run.spool.close()
+            known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
+            if was_asked != asked:
+                raise InvalidRequest("this key was used for another request", field="key")
+            return self.find(live.sandbox_id, known), False
+
+    def _begin(self, live: Live, run: Run, request: ExecRequest) -> Run:
         try:
             run.prepare()
             begun = live.watched.start(request, label=run.id)
@@ -186,11 +209,7 @@ class Execs:
             self._runs.pop(exec_id, None)
 
     def _put(self, view: ExecView) -> None:
-        text = json.dumps(view.to_json())
-        state = str(view.state)
-        self._records.put(
-            ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
-        )
+        self._records.put(_record(view))
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -273,6 +292,18 @@ class Execs:
         self._write_rest()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _with_input(request: ExecRequest) -> ExecRequest:
+    """At a terminal somebody types."""
+    if request.pty is not None and not request.stream_stdin and request.stdin is None:
+        return replace(request, stream_stdin=True)
+    return request
+
+
+def _record(view: ExecView) -> ExecRecord:
+    text, state = json.dumps(view.to_json()), str(view.state)
+    return ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
 
 
 def _adopted(live: Live) -> dict[str, BackendExec]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from ...execs.run import Run
@@ -32,15 +32,22 @@ async def start(
     service: TheService,
     execs: TheExecs,
     caller: TheCaller,
+    idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
     """Run a command. It goes on whether or not the client stays.
 
     With `wait` the answer comes when it has ended, with status 200 and its output in `result`.
+    With an `Idempotency-Key`, asking again starts nothing: it answers about the same exec.
     """
     live = await service.need(sandbox_id, caller)
-    run = await service.lanes.call(execs.start, live, body.request, key=live.sandbox_id)
+    call, key, is_new = service.lanes.call, live.sandbox_id, True
+    if idempotency_key:
+        once = execs.start_once
+        run, is_new = await call(once, live, body.request, idempotency_key, key=key)
+    else:
+        run = await call(execs.start, live, body.request, key=key)
     if not body.wait or not await wait_for(run, body.wait_s):
-        return answer(run.view(), 201)
+        return answer(run.view(), 201 if is_new else 200)
     problem = run.view().problem
     if problem is not None:
         raise problem.error()

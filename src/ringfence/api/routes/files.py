@@ -14,6 +14,7 @@ from ...errors import IoError, RingfenceError, file_error
 from ...model.files import FileInfo
 from ...sessions.live import Live
 from .. import forms, ranges
+from ..arriving import Arriving
 from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
 from ..service import Service, TheCaller, TheService
@@ -101,18 +102,22 @@ async def write(
     append: bool = False,
     mode: Annotated[str, Query(pattern="^[0-7]{3,4}$", description="of a new file")] = "644",
 ) -> Response:
-    """Create or replace a file with the body, however large; its directory must exist."""
+    """Create or replace a file with the body, however large; its directory must exist.
+
+    It is there whole or not at all: a body that breaks off leaves what was there. Not so with `append`.
+    """
     live = await service.need(sandbox_id, caller)
-    file: BinaryIO = await _run(
-        service, live, "open_write", path, append=append, mode=int(mode, 8) & 0o777
-    )
+    call, key, bits = service.lanes.call, live.sandbox_id, int(mode, 8) & 0o777
+    files = live.sandbox.files
+    arriving: Arriving = await call(Arriving, files, path, append=append, mode=bits, key=key)
     try:
-        await _take(service, live, file, request)
-    except OSError as exc:
-        raise _typed(exc, path) from exc
-    finally:
-        service.lanes.later(file.close)
-    return answer(await _run(service, live, "stat", path))
+        await _take(service, live, arriving.file, request)
+        return answer(await call(arriving.done, key=key))
+    except BaseException as exc:
+        service.lanes.later(arriving.abandon)
+        if isinstance(exc, OSError):
+            raise _typed(exc, path) from exc
+        raise
 
 
 async def _take(service: Service, live: Live, file: BinaryIO, request: Request) -> None:
