@@ -1,4 +1,4 @@
-"""Helpers that go into a hull for the host: its guest's files as a stream, and commands of its program.
+"""Helpers that go into a hull for the host: its guest's files as a stream, its network, its program's commands.
 
 Each is forked from the keeper, does one thing inside and is gone.
 """
@@ -10,11 +10,13 @@ import errno
 import posix as os
 
 from ..linux import namespaces, privileges
-from . import init, wire
+from . import build, init, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    Answer = tuple[bytes, list[int]]  # what was said, and descriptors
 
 _FILES = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS
 _ALL = (
@@ -33,15 +35,17 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     try:
         # Before anything inside can see us: without root we have its uid.
         privileges.set_dumpable(False)
-        answer = _OPERATIONS[request["op"]](request, fds)
-        wire.send_raw(reply, b"O" + answer)
+        said, made = _OPERATIONS[request["op"]](request, fds)
+        wire.send_raw(reply, b"O" + said, made)
+    except build.BuildError as exc:
+        init.refuse(reply, exc.cause, exc.step)
     except OSError as exc:
         init.refuse(reply, exc, request["op"])
     except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
         init.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
 
 
-def _pack(request: dict[str, Any], fds: list[int]) -> bytes:
+def _pack(request: dict[str, Any], fds: list[int]) -> Answer:
     """Stream the guest's root, without what is shown in it: fds are a pidfd and a pipe.
 
     Precondition: the guest stands still. It is walked by name, in a root that no name leads out of.
@@ -54,18 +58,26 @@ def _pack(request: dict[str, Any], fds: list[int]) -> bytes:
     os.chroot(request["path"])
     os.chdir("/")
     trees.pack(fds[1], "/", one_file_system=True)
-    return b""
+    return b"", []
 
 
-def _run(request: dict[str, Any], fds: list[int]) -> bytes:
+def _network(request: dict[str, Any], fds: list[int]) -> Answer:
+    """Change the hull's network by a plan; fds are a pidfd. Answers with the sockets it asks for."""
+    namespaces.setns(fds[0], namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNET)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    return b"", network.set_up(request["network"])
+
+
+def _run(request: dict[str, Any], fds: list[int]) -> Answer:
     """Run a command of the hull's program beside it; fds are a pidfd. Answers with what it said."""
     namespaces.setns(fds[0], _ALL)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    return _said_by(request, [])
+    return _said_by(request, []), []
 
 
-def _checkpoint(request: dict[str, Any], fds: list[int]) -> bytes:
+def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
     """Let the program write its guest's memory down, then stream the guest's root as `_pack` does.
 
     fds are a pidfd, a directory that the command finds as descriptor 3, and a pipe. The program ends
@@ -86,7 +98,7 @@ def _checkpoint(request: dict[str, Any], fds: list[int]) -> bytes:
     os.chroot(request["path"])
     os.chdir("/")
     trees.pack(out, "/", one_file_system=True)
-    return said
+    return said, []
 
 
 def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
@@ -113,4 +125,4 @@ def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
     return said
 
 
-_OPERATIONS = {"pack": _pack, "run": _run, "checkpoint": _checkpoint}
+_OPERATIONS = {"pack": _pack, "network": _network, "run": _run, "checkpoint": _checkpoint}

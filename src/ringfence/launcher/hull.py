@@ -12,7 +12,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, privileges, seccomp
-from . import build, cgroups, init, lockdown, wire
+from . import build, cgroups, init, lockdown, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
 
     from .placeholders import Placeholder
-    from .plan import Tree
+    from .plan import NetworkPlan, Tree
 
     class GuestRoot(TypedDict):
         """The root file system that the program serves to its guest."""
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         scratch: str
         trees: list[Tree]
         steps: list[tuple[Any, ...]]
+        network: NetworkPlan | None  # of the hull's namespace, where the program may use it
         guest: GuestRoot
         after: list[tuple[Any, ...]]  # steps in the hull's root once the guest's is there
         rlimits: list[tuple[int, int, int]]
@@ -68,11 +69,15 @@ def become(plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int) -
     Args:
         go: From the keeper: a word once our ids are mapped, with the trees that it opened, the
             cgroups to join, and what to unpack into the guest's root.
-        control: Becomes the program's standard input. The host hears there what goes wrong before.
+        control: Becomes the program's standard input. The host hears there what goes wrong before,
+            and gets the sockets of the network where the plan has one.
         errors: A file that becomes its standard output and error.
     """
     try:
         _enter(plan, go)
+        build.leave_host_network(plan["namespaces"])
+        if plan["network"] is not None:
+            _open_network(plan["network"], control)
         _start(plan, control, errors)
     except build.BuildError as exc:
         init.refuse(control, exc.cause, exc.step)
@@ -104,6 +109,13 @@ def _enter(plan: HullPlan, go: wire.Socket) -> None:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     _build(plan, trees, content)
+
+
+def _open_network(plan: NetworkPlan, control: wire.Socket) -> None:
+    sockets = network.set_up(plan)
+    wire.send_raw(control, b"O", sockets)
+    for fd in sockets:
+        os.close(fd)  # only who serves them may accept
 
 
 def is_keepers(plan: HullPlan, tree: Tree) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 20
 _COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
 # Of the kernel's making, and of the network's: a restored sandbox may have another one.
-_NOT_SAVED = ("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts")
+_NOT_SAVED = ("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence")
 _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 

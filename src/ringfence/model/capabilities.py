@@ -22,6 +22,7 @@ NETWORK_NONE = "network_none"  # an empty policy is enforced
 NETWORK_HOSTS = "network_hosts"  # a list of hosts is enforced
 NETWORK_UNRESTRICTED = "network_unrestricted"
 NETWORK_CHANGE = "network_change"  # the policy of a live sandbox can change
+NETWORK_OPEN = "network_open"  # a live sandbox that was made without a network can get one
 CONNECT = "connect"  # servers inside can be reached from the host
 MOUNT = "mount"
 ATTACH = "attach"  # mounts can be added to a live sandbox

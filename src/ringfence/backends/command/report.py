@@ -21,6 +21,7 @@ _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the command backend gives its launchers no network",
     can.NETWORK_HOSTS: "a launcher does not go through the egress engine",
     can.NETWORK_CHANGE: "a launcher does not go through the egress engine",
+    can.NETWORK_OPEN: "a launcher does not go through the egress engine",
     can.NETWORK_LIMIT: "a launcher does not go through the egress engine",
     can.SECRETS: "a launcher does not go through the egress engine",
     can.MOUNT: "files go in and out by the files API; a launcher opens host paths by name",

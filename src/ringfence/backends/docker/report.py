@@ -33,6 +33,7 @@ _CANNOT = {
     can.NETWORK_UNRESTRICTED: _NO_EGRESS,
     can.NETWORK_HOSTS: _NO_EGRESS,
     can.NETWORK_CHANGE: _NO_EGRESS,
+    can.NETWORK_OPEN: _NO_EGRESS,
     can.NETWORK_LIMIT: _NO_EGRESS,
     can.SECRETS: _NO_EGRESS,
     can.MOUNT: "the engine opens host paths by name, as root",

@@ -45,6 +45,7 @@ _CANNOT = {
     can.LOCAL_PROCESS_SANDBOX: "runs built-in programs only",
     can.NETWORK_HOSTS: "has no network",
     can.NETWORK_UNRESTRICTED: "has no network",
+    can.NETWORK_OPEN: "has no network",
     can.NETWORK_LIMIT: "has no network",
     can.CONNECT: "has no network",
     can.PTY: "has no terminals",

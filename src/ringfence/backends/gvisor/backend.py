@@ -15,10 +15,12 @@ from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
 from ..local.launched import Launched
+from ..local.network import refused_by_kernel
 from ..local.sizes import sizes
 from . import plan as planning
 from . import runsc
 from .limits import KERNEL_BYTES, host_pids
+from .network import GvisorNetwork
 from .sandbox import GvisorSandbox
 
 TYPE_CHECKING = False
@@ -101,6 +103,10 @@ class GvisorBackend:
         draft = planning.Draft(spec, sandbox_id, uid, first)
         try:
             size = sizes(spec, here)
+            if spec.network.needs_tls_termination:
+                from ..local.trusted import trusted_for
+
+                draft.trusted = trusted_for(spec.network, self.egress())
             plan = planning.make_plan(
                 draft, here, program, size, has_content=content >= 0, memory=memory
             )
@@ -159,7 +165,7 @@ class GvisorBackend:
     ) -> GvisorSandbox:
         errors = os.memfd_create("gvisor-says", os.MFD_CLOEXEC)
         ours, theirs = wire.socketpair()
-        pidfd = -1
+        pidfd, sockets = -1, list[int]()
         try:
             reply, last = ours, 0
             # It waits there until the agent reads it, as its first message of all.
@@ -172,22 +178,27 @@ class GvisorBackend:
                 body, [pidfd] = keeper.ask("create", plan, passed)
             finally:
                 theirs.close()
+            if plan["network"] is not None:
+                _, sockets = answer(ours, _READY_S)
             said = _ready(reply, errors)
             if memory:
                 reply.close()
                 last = int(said)
             ours.settimeout(None)
-            return GvisorSandbox(
+            sandbox = GvisorSandbox(
                 self, draft, size, group, ours, int(body), pidfd, errors, keeper, program, last
             )
         except BaseException as exc:
             ours.close()
-            os.close(errors)
+            for fd in (errors, *sockets):
+                os.close(fd)
             if pidfd >= 0:
                 _kill(pidfd)
             if isinstance(exc, Refused):
                 raise _isolation_error(exc) from exc
             raise
+        sandbox.join_network(GvisorNetwork(sandbox, sockets, draft.trusted))
+        return sandbox
 
     def released(self, sandbox: GvisorSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
@@ -268,7 +279,6 @@ class GvisorBackend:
     ) -> GvisorSandbox:
         from dataclasses import replace
 
-        del secrets  # no policy that could write one is accepted
         catalogue = self.catalogue()
         _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
@@ -280,7 +290,8 @@ class GvisorBackend:
                     field="spec",
                     hint="restore it without a spec",
                 )
-            return self._provision(spec or replace(taken_under, id=None), content, memory)
+            again = spec or replace(taken_under, id=None, secrets=secrets or {})
+            return self._provision(again, content, memory)
         finally:
             os.close(content)
 
@@ -363,6 +374,8 @@ def _kill(pidfd: int) -> None:
 
 
 def _isolation_error(exc: Refused) -> RingfenceError:
+    if (exc.strerror or "").startswith("network "):
+        return refused_by_kernel(exc)
     hint = "run `ringfence doctor` to see what this host allows"
     if (exc.strerror or "").startswith("create") and exc.errno in (1, 13, 28, 38):
         hint = (

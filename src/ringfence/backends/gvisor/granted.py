@@ -40,6 +40,8 @@ def granted(sandbox: GvisorSandbox) -> SandboxCapabilities:
         can_write_filesystem=bool(writable),
         readable_paths=tuple(sorted(path for path, right in rights.items() if right[0] == "1")),
         writable_paths=writable,
+        has_network=not sandbox.spec.network.is_none,
+        allowed_destinations=sandbox.spec.network.allowed_hosts,
         limits=Limits(
             wall_time_s=asked.wall_time_s,
             cpus=cpu_limit(sandbox.group),

@@ -6,6 +6,7 @@ import os
 
 from ..local.inside import descendants, status_of
 from ..local.mountinfo import MountLine, read_text
+from ..local.netns import NetworkTables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +41,17 @@ class HostProcess:
     @property
     def interfaces(self) -> list[str]:
         """Network interfaces that it has."""
-        lines = read_text(f"/proc/{self.pid}/net/dev").splitlines()[2:]
-        return [line.partition(":")[0].strip() for line in lines]
+        return self.network.interfaces
+
+    @property
+    def network(self) -> NetworkTables:
+        """Of its network namespace."""
+        return NetworkTables(lambda name: read_text(f"/proc/{self.pid}/net/{name}"))
+
+    def has_same(self, namespace: str, other: HostProcess) -> bool:
+        """Whether both are in one namespace."""
+        places = [os.readlink(f"/proc/{pid}/ns/{namespace}") for pid in (self.pid, other.pid)]
+        return places[0] == places[1]
 
 
 class Inspection:

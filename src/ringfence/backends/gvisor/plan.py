@@ -6,12 +6,13 @@ import json
 import os
 import resource
 
-from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...errors import InvalidRequest, Unsupported
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import agent_code, identity, sources, template
+from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import (
     all_mounts,
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
     from ...guest.settings import Settings
     from ...launcher.hull import HullPlan
+    from ...launcher.plan import NetworkPlan
     from ..local.host import Host
     from ..local.sizes import Sizes
+    from ..local.trusted import Trusted
     from .runsc import Runsc
 
     Steps = list[tuple[Any, ...]]
@@ -87,6 +90,7 @@ class Draft:
         self.mounts: list[ResolvedMount] = []
         self.protected: list[Protected] = []
         self.note: str | None = None  # of the journal
+        self.trusted: Trusted | None = None
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -115,7 +119,7 @@ def check(spec: SandboxSpec) -> None:
         )
     identity.uid_of(spec.user)
     check_network(spec)
-    limits = ("io_bytes_per_s", "idle_timeout_s", "network_bytes")
+    limits = ("io_bytes_per_s", "idle_timeout_s")
     for operation, field, asked in (
         ("denied_paths", "deny", bool(spec.deny)),
         ("image", "image", bool(spec.image)),
@@ -129,29 +133,16 @@ def check(spec: SandboxSpec) -> None:
 
 
 def check_network(spec: SandboxSpec) -> None:
-    """None is what there is: everything else has to go through the egress engine."""
+    """Rules go through the egress engine; the host's own network is not had."""
     if spec.network.is_unrestricted:
         raise Unsupported(
             "gVisor on the host's network would open its control socket to every user of the host",
             backend=NAME,
             operation="network unrestricted",
             field="network",
-            hint="use none, or tier light",
+            hint="name what may be reached, or use tier light",
         )
-    if not spec.network.is_none:
-        raise NetworkPolicyError(
-            "a list of allowed hosts does not go through the egress engine yet with gVisor",
-            field="network",
-            hint="use none, or tier light",
-        )
-    if spec.secrets:
-        raise Unsupported(
-            "secrets are injected by the egress engine, which gVisor does not go through yet",
-            backend=NAME,
-            operation="secrets",
-            field="secrets",
-            hint="env shows a value to the sandbox itself",
-        )
+    check_given_secrets(spec)
 
 
 def make_plan(
@@ -163,6 +154,8 @@ def make_plan(
         memory: A file with what a guest had in memory, to be continued.
     """
     _show_python(draft)
+    if draft.trusted is not None:
+        draft.guest += draft.trusted.steps
     _add_mounts(draft, host)
     _make_workdir(draft)
     # The host's ids inside the guest's root: see `id_map`. What is not the guest's is its root's.
@@ -195,6 +188,7 @@ def make_plan(
         "scratch": host.scratch,
         "trees": draft.trees,
         "steps": draft.hull,
+        "network": _network(draft.spec),
         "guest": {
             "path": ROOTFS,
             "size_bytes": size.disk_bytes,
@@ -209,7 +203,7 @@ def make_plan(
         "argv": [
             RUNSC,
             f"--root={STATE}",
-            *runsc.flags(rootless=not host.trusted_root),
+            *runsc.flags(rootless=not host.trusted_root, network=not draft.spec.network.is_none),
             *(("restore", f"--image-path={_SAVED}") if memory else ("run",)),
             "--bundle=/bundle",
             draft.id,
@@ -222,6 +216,14 @@ def make_plan(
         "note": "",
         "trusted_root": host.trusted_root,
     }
+
+
+def _network(spec: SandboxSpec) -> NetworkPlan | None:
+    if spec.network.is_none:
+        return None
+    from ..local.routes import plan_for
+
+    return plan_for(spec.network)
 
 
 _NAMESPACES = (
@@ -388,6 +390,9 @@ def _furnish_hull(draft: Draft, runsc: Runsc) -> None:
 
 def _bundle(draft: Draft) -> dict[str, Any]:
     """The OCI runtime specification of the one container in a sandbox."""
+    own = ["pid", "ipc", "uts", "mount"]
+    if draft.spec.network.is_none:
+        own.append("network")  # else gVisor's is the hull's, which leads to our two sockets
     return {
         "ociVersion": "1.0.2",
         "hostname": template.HOSTNAME,
@@ -407,6 +412,6 @@ def _bundle(draft: Draft) -> dict[str, Any]:
             *draft.shown,
         ],
         "linux": {
-            "namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]
+            "namespaces": [{"type": name} for name in own],
         },
     }

@@ -12,6 +12,7 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ..local.host import host
+from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from .inspection import Inspection
 from .limits import KERNEL_BYTES, host_pids
@@ -151,10 +152,14 @@ def _protected_paths(seen: Inspection) -> Protection | None:
 
 
 def _network(seen: Inspection) -> Protection:
+    sandbox, flags = seen.sandbox, seen.kernel[0].command if seen.kernel else []
+    if sandbox.has_network and "--network=host" in flags and sandbox.network is not None:
+        if not all(process.has_same("net", seen.launcher) for process in seen.kernel):
+            return Protection("network", MISSING, "gVisor's network is not the one made for it")
+        return of_network(seen.launcher.network, sandbox.network, sandbox.spec.network)
     names = {name for process in seen.kernel for name in process.interfaces}
     if names - {"lo"}:
         return Protection("network", MISSING, f"interfaces: {', '.join(sorted(names))}")
-    flags = seen.kernel[0].command if seen.kernel else []
     if "--network=none" not in flags:
         return Protection("network", MISSING, "gVisor was not told to have none")
     return Protection(

@@ -8,6 +8,7 @@ from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, 
 from ...model.limits import Limits
 from ...model.spec import STRONG, SandboxSpec
 from ..local.host import host
+from ..local.netns import of_rules
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -29,16 +30,18 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
     try:
         sandbox = backend.provision(wanted)
     except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, (*_ALWAYS, *_LIMITS))
+        return unavailable(backend.name, exc, _EVERYTHING)
     try:
         protections = sandbox_protections(sandbox)
+        assert sandbox.network is not None
+        of_network = of_rules(_OF_RULES, sandbox.network.change)
     finally:
         sandbox.terminate()
     return BackendReport(
         backend=backend.name,
         available=True,
         tiers=(STRONG,),
-        capabilities=_abilities(protections),
+        capabilities=(*_abilities(protections), *of_network),
         protections=protections,
     )
 
@@ -60,13 +63,14 @@ _ALWAYS = (
     can.OPEN_FILES_LIMIT,
 )
 NO_MEMORY = "gVisor restores nothing for an ordinary user (runsc: rootless mode not supported)"
+NO_MEMORY_OF_SOCKETS = (
+    "with rules for the network, sockets are the host kernel's: gVisor saves none of these"
+)
 _LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT)
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)
 _NOT = {
+    can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
-    can.NETWORK_HOSTS: "gVisor does not go through the egress engine yet",
-    can.NETWORK_CHANGE: "gVisor does not go through the egress engine yet",
-    can.NETWORK_LIMIT: "gVisor does not go through the egress engine yet",
-    can.SECRETS: "gVisor does not go through the egress engine yet",
     can.ATTACH: "gVisor takes no mounts once it runs",
     can.PREWARM: "gVisor decides mounts and limits when it starts",
     can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
@@ -76,6 +80,7 @@ _NOT = {
     can.IO_LIMIT: "gVisor does not measure I/O",
     can.DENIED_PATHS: "gVisor hides no single path of a mount",
 }
+_EVERYTHING = (*_ALWAYS, *_OF_RULES, can.SECRETS, *_LIMITS)
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

@@ -13,7 +13,6 @@ _PLACES = ("/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin")
 _PATIENCE_S = 20.0
 # Said wherever the version knows it: the defaults of some are otherwise.
 _WANTED = {
-    "network": "none",
     "overlay2": "none",  # the guest's root is a tmpfs with a size; an overlay would have none
     "directfs": "false",  # the sentry opens no file of the host's by itself
     "host-uds": "none",
@@ -44,10 +43,15 @@ class Runsc:
         """Whether this version has a flag."""
         return flag in self._known
 
-    def flags(self, *, rootless: bool) -> list[str]:
-        """What every command is told."""
+    def flags(self, *, rootless: bool, network: bool) -> list[str]:
+        """What every command is told.
+
+        Args:
+            network: Sockets of the guest's are the kernel's, in the network namespace that it runs in.
+        """
         said = [f"--{name}={value}" for name, value in _WANTED.items() if self.knows(name)]
         # Limits are set around it, by cgroups of ours.
+        said.append(f"--network={'host' if network else 'none'}")
         return [*said, "--ignore-cgroups", f"--rootless={str(rootless).lower()}"]
 
 

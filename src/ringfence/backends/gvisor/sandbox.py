@@ -61,6 +61,7 @@ class GvisorSandbox(GuestSandbox):
         self.pid, self.keeper = pid, keeper
         self.errors, self.program = errors, program
         self._hurry_lock, self._hurries = allocate_lock(), 0
+        self.has_network = not draft.spec.network.is_none  # as gVisor was told, for good
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -110,7 +111,7 @@ class GvisorSandbox(GuestSandbox):
             host().trusted_root and (uid < identity.LOW_IDS or uid == identity.NOBODY)
         )
 
-    def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> bytes:
+    def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> tuple[bytes, list[int]]:
         """Let a helper of the keeper's go into the hull; see `launcher.aboard`.
 
         Raises:
@@ -119,23 +120,26 @@ class GvisorSandbox(GuestSandbox):
         """
         pidfd = self.borrow_pidfd()
         try:
-            body, _ = self.keeper.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
+            return self.keeper.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
         finally:
             os.close(pidfd)
-        return body
 
     def _freeze(self, frozen: bool) -> None:
         """By the host's freezer all of gVisor stands still; without one, all that it runs does."""
         if self.group.can_freeze:
             self.group.freeze() if frozen else self.group.thaw()
             return
-        flags = self.owner.runsc().flags(rootless=not host().trusted_root)
+        flags = self.flags()
         verb = "pause" if frozen else "resume"
         argv = [planning.RUNSC, f"--root={planning.STATE}", *flags, verb, self.id]
         try:
             self.enter("run", {"argv": argv, "env": {"PATH": "/bin"}}, [])
         except Refused as exc:
             raise ExecError(f"{verb}: {exc.strerror}") from exc
+
+    def flags(self) -> list[str]:
+        """What every command of gVisor's about this sandbox is told."""
+        return self.program.flags(rootless=not host().trusted_root, network=self.has_network)
 
     def stand_still(self) -> StandStill:
         """For a moment in which nothing inside may change."""
@@ -167,10 +171,11 @@ class GvisorSandbox(GuestSandbox):
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            if not host().trusted_root:
-                from .report import NO_MEMORY
+            from .report import NO_MEMORY, NO_MEMORY_OF_SOCKETS
 
-                raise Unsupported(NO_MEMORY, backend=planning.NAME, operation="checkpoint")
+            if not host().trusted_root or self.has_network:
+                why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
+                raise Unsupported(why, backend=planning.NAME, operation="checkpoint")
             return self.owner.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:

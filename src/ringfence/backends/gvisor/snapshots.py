@@ -9,7 +9,6 @@ import time
 from ...errors import IoError, LifecycleError, SandboxLost
 from ...model.ids import new_id
 from ..local.answers import Refused, answer
-from ..local.host import host
 from . import plan as planning
 from .inspection import HostProcess
 
@@ -44,10 +43,9 @@ def save_with_memory(
         LifecycleError: Something inside holds what is the host's: that could not be continued.
     """
     _settle(sandbox)
-    flags = sandbox.program.flags(rootless=not host().trusted_root)
     command = {
         "argv": [
-            *(planning.RUNSC, f"--root={planning.STATE}", *flags),
+            *(planning.RUNSC, f"--root={planning.STATE}", *sandbox.flags()),
             *("checkpoint", "--image-path=/proc/self/fd/3", sandbox.id),
         ],
         "env": {"PATH": "/bin"},

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from _thread import RLock, allocate_lock
+from dataclasses import replace
 
 from ...errors import (
     ConnectError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from .network import SandboxNetwork
 
     class Owner(Protocol):
         """What such a sandbox needs of its backend."""
@@ -99,6 +101,17 @@ class GuestSandbox:
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
         self._environment = environment(spec, {})
+        self.network: SandboxNetwork | None = None
+
+    def join_network(self, network: SandboxNetwork) -> None:
+        """Begin to answer what its programs ask of the network; when that fails, it has ended."""
+        self.network = network
+        self._environment = environment(self.spec, network.environment())
+        try:
+            network.serve()
+        except BaseException:
+            self.terminate()
+            raise
 
     # -- describing -------------------------------------------------------------------------
 
@@ -380,6 +393,8 @@ class GuestSandbox:
         with self._fds_lock:
             closing, self.pidfd = self.pidfd, -1
         os.close(closing)
+        if self.network is not None:
+            self.network.close()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -399,12 +414,20 @@ class GuestSandbox:
         )
 
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
-        if self.state is State.TERMINATED:
-            raise LifecycleError("network policy: the sandbox is terminated")
-        raise NetworkPolicyError(
-            f"the network policy of a live {self.backend.name} sandbox cannot become {policy.mode}",
-            hint="create a new sandbox with this policy",
-        )
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("network policy: the sandbox is terminated")
+            if self.network is None:
+                raise NetworkPolicyError(
+                    f"a {self.backend.name} sandbox that was made without a network policy gets none later",
+                    field="network",
+                    hint="create a new sandbox with this policy",
+                )
+            self.network.check(policy)
+            if policy != self.spec.network:
+                self.network.change(policy)
+                self.spec = replace(self.spec, network=policy)
+                self._environment = environment(self.spec, self.network.environment())
 
     def connect(self, port: int) -> socket.socket:
         checks.integer(port, "port", 1, 65535)
@@ -440,7 +463,8 @@ class GuestSandbox:
                 raise
 
     def network_log(self) -> list[NetworkEvent]:
-        return []  # nothing can be asked of a network that is not there
+        # Nothing can be asked of a network that is not there.
+        return self.network.events() if self.network is not None else []
 
     def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
         del metadata

@@ -258,6 +258,13 @@ def _proxies(policy: NetworkPolicy) -> dict[str, str]:
     return both | {name.upper(): value for name, value in both.items()}
 
 
+def check_given_secrets(spec: SandboxSpec) -> None:
+    """Of a sandbox to be made: see `check_secrets`; and each is a secret or open, not both."""
+    check_secrets(spec.network, spec.secrets)
+    if both := [name for name in spec.secrets if name in spec.env]:
+        raise InvalidRequest(f"{both[0]} is a secret and in env too", field="secrets")
+
+
 def check_secrets(policy: NetworkPolicy, secrets: Mapping[str, str]) -> None:
     """Every secret that a rule writes is there, and can stand in a header.
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import _socket
 import os
 
 from ..local.mountinfo import MountLine, read_text
+from ..local.netns import NetworkTables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .sandbox import NativeSandbox
-
-
-_RTF_LOCAL = 0x80000000  # include/uapi/linux/ipv6_route.h
 
 
 class Inspection:
@@ -101,46 +98,9 @@ class Inspection:
         return root.device if root else ""
 
     @property
-    def interfaces(self) -> list[str]:
-        """Network interfaces inside."""
-        lines = self.inside("/proc/self/net/dev").splitlines()[2:]
-        return [line.partition(":")[0].strip() for line in lines]
-
-    @property
-    def local_networks(self) -> set[str]:
-        """Every network whose addresses are its own: `address/bits`, of both versions."""
-        found, address = set(), ""
-        for words in map(str.split, self.inside("/proc/self/net/fib_trie").splitlines()):
-            if words[:1] == ["|--"]:
-                address = words[1]
-            elif words[-1:] == ["LOCAL"]:
-                found.add(f"{address}{words[0]}")
-        for words in map(str.split, self._inside_or_nothing("/proc/self/net/ipv6_route")):
-            if int(words[8], 16) & _RTF_LOCAL:
-                network = _socket.inet_ntop(_socket.AF_INET6, bytes.fromhex(words[0]))
-                found.add(f"{network}/{int(words[1], 16)}")
-        return found
-
-    def socket_inodes(self, protocol: str, address: str, port: int, *states: int) -> set[int]:
-        """Sockets bound there, or to every address, by inode. `protocol` is `tcp` or `udp`."""
-        found = set()
-        text = self._inside_or_nothing(f"/proc/self/net/{protocol}")
-        text += self._inside_or_nothing(f"/proc/self/net/{protocol}6")
-        here = int.from_bytes(_socket.inet_aton(address), "little")
-        for words in map(str.split, text):
-            where, _, its_port = words[1].partition(":")
-            is_there = not where.strip("0") or int(where, 16) == here
-            if is_there and int(its_port, 16) == port and int(words[3], 16) in states:
-                found.add(int(words[9]))
-        return found
-
-    def _inside_or_nothing(self, path: str) -> list[str]:
-        """The lines of a table; those with a heading lose it. None where there is no IPv6."""
-        try:
-            lines = self.inside(path).splitlines()
-        except OSError:
-            return []
-        return [line for line in lines if "local_address" not in line]
+    def network(self) -> NetworkTables:
+        """Of its network namespace."""
+        return NetworkTables(lambda name: self.inside(f"/proc/self/net/{name}"))
 
     def disk(self) -> tuple[int, int]:
         """(bytes, inodes) that its root file system can hold."""

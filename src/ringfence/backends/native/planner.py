@@ -14,7 +14,7 @@ from ...policy import filters, landlock
 from ..local import identity, sources, template
 from ..local.denied import deny_paths
 from ..local.host import Host
-from ..local.network import check_secrets
+from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, prepare, protect_mount
 from ..local.session import (
     all_mounts,
@@ -101,9 +101,7 @@ def _check_network(spec: SandboxSpec) -> None:
     for name in unlimited:
         if getattr(spec.limits, name) is not None:
             raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
-    check_secrets(spec.network, spec.secrets)
-    if both := [name for name in spec.secrets if name in spec.env]:
-        raise InvalidRequest(f"{both[0]} is a secret and in env too", field="secrets")
+    check_given_secrets(spec)
 
 
 def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: str) -> None:

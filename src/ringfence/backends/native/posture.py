@@ -11,14 +11,13 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
 from ..local import cgroups
 from ..local.host import host
+from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from .inspection import Inspection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ...model.network import NetworkPolicy
 
     Check = Callable[[Inspection], Protection | None]
 
@@ -44,8 +43,6 @@ _KERNEL_TREES = (
 _LANDLOCK_EXPECTED = 6  # scopes signals and abstract sockets: Linux 6.12
 DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
 _PAGE = 4096
-_LOOPBACK = ("127.", "::1/")
-_TCP_LISTEN, _UDP_STATES = 10, (1, 7)  # include/net/tcp_states.h; of UDP, connected or not
 
 
 def read_posture(seen: Inspection) -> tuple[Protection, ...]:
@@ -223,39 +220,7 @@ def _network(seen: Inspection) -> Protection:
         return Protection(
             "network", MISSING, "the host's own network, asked for by name", "--net none"
         )
-    if seen.interfaces != ["lo"]:
-        return Protection("network", MISSING, f"interfaces: {', '.join(seen.interfaces)}")
-    policy = seen.sandbox.spec.network
-    others = {each for each in seen.local_networks if not each.startswith(_LOOPBACK)}
-    if policy.is_none:
-        if others:
-            return Protection("network", MISSING, f"leads somewhere: {', '.join(sorted(others))}")
-        return Protection("network", ENFORCED, "a namespace with nothing but lo")
-    return _network_of_rules(seen, policy, others)
-
-
-def _network_of_rules(seen: Inspection, policy: NetworkPolicy, ways: set[str]) -> Protection:
-    """Rules are held twice: by the routes and sockets that the kernel has, and by who serves these."""
-    from ...policy.redirects import LISTEN_PORT, RESOLVER
-    from ..local.routes import ways_of
-
-    name = "network"
-    if beyond := ways - ways_of(policy):
-        return Protection(name, MISSING, f"leads where no rule does: {', '.join(sorted(beyond))}")
-    listeners = seen.socket_inodes("tcp", "127.0.0.1", LISTEN_PORT, _TCP_LISTEN)
-    resolvers = seen.socket_inodes("udp", *RESOLVER, *_UDP_STATES)
-    ours = seen.sandbox.network.inodes
-    if (listeners, resolvers) != ({ours[0]}, {ours[1]}):
-        return Protection(name, MISSING, "who answers inside is not who should")
-    if kept := seen.sandbox.network.check_served():
-        why = f"the process that holds the rules could not get: {'; '.join(kept)}"
-        return Protection(name, DEGRADED, why, "a kernel and a container that allow it")
-    if policy.learn:
-        why, fix = "learning: whatever no rule denies is let through", "use the policy it learned"
-        return Protection(name, DEGRADED, why, fix)
-    count = len(policy.all_rules)
-    rules = "1 rule allows" if count == 1 else f"{count} rules allow"
-    return Protection(name, ENFORCED, f"nothing but lo, and through it what {rules}")
+    return of_network(seen.network, seen.sandbox.network, seen.sandbox.spec.network)
 
 
 # -- limits -----------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
-from ...model.network import NetworkPolicy
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import blockers
+from ..local.netns import of_rules
 from ..local.reports import read_or_last
 from .inspection import Inspection
 from .posture import read_posture
@@ -86,7 +86,7 @@ _LIMITS = (
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
 )
-_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NOT_YET = (
     can.SUSPEND_ON_IDLE,
     can.MEMORY_SNAPSHOT,
@@ -97,18 +97,7 @@ _NOT_YET = (
 
 
 def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
-    """Found by giving the sandbox a list of hosts: that takes the kernel and the egress process."""
-    reason = ""
-    try:
-        sandbox.apply_network_policy(NetworkPolicy(allowed_hosts=("host.invalid:1",)))
-    except (RingfenceError, OSError) as exc:
-        reason = str(exc)
-    found = [Capability(name, not reason, reason) for name in _OF_RULES]
-    if not reason:
-        from ...egress.client import cannot_end_tls  # not read by a run that reports on its sandbox
-
-        reason = cannot_end_tls()
-    return [*found, Capability(can.SECRETS, not reason, reason)]
+    return of_rules(_OF_RULES, sandbox.apply_network_policy)
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

@@ -96,18 +96,31 @@ class Network(ConformanceBase):
 
         assert b"x" == sandbox.finish(process, stdin=b"x").stdout
 
-    @needs(can.NETWORK_HOSTS, can.NETWORK_CHANGE)
+    @needs(can.NETWORK_OPEN, can.NETWORK_HOSTS, can.NETWORK_CHANGE)
     def test_the_policy_changes_to_hosts_and_back(
         self, sandbox: Lab, listener: socket.socket
     ) -> None:
+        self._change_there_and_back(sandbox, listener)
+
+    @needs(can.NETWORK_HOSTS, can.NETWORK_CHANGE)
+    def test_a_list_of_hosts_becomes_another_and_none_and_another(
+        self, make_sandbox: MakeSandbox, listener: socket.socket
+    ) -> None:
+        lab = make_sandbox(network=NetworkPolicy.parse("example.com"))
+        assert not self._connect(lab, listener)
+
+        self._change_there_and_back(lab, listener)
+        self._change_there_and_back(lab, listener)
+
+    def _change_there_and_back(self, lab: Lab, listener: socket.socket) -> None:
         policy = NetworkPolicy.parse(_named(listener))
-        sandbox.sandbox.apply_network_policy(policy)
+        lab.sandbox.apply_network_policy(policy)
 
-        assert policy == sandbox.sandbox.spec.network
-        assert self._connect(sandbox, listener)
+        assert policy == lab.sandbox.spec.network
+        assert self._connect(lab, listener)
 
-        sandbox.sandbox.apply_network_policy(NetworkPolicy.none())
-        assert not self._connect(sandbox, listener)
+        lab.sandbox.apply_network_policy(NetworkPolicy.none())
+        assert not self._connect(lab, listener)
 
     @needs(can.NETWORK_HOSTS, can.SNAPSHOT, can.RESTORE)
     def test_a_snapshot_comes_back_with_its_policy(
