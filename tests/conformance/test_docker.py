@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from tests.engine import running_engine
 from tests.features import require
 
 from ringfence.backends.docker.backend import LABEL, DockerBackend
@@ -36,60 +32,17 @@ while True:
         client.sendall(data)
     client.close()
 """
-PATIENCE_S = 60.0
 pytestmark = pytest.mark.root  # an engine of one's own takes root
 _socket: list[str] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def engine() -> Iterator[str]:
-    """`dockerd` on a socket, a disk and a network of its own: none of the host's is touched."""
     require("dockerd")
-    place = Path(tempfile.mkdtemp(prefix="engine-of-a-test-", dir="/var/tmp"))
-    address = f"unix://{place}/engine"
-    with (place / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                shutil.which("dockerd") or "dockerd",
-                *(
-                    "--host",
-                    address,
-                    "--data-root",
-                    f"{place}/data",
-                    "--exec-root",
-                    f"{place}/exec",
-                ),
-                *("--pidfile", f"{place}/pid", "--bridge=none", "--iptables=false"),
-                *("--ip6tables=false", "--ip-masq=false"),
-            ],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
-        _wait_for(address, process, place / "log")
+    with running_engine() as address:
         _socket.append(address)
         yield address
-    finally:
         _socket.clear()
-        process.terminate()
-        process.wait(PATIENCE_S)
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while time.monotonic() < ends and process.poll() is None:
-        backend = DockerBackend(address)
-        try:
-            backend.client()
-        except BackendUnavailable:
-            time.sleep(0.1)  # nothing tells when it listens
-        else:
-            return
-        finally:
-            backend.close()
-    raise AssertionError(f"dockerd did not start: {log.read_text()[-2000:]}")
 
 
 class TestDocker(

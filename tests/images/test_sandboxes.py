@@ -9,12 +9,7 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.errors import ImageNotFound, InvalidRequest
-from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
-from ringfence.sessions import BashConfig, SandboxBash
-from tests.features import require
-from tests.images.conftest import small
-from tests.images.making import Made, layer, program
 
 
 def _sha_of(root: str) -> str:
@@ -60,44 +55,6 @@ def test_nothing_of_the_host_is_there(image: str, store: ImageStore) -> None:
         "Seccomp:\t2",
     ):
         assert line in status
-
-
-def test_user_and_directory_of_the_configuration(tmp_path: Path, store: ImageStore) -> None:
-    made = small(User="app", WorkingDir="/srv/app", Entrypoint=["cat"], Cmd=["new"])
-    image = load(made.as_layout(tmp_path / "made"), "made", store=store)
-
-    with Sandbox.create(image="made") as sandbox:
-        told = sandbox.shell("id -u; pwd; echo $HOME; cat new; echo > mine; ls mine")
-        run = sandbox.exec(image.argv)
-    with Sandbox.create(image="made", user="root", workdir="/tmp", env={"HOME": "/x"}) as sandbox:
-        asked = sandbox.shell("id -u; pwd; echo $HOME")
-
-    assert "1234\n/srv/app\n/srv/app\nnewmine\n" == told.stdout_text
-    assert b"new" == run.stdout
-    assert "0\n/tmp\n/x\n" == asked.stdout_text
-
-
-def test_an_image_with_nothing_but_one_program(tmp_path: Path, store: ImageStore) -> None:
-    require("gcc")
-    source = tmp_path / "answer.c"
-    source.write_text('#include <unistd.h>\nint main() { write(1, "answer\\n", 7); return 42; }\n')
-    subprocess.run(["gcc", "-static", "-o", str(tmp_path / "answer"), str(source)], check=True)
-    only = Made([layer(program("answer", str(tmp_path / "answer")))])
-    load(only.as_layout(tmp_path / "layout"), "only", store=store)
-
-    with Sandbox.create(image="only") as sandbox:
-        ran = sandbox.exec(["/answer"])
-        shell = sandbox.shell("true")
-        sandbox.files.write("/root/there", b"content")
-        (tmp_path / "tree").mkdir()
-        (tmp_path / "tree" / "file").write_text("x")
-        sandbox.files.upload(str(tmp_path / "tree"), "/root/tree")
-        sandbox.files.download("/root", str(tmp_path / "back"))
-
-    assert (42, b"answer\n") == (ran.exit_code, ran.stdout)
-    assert 127 == shell.exit_code
-    assert b"content" == (tmp_path / "back" / "there").read_bytes()
-    assert "x" == (tmp_path / "back" / "tree" / "file").read_text()
 
 
 def test_limits_hold_over_an_image(image: str, store: ImageStore) -> None:
@@ -152,25 +109,6 @@ def test_what_is_in_use_is_not_collected(image: str, store: ImageStore) -> None:
     assert (True, []) == (freed > 0, in_use)
     with pytest.raises(ImageNotFound):
         Sandbox.create(image=image)
-
-
-def test_the_bash_tool_on_an_image_without_bash(
-    image: str, store: ImageStore, tmp_path: Path
-) -> None:
-    del store
-    (tmp_path / "work").mkdir()
-    config = BashConfig(image=image, allow_degraded=("*",))
-    with SandboxBash(str(tmp_path / "work"), config) as tool:
-        said = tool.exec_command("cat /etc/os-release; pwd; echo mine > file; nothing-such")
-    with SandboxBash(
-        config=BashConfig(image=image, persistent=True, allow_degraded=("*",))
-    ) as tool:
-        tool.exec_command("cd /srv; KEPT=yes")
-        kept = tool.exec_command("pwd; echo $KEPT")
-
-    assert ("ID=small\n/workspace\n", 127) == (said.stdout, said.exit_code)
-    assert "mine\n" == (tmp_path / "work" / "file").read_text()
-    assert "/srv\nyes\n" == kept.stdout
 
 
 def test_a_snapshot_is_what_was_changed(image: str, store: ImageStore) -> None:

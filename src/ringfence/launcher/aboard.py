@@ -46,19 +46,34 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
 
 
 def _pack(request: dict[str, Any], fds: list[int]) -> Answer:
-    """Stream the guest's root, without what is shown in it: fds are a pidfd and a pipe.
+    """Stream the guest's root, without what is shown in it: fds are a pidfd, a pipe and those of `_stream`.
 
-    Precondition: the guest stands still. It is walked by name, in a root that no name leads out of.
+    Precondition: the guest stands still.
     """
-    from . import trees  # tarfile takes 10 ms to import, and must be imported on this side
+    from . import layers as _needed_inside  # noqa: F401  tarfile must be imported on this side
 
-    namespaces.setns(fds[0], _FILES)
+    pidfd, out, *names = fds
+    namespaces.setns(pidfd, _FILES)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+    _stream(request, out, names)
+    return b"", []
+
+
+def _stream(request: dict[str, Any], out: int, names: list[int]) -> None:
+    """The guest's root, walked by name in a root that no name leads out of.
+
+    Args:
+        names: A descriptor of the names of the image's files, where there is an image: see `layers`.
+    """
+    from . import layers, trees
+
     os.chroot(request["path"])
     os.chdir("/")
-    trees.pack(fds[1], "/", one_file_system=True)
-    return b"", []
+    if names:
+        layers.pack(out, names[0], "/", one_file_system=True, mounted=set(request["shown"]))
+    else:
+        trees.pack(out, "/", one_file_system=True)
 
 
 def _network(request: dict[str, Any], fds: list[int]) -> Answer:
@@ -80,12 +95,12 @@ def _run(request: dict[str, Any], fds: list[int]) -> Answer:
 def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
     """Let the program write its guest's memory down, then stream the guest's root as `_pack` does.
 
-    fds are a pidfd, a directory that the command finds as descriptor 3, and a pipe. The program ends
-    with it; we keep the hull's mounts.
+    fds are a pidfd, a directory that the command finds as descriptor 3, a pipe and those of `_stream`.
+    The program ends with it; we keep the hull's mounts.
     """
-    from . import trees
+    from . import layers as _needed_inside  # noqa: F401
 
-    pidfd, directory, out = fds
+    pidfd, directory, out, *names = fds
     namespaces.setns(pidfd, _ALL)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -95,9 +110,7 @@ def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
         said = _said_by(request, [directory])
     finally:
         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    os.chroot(request["path"])
-    os.chdir("/")
-    trees.pack(out, "/", one_file_system=True)
+    _stream(request, out, names)
     return said, []
 
 

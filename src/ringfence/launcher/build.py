@@ -165,21 +165,28 @@ def _run_here(
 
 
 def _enter_image(image: int) -> int:
-    """Put the private tmpfs over an image's files, and go there; returns a tree for its /dev.
+    """Put the private tmpfs over an image's files, and go there; returns a tree for its /dev."""
+    for name in ("dev", "root"):
+        os.mkdir(name, 0o755)
+    dev = mounts.open_tree("dev", recursive=False)  # of the same tmpfs: one size bounds both
+    overlay_image(image, "root")
+    return dev
+
+
+def overlay_image(image: int, target: str) -> None:
+    """Mount an image's files at `target` below the tmpfs that is the current directory, and go there.
 
     The image is read-only and shared by all its sandboxes; what is written goes to the tmpfs, whose
     size bounds it. Source: Documentation/filesystems/overlayfs.rst.
     """
-    for name in ("image", "upper", "work", "dev", "root"):
+    for name in ("image", "upper", "work"):
         os.mkdir(name, 0o755)
     mounts.move_mount(image, "image")
     os.close(image)
-    dev = mounts.open_tree("dev", recursive=False)  # of the same tmpfs: one size bounds both
     # Without userxattr an overlay of a user namespace could not say that a directory is opaque.
     options = "lowerdir=image,upperdir=upper,workdir=work,userxattr"
-    mounts.mount("ringfence", "root", "overlay", mounts.MS_NOSUID | mounts.MS_NODEV, options)
-    os.chdir("root")
-    return dev
+    mounts.mount("ringfence", target, "overlay", mounts.MS_NOSUID | mounts.MS_NODEV, options)
+    os.chdir(target)
 
 
 def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         """The root file system that the program serves to its guest."""
 
         path: str  # in the hull's root
+        image: int  # index of the tree that lies below what is written; -1: the steps make it all
         size_bytes: int
         inodes: int
         owner: int  # id, in the hull's user namespace, of what is not the guest user's
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         trusted_root: bool
 
 
+_LAYERS = "layers"  # beside the guest's root, for a moment
 _OWN_BYTES = 16 << 20  # of the hull's root: directories, settings, what the program notes down
 
 
@@ -150,35 +152,61 @@ def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewR
 def _guest_root(plan: HullPlan, trees: list[int], content: int) -> None:
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
-    root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size)
-    build.run_steps(root, guest["steps"])
+    if guest["image"] < 0:
+        root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size)
+        build.run_steps(root, guest["steps"])
+        if guest["owner"]:
+            os.chown(".", guest["owner"], guest["owner"])
+            _give_away(guest["steps"], guest["owner"])
+    else:
+        beside, _, name = guest["path"].rpartition("/")
+        os.chdir(beside.lstrip("/"))
+        os.mkdir(_LAYERS, 0o700)
+        _tmpfs(plan, _LAYERS, trees, size)
+        _step("root of the image", build.overlay_image, trees[guest["image"]], f"../{name}")
+        # It has them; nobody else shall.
+        _step("hide its layers", mounts.umount2, f"../{_LAYERS}", mounts.MNT_DETACH)
+        os.rmdir(f"../{_LAYERS}")
+        # A link in an image may lead to "/", which there is its own.
+        _in_guest("root of the image", _furnish, plan, trees)
+    if content >= 0:
+        _in_guest("unpack", _unpack, content, guest["image"] >= 0)
+
+
+def _furnish(plan: HullPlan, trees: list[int]) -> None:
+    """The steps of a root whose files are an image's. Precondition: it is our root directory."""
+    whose: Any = plan
+    guest = plan["guest"]
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    build.run_steps(build.NewRoot(fd, whose, trees), guest["steps"])
     if guest["owner"]:
         _give_away(guest["steps"], guest["owner"])
-    if content >= 0:
-        _unpack(content)
 
 
 def _give_away(steps: list[tuple[Any, ...]], owner: int) -> None:
     """What steps made, and the program's own id has now, but for what is the guest user's."""
-    os.chown(".", owner, owner)
     for verb, path, *rest in steps:
         if verb in ("file", "symlink") or (verb == "dir" and not rest[1]):
             os.chown(path[1:], owner, owner, follow_symlinks=False)
 
 
-def _unpack(content: int) -> None:
-    """A snapshot's files, by a child that cannot leave the guest's root: the names are a guest's."""
+def _unpack(content: int, is_layer: bool) -> None:
+    """A snapshot's files: the names are a guest's."""
+    from . import layers, trees  # the keeper has imported them: here our files may be out of sight
+
+    unpack = layers.unpack if is_layer else trees.unpack
+    unpack(content, "/", one_file_system=True)
+
+
+def _in_guest(what: str, work: Callable[..., None], *args: Any) -> None:
+    """Let a child do `work` that cannot leave the guest's root, which is the current directory."""
     read, write = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         try:
-            from . import (
-                trees,  # the keeper has imported it: here our own files may be out of sight
-            )
-
             os.chroot(".")
             os.chdir("/")
-            trees.unpack(content, "/", one_file_system=True)
+            work(*args)
             os.write(write, b"O")
         except BaseException as exc:  # noqa: BLE001  whatever it is, the host must hear of it
             os.write(write, repr(exc).encode("utf-8", "replace")[:1000])
@@ -190,7 +218,7 @@ def _unpack(content: int) -> None:
     os.waitpid(child, 0)
     if said != b"O":
         problem = OSError(errno.EIO, said.decode("utf-8", "replace") or "it was killed")
-        raise build.BuildError("unpack", problem)
+        raise build.BuildError(what, problem)
 
 
 def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -108,7 +108,7 @@ class Keeper:
         control, errors, *pinned = fds
         content = []
         if plan["guest"]["has_content"]:
-            from . import trees as _for_the_hull  # noqa: F401
+            from . import layers as _for_the_hull  # noqa: F401
 
             content.append(pinned.pop(0))
         trees = self.open_trees(plan, pinned)

@@ -28,18 +28,27 @@ _OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 _BUFFER = 1 << 20
 
 
-def pack(stream: int, names: int, path: str, *, one_file_system: bool) -> None:
+def pack(
+    stream: int,
+    names: int,
+    path: str,
+    *,
+    one_file_system: bool,
+    mounted: set[str] | None = None,
+) -> None:
     """Write to `stream` what differs from the image.
 
     Args:
         names: Descriptor of a marshalled `Names`, the host's.
+        mounted: What is not the sandbox's own but shown in it; None: every mount point there is.
     """
     del one_file_system
+    mounted = _mounted() if mounted is None else mounted
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
     sink: Any = trees._Sink(stream)
     with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT) as tar:
-        _LayerPacker(tar, os.lstat(path).st_dev, known, _mounted()).add(path, ".")
+        _LayerPacker(tar, os.lstat(path).st_dev, known, mounted).add(path, ".")
 
 
 def _mounted() -> set[str]:

@@ -43,6 +43,7 @@ class BashConfig(Noun):
             the host's own programs, read-only.
         network: Off, or the host's own. For a list of hosts give a policy.
         timeout_s: Of each command that brings none; None: no limit.
+        user: Who commands run as; None: as the image says.
         persistent: One shell for all commands, which then run one after the other: directory,
             variables and functions stay. Otherwise each command has a shell of its own.
         backend: Its name.
@@ -57,6 +58,7 @@ class BashConfig(Noun):
     persistent: bool = False
     tier: str = LIGHT
     backend: str = "native"
+    user: str | None = None
     allow_degraded: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,6 +72,8 @@ class BashConfig(Noun):
         if not isinstance(self.network, NetworkPolicy):
             checks.flag(self.network, "network")
         checks.flag(self.persistent, "persistent")
+        if self.user is not None:
+            checks.user(self.user, "user")
         degraded = checks.texts(self.allow_degraded, "allow_degraded")
         object.__setattr__(self, "allow_degraded", degraded)
 
@@ -86,6 +90,7 @@ class BashConfig(Noun):
             network=network,
             env=self.env,
             tier=self.tier,
+            user=self.user,
             allow_degraded=self.allow_degraded,
         )
 

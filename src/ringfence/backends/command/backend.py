@@ -113,7 +113,7 @@ class CommandBackend(AgentBackend):
                     f"{self.name} gives no PID namespace: processes could outlive the sandbox"
                 )
             sandbox = CommandSandbox(
-                self, spec, sandbox_id, uid, own_mounts(), ours, pid, process, made, slot
+                self, spec, sandbox_id, uid, own_mounts(spec), ours, pid, process, made, slot
             )
         except BaseException as exc:
             ours.close()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ...egress.client import Egress
     from ...model.capabilities import BackendReport
+    from ..local.images import Held
     from ..local.sizes import Sizes
 
 NAME = "docker"
@@ -61,7 +62,8 @@ class DockerBackend(AgentBackend):
     held = ("memory_bytes", "pids", "cpus", "open_files")
     least = _LEAST
     not_strong = "a container shares the host's kernel"
-    not_root = "root in a container is the host's root"
+    has_own_mounts = True
+    not_root = "root in a container is the host's root: name another user, who then owns all files of an image"
     no_rules = "containers do not go through the egress engine"
 
     def __init__(
@@ -74,16 +76,32 @@ class DockerBackend(AgentBackend):
     # -- provisioning -----------------------------------------------------------------------
 
     def provision(self, spec: SandboxSpec) -> DockerSandbox:
+        if spec.image is None:
+            return self._provision(spec, None)
+        from ..local import images
+
+        spec, held = images.hold(spec)
+        try:
+            return self._provision(spec, held)
+        finally:
+            held.close()  # the engine has a copy
+
+    def _provision(self, spec: SandboxSpec, held: Held | None) -> DockerSandbox:
         self.check(spec)
         sandbox_id = self._new_id(spec)
         try:
-            sandbox = self._make(spec, sandbox_id)
+            sandbox = self._make(spec, sandbox_id, held)
             self._live[sandbox_id] = sandbox
             return sandbox
         finally:
             self._making.discard(sandbox_id)
 
-    def _make(self, spec: SandboxSpec, sandbox_id: str) -> DockerSandbox:
+    def root_is_nobody(self) -> bool:
+        """Whether the engine gives containers ids of their own: `userns-remap`, or itself rootless."""
+        options = self.client().info().get("SecurityOptions") or []
+        return any(each.startswith(("name=userns", "name=rootless")) for each in options)
+
+    def _make(self, spec: SandboxSpec, sandbox_id: str, held: Held | None) -> DockerSandbox:
         client, uid = self.client(), identity.uid_of(spec.user)
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
         container: Any = None
@@ -92,7 +110,8 @@ class DockerBackend(AgentBackend):
         try:
             listener = _furnish(place)
             with listener:
-                container = client.containers.create(**self._options(spec, sandbox_id, uid, place))
+                options = self._options(spec, sandbox_id, uid, place, held)
+                container = client.containers.create(**options)
                 container.start()
                 control = _accept(listener, container)
             wire.send(control, settings(spec, uid))
@@ -103,7 +122,7 @@ class DockerBackend(AgentBackend):
                 spec,
                 sandbox_id,
                 uid,
-                own_mounts(),
+                own_mounts(spec),
                 control,
                 container.attrs["State"]["Pid"],
                 container,
@@ -117,15 +136,19 @@ class DockerBackend(AgentBackend):
         make_workdir(sandbox)
         return sandbox
 
-    def _options(self, spec: SandboxSpec, sandbox_id: str, uid: int, place: str) -> dict[str, Any]:
+    def _options(
+        self, spec: SandboxSpec, sandbox_id: str, uid: int, place: str, held: Held | None
+    ) -> dict[str, Any]:
         """What the engine is told: nothing that it would give by itself is left to it."""
         from docker.types import LogConfig, Ulimit
 
         size: Sizes = sizes(spec, host())
         files = Ulimit(name="nofile", soft=size.open_files, hard=size.open_files)
         return {
-            "image": image.image_of(self.client(), uid),
-            "command": _agent_argv(),
+            "image": image.image_from(self.client(), held, uid)
+            if held
+            else image.image_of(self.client(), uid),
+            "command": _agent_argv(foreign=held is not None),
             "user": f"{uid}:{uid}",
             "hostname": template.HOSTNAME,
             "working_dir": "/",
@@ -142,15 +165,8 @@ class DockerBackend(AgentBackend):
             "ulimits": [files, Ulimit(name="core", soft=0, hard=0)],
             "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64k"}),
             "restart_policy": {"Name": "no"},
-            "tmpfs": _own_workdir(spec, uid),
-            "volumes": {
-                **image.shown(uid),
-                **{
-                    source: {"bind": t, "mode": "ro"}
-                    for source, t, _ in agent_code.interpreter()[1]
-                },
-                place: {"bind": AGENT, "mode": "ro"},
-            },
+            "tmpfs": _own_directories(spec, uid, held),
+            "volumes": {**_shown(uid, held), place: {"bind": AGENT, "mode": "ro"}},
         }
 
     def client(self) -> Any:
@@ -194,14 +210,21 @@ def _furnish(place: str) -> socket.socket:
     return listener
 
 
-def _agent_argv() -> list[str]:
+def _shown(uid: int, held: Held | None) -> dict[str, dict[str, str]]:
+    """What of the host is seen inside, as the engine's volumes."""
+    wanted = agent_code.foreign_trees() if held else agent_code.interpreter()[1]
+    trees = {source: {"bind": target, "mode": "ro"} for source, target, _ in wanted}
+    return trees if held else {**image.shown(uid), **trees}
+
+
+def _agent_argv(*, foreign: bool) -> list[str]:
     """The agent, after it has taken the socket for its standard input."""
-    python, *options, code = agent_code.argv(AGENT)
+    *python, code = agent_code.argv(AGENT, foreign=foreign)
     connect = (
         "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
         f"s.connect('{AGENT}/control'); os.dup2(s.fileno(), 0); s.close(); "
     )
-    return [python, *options, connect + code]
+    return [*python, connect + code]
 
 
 def _accept(listener: socket.socket, container: Any) -> wire.Socket:
@@ -239,12 +262,19 @@ def _remove(container: Any, place: str) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def _own_workdir(spec: SandboxSpec, uid: int) -> dict[str, str]:
-    """A session's root outside of what the template has: the engine's own / is root's."""
+def _own_directories(spec: SandboxSpec, uid: int, held: Held | None) -> dict[str, str]:
+    """The session's root and mounts where nothing has them yet: the engine's own / is root's."""
+    wanted = [each.target for each in spec.mounts]
     root = session_root(spec)
-    if not is_own(root) or any(is_below(root, place) for place in image.OWN):
-        return {}
-    return {"/" + root.split("/")[1]: f"uid={uid},gid={uid},mode=0755,exec"}
+    if is_own(root) and not any(is_below(root, each) for each in wanted):
+        there = _has(held, root) if held else any(is_below(root, each) for each in image.OWN)
+        wanted += [] if there else ["/" + root.split("/")[1]]
+    return dict.fromkeys(wanted, f"uid={uid},gid={uid},mode=0755,exec")
+
+
+def _has(held: Held, path: str) -> bool:
+    """Whether an image has the first directory of a path: there all is the user's."""
+    return path == "/" or os.path.lexists(f"{held.root}/{path.split('/')[1]}")
 
 
 __all__ = ["BackendUnavailable", "DockerBackend"]

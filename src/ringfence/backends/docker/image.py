@@ -1,18 +1,28 @@
-"""The image that sandboxes start from: our template's files, made here, and nothing pulled."""
+"""What containers start from: our template's files or an image's, put into the engine; nothing is pulled."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import stat
 import tarfile
+import threading
 
-from ..local import template
+from ...errors import ImageRefused
+from ...images.store import ImageStore
+from ..local import runtime, template
+from ..local.agents import AGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
-REPOSITORY = "ringfence/template"
+    from ..local.images import Held
+
+REPOSITORY, IMAGES = "ringfence/template", "ringfence/image"
+_ID, _STORE = "ringfence.image", "ringfence.store"  # labels
 OWN = ("/home", "/mnt", "/var", "/run", "/opt", "/tmp")  # whose directories are the user's
 
 
@@ -35,7 +45,7 @@ def archive(uid: int) -> bytes:
             elif verb == "show":
                 kind = tarfile.DIRTYPE if rest[1] else tarfile.REGTYPE
                 _add(tar, path, kind, 0o755, 0)
-        _add(tar, "/.ringfence", tarfile.DIRTYPE, 0o755, 0)
+        _add(tar, AGENT, tarfile.DIRTYPE, 0o755, 0)
     del trees
     return made.getvalue()
 
@@ -79,3 +89,82 @@ def shown(uid: int) -> dict[str, dict[str, str]]:
     steps, trees = template.guest_root(uid)
     found = [(trees[step[2]]["source"], step[1]) for step in steps if step[0] == "show"]
     return {source: {"bind": target, "mode": "ro"} for source, target in found}
+
+
+# -- images ------------------------------------------------------------------------------------
+
+
+def image_from(engine: Any, held: Held, uid: int) -> str:
+    """The name of an image's files in an engine, all of them the user's; copied there on first use.
+
+    Raises:
+        ImageRefused: A link is where every program must find a directory.
+    """
+    from docker.errors import ImageNotFound
+
+    tag = f"{held.image.id.removeprefix('sha256:')[:24]}-{uid}"
+    name = f"{IMAGES}:{tag}"
+    try:
+        engine.images.get(name)
+    except ImageNotFound:
+        store = ImageStore()
+        _forget_removed(engine, store)
+        own = dict(_own_entries(held.root, uid))
+        labels = [f"LABEL {_ID}={held.image.id}", f'LABEL {_STORE}="{store.directory}"']
+        read, write = os.pipe2(os.O_CLOEXEC)
+        writer = threading.Thread(target=_write, args=(write, held.root, own, uid), daemon=True)
+        with open(read, "rb") as stream:
+            writer.start()
+            engine.api.import_image_from_stream(stream, IMAGES, tag, changes=labels)
+        writer.join()
+    return name
+
+
+def _forget_removed(engine: Any, store: ImageStore) -> None:
+    """Images that this store has no more are of no use in the engine either."""
+    from docker.errors import DockerException
+
+    here = {image.id for image in store.images()}
+    for each in engine.images.list(filters={"label": f"{_STORE}={store.directory}"}):
+        if each.labels.get(_ID) not in here:
+            try:
+                engine.images.remove(each.id)
+            except DockerException:
+                continue  # a container still uses it
+
+
+def _own_entries(root: str, uid: int) -> Iterator[tuple[str, tuple[Any, int, bytes]]]:
+    """What a container of an image has besides the image's files, or instead: kind, mode, content."""
+    for verb, path, *rest in template.image_guest_root(uid):
+        found = os.lstat(root + path).st_mode if os.path.lexists(root + path) else 0
+        if verb == "image_dir":
+            if found and not stat.S_ISDIR(found):
+                raise ImageRefused(f"{path} of the image is not a directory")
+            if not found:
+                yield path, (tarfile.DIRTYPE, rest[0], b"")
+        elif not found or rest[2]:
+            yield path, (tarfile.REGTYPE, rest[1], rest[0])
+    # Whatever it preloads would be in the agent as well.
+    yield runtime.PRELOAD, (tarfile.REGTYPE, 0o644, b"")
+    for path in (AGENT, runtime.PLACE):
+        yield path, (tarfile.DIRTYPE, 0o755, b"")
+
+
+def _write(write: int, root: str, own: dict[str, tuple[Any, int, bytes]], uid: int) -> None:
+    """The tar stream of all files, ours last; the engine ends it early where it does not want it."""
+
+    def theirs(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = info.name.removeprefix(".")
+        if path in own or path.partition("/")[0] in (AGENT, runtime.PLACE):
+            return None
+        info.uid = info.gid = uid
+        info.uname = info.gname = ""
+        return info
+
+    try:
+        with open(write, "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
+            tar.add(root, ".", filter=theirs)
+            for path, (kind, mode, data) in own.items():
+                _add(tar, path, kind, mode, uid, data=data)
+    except BrokenPipeError:
+        pass  # the engine has said why

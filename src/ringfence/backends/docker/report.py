@@ -26,6 +26,7 @@ _CAN = (
     can.CPU_LIMIT,
     can.PIDS_LIMIT,
     can.OPEN_FILES_LIMIT,
+    can.IMAGE,
 )
 _NOT_YET = "the Docker backend does not have it yet"
 _NO_EGRESS = "containers do not go through the egress engine"
@@ -49,7 +50,6 @@ _CANNOT = {
     can.FORK: "the engine's checkpoints need CRIU",
     can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: _NOT_YET,
-    can.IMAGE: _NOT_YET,
     can.GPU: _NOT_YET,
 }
 

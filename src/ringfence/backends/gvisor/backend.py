@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
+    from ..local.images import Held
     from ..local.sizes import Sizes
     from ..protocol import WarmSandbox
     from .runsc import Runsc
@@ -83,11 +84,25 @@ class GvisorBackend:
         return self._provision(spec, content=-1)
 
     def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> GvisorSandbox:
+        if spec.image is None:
+            return self._provision_over(None, spec, content, memory)
+        from ..local import images
+
+        spec, image = images.hold(spec)
+        try:
+            return self._provision_over(image, spec, content, memory)
+        except BaseException:
+            image.close()
+            raise
+
+    def _provision_over(
+        self, image: Held | None, spec: SandboxSpec, content: int, memory: str
+    ) -> GvisorSandbox:
         planning.check(spec)
         program = self.runsc()
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, sandbox_id, program, content, memory)
+            return self._make(spec, sandbox_id, program, content, memory, image)
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -96,11 +111,17 @@ class GvisorBackend:
             self._making.discard(sandbox_id)
 
     def _make(
-        self, spec: SandboxSpec, sandbox_id: str, program: Runsc, content: int, memory: str
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        program: Runsc,
+        content: int,
+        memory: str,
+        image: Held | None,
     ) -> GvisorSandbox:
         here, uid, keeper = host(), identity.uid_of(spec.user), self.keeper()
         first = self.host_ids().take() if here.trusted_root else 0
-        draft = planning.Draft(spec, sandbox_id, uid, first)
+        draft = planning.Draft(spec, sandbox_id, uid, first, image)
         try:
             size = sizes(spec, here)
             if spec.network.needs_tls_termination:
@@ -203,6 +224,8 @@ class GvisorBackend:
     def released(self, sandbox: GvisorSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
         launcher_cgroups.remove(sandbox.group.directories)
+        if sandbox.image is not None:
+            sandbox.image.close()
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)

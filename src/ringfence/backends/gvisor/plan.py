@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...launcher.hull import HullPlan
     from ...launcher.plan import NetworkPlan
     from ..local.host import Host
+    from ..local.images import Held
     from ..local.sizes import Sizes
     from ..local.trusted import Trusted
     from .runsc import Runsc
@@ -80,9 +81,19 @@ class Draft:
         first_host_id: 0 when rootless.
     """
 
-    def __init__(self, spec: SandboxSpec, sandbox_id: str, uid: int, first_host_id: int) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        uid: int,
+        first_host_id: int,
+        image: Held | None = None,
+    ) -> None:
         self.spec, self.id, self.uid, self.first_host_id = spec, sandbox_id, uid, first_host_id
-        self.guest, self.trees = template.guest_root(uid)
+        self.image = image
+        self.guest, self.trees = (
+            (template.image_guest_root(uid), []) if image else template.guest_root(uid)
+        )
         self.hull: Steps = []
         self.after: Steps = []
         self.shown: list[dict[str, Any]] = []  # mounts of the guest's, as OCI has them
@@ -122,7 +133,6 @@ def check(spec: SandboxSpec) -> None:
     limits = ("io_bytes_per_s", "idle_timeout_s")
     for operation, field, asked in (
         ("denied_paths", "deny", bool(spec.deny)),
-        ("image", "image", bool(spec.image)),
         *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None) for n in limits),
     ):
         if asked:
@@ -153,6 +163,7 @@ def make_plan(
     Args:
         memory: A file with what a guest had in memory, to be continued.
     """
+    below = _show_image(draft, draft.image, host) if draft.image else -1
     _show_python(draft)
     if draft.trusted is not None:
         draft.guest += draft.trusted.steps
@@ -160,17 +171,16 @@ def make_plan(
     _make_workdir(draft)
     # The host's ids inside the guest's root: see `id_map`. What is not the guest's is its root's.
     others = draft.uid if host.trusted_root else 0
-    if statx.is_needed(runsc.released):
-        draft.guest.append(("file", statx.LIBRARY, statx.library(), 0o644))
-        draft.guest.append(("file", statx.PRELOAD, statx.LIBRARY.encode() + b"\n", 0o644))
+    _preload(draft, statx.is_needed(runsc.released))
     draft.guest.append(("dir", _AGENT, 0o700, False))
     draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
-    if not host.trusted_root:
+    if not host.trusted_root and not draft.image:
         # Without root all there belongs to the one id that there is: so it is read-only besides.
         draft.after.append(("protect", f"{ROOTFS}/etc"))
     _furnish_hull(draft, runsc)
     if memory:
-        draft.guest.append(("dir", "/sys", 0o755, False))  # gVisor makes it itself, but not again
+        verb = "image_dir" if draft.image else "dir"
+        draft.guest.append((verb, "/sys", 0o755, False))  # gVisor makes it itself, but not again
         draft.hull.append(("dir", _SAVED, 0o755, False))
         draft.hull.append(("show", f"{_SAVED}/{MEMORY}", len(draft.trees), False))
         draft.trees.append(template.tree(memory, template.READ_ONLY))
@@ -191,6 +201,7 @@ def make_plan(
         "network": _network(draft.spec),
         "guest": {
             "path": ROOTFS,
+            "image": below,
             "size_bytes": size.disk_bytes,
             "inodes": size.inodes,
             "owner": others,
@@ -287,13 +298,34 @@ def id_map(uid: int, *, several: bool) -> str:
 # -- the guest's root -------------------------------------------------------------------------
 
 
+def _show_image(draft: Draft, image: Held, host: Host) -> int:
+    """The index of its tree: all its files are the guest user's, who is 0 in the hull."""
+    image.appear_as(draft.first_host_id, host.trusted_root)
+    draft.fds.append(os.open(image.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    image.tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
+    draft.trees.append(image.tree)
+    return len(draft.trees) - 1
+
+
 def _show_python(draft: Draft) -> None:
     wanted = list(agent_code.interpreter()[1])
-    if draft.spec.python_env:
+    if draft.image:
+        wanted = agent_code.foreign_trees()
+    elif draft.spec.python_env:
         wanted += [each for each in template.python_environment() if each not in wanted]
     for source, target, attributes in wanted:
         draft.guest.append(("bind", target, len(draft.trees)))
         draft.trees.append(template.tree(source, attributes))
+
+
+def _preload(draft: Draft, needs_statx: bool) -> None:
+    """What every program with a C library starts with: an image's own would be in the agent too."""
+    verb, *replace = ("image_file", True) if draft.image else ("file",)
+    if needs_statx:
+        draft.guest.append((verb, statx.LIBRARY, statx.library(), 0o644, *replace))
+    if needs_statx or draft.image:
+        content = statx.LIBRARY.encode() + b"\n" if needs_statx else b""
+        draft.guest.append((verb, statx.PRELOAD, content, 0o644, *replace))
 
 
 def _add_mounts(draft: Draft, host: Host) -> None:
@@ -400,7 +432,7 @@ def _bundle(draft: Draft) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": agent_code.argv(_AGENT),
+            "args": agent_code.argv(_AGENT, foreign=draft.image is not None),
             "env": [f"PATH={template.PATH}", "LANG=C.UTF-8"],
             "cwd": "/",
             "noNewPrivileges": True,

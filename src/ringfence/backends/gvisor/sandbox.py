@@ -57,6 +57,7 @@ class GvisorSandbox(GuestSandbox):
         )
         self.owner, self.sizes, self.group = backend, sizes, group
         self.first_host_id = draft.first_host_id
+        self.image = draft.image
         self.protected, self.note = draft.protected, draft.note
         self.pid, self.keeper = pid, keeper
         self.errors, self.program = errors, program

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 
 from ...errors import IoError, LifecycleError, SandboxLost
 from ...model.ids import new_id
+from ..local import runtime
 from ..local.answers import Refused, answer
 from . import plan as planning
 from .inspection import HostProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 
 _PATIENCE_S = 30.0
+_ROOT = {"path": planning.ROOTFS, "shown": [runtime.PLACE]}
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 
 def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
     """Everything in the guest's root, at one moment: the sandbox stands still meanwhile."""
+    with _names(sandbox) as names, sandbox.stand_still():
 
-    def pack(write: int) -> None:
-        sandbox.enter("pack", {"path": planning.ROOTFS}, [write])
+        def pack(write: int) -> None:
+            sandbox.enter("pack", _ROOT, [write, *names])
 
-    with sandbox.stand_still():
         return _keep(sandbox, catalogue, metadata, pack)
 
 
@@ -49,13 +52,14 @@ def save_with_memory(
             *("checkpoint", "--image-path=/proc/self/fd/3", sandbox.id),
         ],
         "env": {"PATH": "/bin"},
-        "path": planning.ROOTFS,
+        **_ROOT,
     }
-    with catalogue.workspace(HostProcess(sandbox.pid).uid) as directory:
+    workspace = catalogue.workspace(HostProcess(sandbox.pid).uid)
+    with _names(sandbox) as names, workspace as directory:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
         def pack(write: int) -> None:
-            sandbox.enter("checkpoint", command, [place, write])
+            sandbox.enter("checkpoint", command, [place, write, *names])
 
         try:
             return _keep(
@@ -64,6 +68,17 @@ def save_with_memory(
         finally:
             os.close(place)
             sandbox.terminate()
+
+
+@contextlib.contextmanager
+def _names(sandbox: GvisorSandbox) -> Iterator[list[int]]:
+    """The descriptor that tells an image's files from what was changed; nothing without an image."""
+    names = [] if sandbox.image is None else [sandbox.image.open_names()]
+    try:
+        yield names
+    finally:
+        for fd in names:
+            os.close(fd)
 
 
 def _settle(sandbox: GvisorSandbox) -> None:

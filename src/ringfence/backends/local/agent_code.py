@@ -8,7 +8,7 @@ import marshal
 import os
 import sys
 
-from . import template
+from . import runtime, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,11 +81,21 @@ def interpreter() -> tuple[str, list[tuple[str, str, int]]]:
     return own, [(prefix, prefix, template.READ_ONLY)]
 
 
-def argv(place: str) -> list[str]:
-    """The command that starts the agent from its file in directory `place`."""
+def foreign_trees() -> list[tuple[str, str, int]]:
+    """What must be shown of the host for `argv` with `foreign`: source, target, mount attributes."""
+    return [(*each, template.READ_ONLY) for each in runtime.trees(interpreter()[0])]
+
+
+def argv(place: str, *, foreign: bool = False) -> list[str]:
+    """The command that starts the agent from its file in directory `place`.
+
+    Args:
+        foreign: On a root that is not the template's: with nothing but what `runtime` shows.
+    """
     code = (
         f"import marshal; loader, modules = marshal.load(open('{place}/{NAME}', 'rb')); "
         "there = {'__name__': 'loader'}; exec(loader, there); there['install'](modules); "
         "from ringfence.guest.boot import main; main()"
     )
-    return [interpreter()[0], "-I", "-S", "-c", code]
+    python = runtime.command(interpreter()[0]) if foreign else [interpreter()[0]]
+    return [*python, "-I", "-S", "-c", code]

@@ -39,12 +39,14 @@ class AgentBackend:
     Attributes:
         held: Limits that the walls enforce, by their names in `Limits`.
         least: Of a limit: the least that works, and why.
+        has_own_mounts: Whether directories of the session's may be anywhere.
         not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
     """
 
     name: str
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
+    has_own_mounts = False
     not_strong = not_root = no_rules = no_limits = ""
 
     def __init__(self, egress: Callable[[], Egress] | None) -> None:
@@ -61,16 +63,25 @@ class AgentBackend:
             raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
         if spec.profile not in (OS_HARDENED, DEBUG, UNRESTRICTED):
             raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
-        if identity.uid_of(spec.user) == 0:
+        if identity.uid_of(spec.user) == 0 and not self.root_is_nobody():
             raise self.refusal("user root", "user", self.not_root)
         if spec.network.is_unrestricted:
             raise self.refusal("network unrestricted", "network")
         if not spec.network.is_none:
             raise NetworkPolicyError(self.no_rules, field="network")
         for name in _ELSEWHERE:
-            if getattr(spec, name):
+            if getattr(spec, name) and not (name == "mounts" and self._are_own(spec)):
                 raise self.refusal(name, name)
         self._check_limits(spec)
+
+    def root_is_nobody(self) -> bool:
+        """Whether root inside is nobody in particular on the host."""
+        return False
+
+    def _are_own(self, spec: SandboxSpec) -> bool:
+        """Whether all mounts are empty directories of the session's."""
+        each_is = [each.source == "" and each.access == READ_WRITE for each in spec.mounts]
+        return self.has_own_mounts and all(each_is)
 
     def _check_limits(self, spec: SandboxSpec) -> None:
         for name, capability in can.LIMITED_BY.items():
@@ -147,9 +158,10 @@ def settings(spec: SandboxSpec, uid: int) -> Settings:
     }
 
 
-def own_mounts() -> list[ResolvedMount]:
-    """What every sandbox has, where a host's directory cannot be mounted."""
-    return [ResolvedMount(target, READ_WRITE) for target in ALWAYS_THERE.values()]
+def own_mounts(spec: SandboxSpec) -> list[ResolvedMount]:
+    """What a sandbox has, where a host's directory cannot be mounted."""
+    targets = [*ALWAYS_THERE.values(), *(each.target for each in spec.mounts)]
+    return [ResolvedMount(target, READ_WRITE) for target in targets]
 
 
 def make_workdir(sandbox: GuestSandbox) -> None:

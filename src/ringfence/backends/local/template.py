@@ -113,21 +113,36 @@ _REPLACED = ("hosts", "hostname", "resolv.conf")
 
 def _image_root(uid: int) -> tuple[list[Tree], Steps]:
     steps: Steps = [("image_dir", "/dev", 0o755, False), ("image_dev",)]
-    for verb, *args in _LAYOUT:
-        path = args[0]
-        if path.startswith("/dev/"):
-            steps.append((verb, *args))  # in a /dev that is new
-        elif verb == "dir" and path not in (HOME, "/dev", "/etc/ssl"):
-            steps.append(("image_dir", *args))
-    for _verb, path, content, mode in _etc_files(uid):
-        replace = path.removeprefix("/etc/") in _REPLACED
-        steps.append(("image_file", path, content, mode, replace))
+    # In a /dev that is new.
+    steps += [step for step in _LAYOUT if step[1].startswith("/dev/")]
+    steps += _image_layout(uid)
     trees: list[Tree] = []
     for name in _DEVICES:
         steps.append(("show", f"/dev/{name}", len(trees), False))
         trees.append(tree(f"/dev/{name}", DEVICE))
     rest = [step for step in after_binds() if step[0] != "proc"]
     return trees, [*steps, ("image_proc",), *rest]
+
+
+def _image_layout(uid: int) -> Steps:
+    """What every program finds in an image's root, whether the image has it or not."""
+    steps: Steps = [
+        ("image_dir", *args)
+        for verb, *args in _LAYOUT
+        if verb == "dir" and args[0] not in (HOME, "/etc/ssl") and not args[0].startswith("/dev")
+    ]
+    for _verb, path, content, mode in _etc_files(uid):
+        replace = path.removeprefix("/etc/") in _REPLACED
+        steps.append(("image_file", path, content, mode, replace))
+    return steps
+
+
+def image_guest_root(uid: int) -> Steps:
+    """As `guest_root`, for a root whose files are an image's."""
+    places = [
+        ("image_dir", path, mode, False) for path, mode in (("/dev", 0o755), ("/proc", 0o555))
+    ]
+    return [*places, *_image_layout(uid)]
 
 
 def _root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree], Steps]:
