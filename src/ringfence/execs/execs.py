@@ -15,6 +15,7 @@ from ..errors import ExecNotFound, InvalidRequest, RingfenceError, SandboxLost, 
 from ..model.exec import ExecRequest
 from ..model.exec_view import ExecState, ExecView
 from ..model.ids import new_id
+from ..sandbox.pump import run_for
 from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..sessions.keys import digest
@@ -29,10 +30,9 @@ from .run import Run
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from ..backends.protocol import BackendExec
-    from ..model.exec import ExecResult, ExecStatus
+    from ..model.exec import ExecStatus
     from ..sessions.live import Live
     from ..sessions.manager import SessionManager
 
@@ -82,8 +82,12 @@ class Execs:
 
     # -- starting -----------------------------------------------------------------------------
 
-    def start(self, live: Live, request: ExecRequest) -> Run:
+    def start(self, live: Live, request: ExecRequest, *, attend_s: float = 0.0) -> Run:
         """Begin an exec; whoever asked may go away.
+
+        Args:
+            attend_s: Stay with it for so long at most: most commands are over sooner, and to have
+                another thread wait for their end takes longer than they do.
 
         Raises:
             RingfenceError: As the sandbox's own `start`; nothing runs, and nothing is remembered.
@@ -91,7 +95,7 @@ class Execs:
         request = _with_input(request)
         run = self._new_run(live, request)
         self._put(run.view())
-        return self._begin(live, run, request)
+        return self._begin(live, run, request, attend_s)
 
     def start_once(self, live: Live, request: ExecRequest, key: str) -> tuple[Run, bool]:
         """`start`, but what was asked for under `key` before is not started again; whether it is new.
@@ -113,7 +117,7 @@ class Execs:
                 raise InvalidRequest("this key was used for another request", field="key")
             return self.find(live.sandbox_id, known), False
 
-    def _begin(self, live: Live, run: Run, request: ExecRequest) -> Run:
+    def _begin(self, live: Live, run: Run, request: ExecRequest, attend_s: float = 0.0) -> Run:
         try:
             run.prepare()
             begun = live.watched.start(request, label=run.id)
@@ -123,7 +127,7 @@ class Execs:
             raise
         self.counts.began()
         told.began(run.view())
-        self._attend(live, run, begun, request)
+        self._attend(live, run, begun, request, attend_s)
         return run
 
     def _new_run(self, live: Live, request: ExecRequest) -> Run:
@@ -150,7 +154,14 @@ class Execs:
         place = os.path.join(self.directory, view.sandbox_id, view.id)
         return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes))
 
-    def _attend(self, live: Live, run: Run, begun: BackendExec, request: ExecRequest) -> None:
+    def _attend(
+        self,
+        live: Live,
+        run: Run,
+        begun: BackendExec,
+        request: ExecRequest,
+        attend_s: float = 0.0,
+    ) -> None:
         def ended(status: ExecStatus, cut: bool) -> bool:
             view = run.final(ExecState.ENDED, status=status, truncated=cut)
             return self._end(run, view, pump.release)
@@ -159,11 +170,17 @@ class Execs:
         run.attend(pump)
         with self._lock:
             self._runs[run.id] = run
-        self._reactor.drive(pump).add_done_callback(lambda future: self._failed(run, future))
+        try:
+            if attend_s and run_for(pump, attend_s) is not None:
+                return
+        except Exception as exc:  # noqa: BLE001  of the exec, not of who started it
+            self._failed(run, exc)
+            return
+        driven = self._reactor.drive(pump)
+        driven.add_done_callback(lambda future: self._failed(run, future.exception()))
 
-    def _failed(self, run: Run, future: Future[ExecResult]) -> None:
-        """What a future says of an exec that has not ended as it should."""
-        error = future.exception()
+    def _failed(self, run: Run, error: BaseException | None) -> None:
+        """It has not ended as it should."""
         if error is None or not run.running:
             return
         if not isinstance(error, RingfenceError):

@@ -41,8 +41,8 @@ class Boot:
     Args:
         go: From the zygote: first that we have our ids, then whose we are.
         control: From the host, which hears there what goes wrong; None when built ahead in a burst.
-        offer: Built ahead in a burst: where a plan may come straight from the host, as the first
-            word on what is then our `control`.
+        offer: Built ahead: where a plan may come straight from the host, as the first word on what is
+            then our `control`. One that is warm hears it where it told the host that it waits.
         template: Trees and steps.
         image: The tree of its image, where the zygote had to open it; -1 for none.
     """
@@ -66,7 +66,7 @@ class Boot:
         """Build, wait for a plan if need be, lock down, serve as PID 1.
 
         Args:
-            warm: Tell the host that we wait, then let go of `control`: whoever gets us brings another.
+            warm: Tell the host that we wait; then a plan may come there, or with another `control`.
         """
         self.reported(self.build)
         if warm:
@@ -155,9 +155,7 @@ class Boot:
         """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
         if self.control is not None:
             wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
-            self.control.detach()
-            self.control = None
-            os.dup2(_GO, _CONTROL, inheritable=False)
+            self.offer, self.control = self.control, None
         privileges.die_with_parent(signal.SIGKILL)
 
     def receive_word(self) -> None:

@@ -202,7 +202,7 @@ class Zygote:
         self.ahead[shape["id"]] = time.monotonic() + keep_s
 
     def claimed(self, told: tuple[str, Shape | None, float], fds: list[int]) -> None:
-        """The host has given its plan to the one ahead, which needs nothing more of us."""
+        """The host has given its plan to one built ahead, which needs nothing more of us."""
         sandbox_id, next_shape, keep_s = told
         self.ahead.pop(sandbox_id, None)
         child = self.warm.pop(sandbox_id, None)
@@ -231,9 +231,8 @@ class Zygote:
         finally:
             for fd in images:
                 os.close(fd)
-        # Whether somebody got the one ahead, the host knows, and says what is to be buried.
-        read = not warm or offer is not None
-        self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=read)
+        # Whether somebody got one built ahead, the host knows, and says what is to be buried.
+        self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=True)
         try:
             child.let_go(shape)
         except OSError:
@@ -272,7 +271,7 @@ class Zygote:
         try:
             owned = self.sandboxes[child.pid]
             new = [d for d in shape["cgroup_dirs"] if d not in owned.directories]
-            owned.directories, owned.read = shape["cgroup_dirs"], True
+            owned.directories = shape["cgroup_dirs"]
             self.remember(shape)
             if new or shape["cgroup_values"] != child.values:
                 cgroups.make(new, shape["cgroup_values"])

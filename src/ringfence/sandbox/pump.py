@@ -279,15 +279,24 @@ def run_to_end(pump: Pump) -> ExecResult:
     Raises:
         SandboxLost: The sandbox went away, or no longer answers.
     """
+    result = run_for(pump, None)
+    assert result is not None
+    return result
+
+
+def run_for(pump: Pump, seconds: float | None) -> ExecResult | None:
+    """`run_to_end`, but for so long at most: None means that somebody is to go on with it."""
+    until = None if seconds is None else time.monotonic() + seconds
     poll = select.poll()
     registered: dict[int, int] = {}
     try:
         while True:
             _register(poll, registered, pump.wants)
-            timeout = None
-            if pump.deadline is not None:
-                timeout = max(0.0, pump.deadline - time.monotonic()) * 1000
-            events = poll.poll(timeout)
+            now = time.monotonic()
+            if until is not None and until <= now:
+                return None
+            ends = [each for each in (until, pump.deadline) if each is not None]
+            events = poll.poll(max(0.0, min(ends) - now) * 1000 if ends else None)
             if pump.deadline is not None and time.monotonic() >= pump.deadline:
                 pump.passed_deadline()
             # The end comes last: output that is ready is read first.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .config import PoolConfig
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+_LULL_S = 0.025  # without claims: then whoever came has had its first answers
 
 
 class Kept:
@@ -55,6 +56,7 @@ class Pool:
         self._thread: threading.Thread | None = None
         self._runs_in_background = False
         self._pause_s, self._not_before = 0.0, 0.0
+        self._calm_at = 0.0  # on the clock, when the last claim is a lull ago
         self.last_error = ""
         self.given_up: dict[str, str] = {}  # profiles that no backend builds ahead, and why
 
@@ -76,6 +78,7 @@ class Pool:
             for kept in self._shelf:
                 if kept.backend == backend and kept.warm.fits(spec):
                     self._shelf.remove(kept)
+                    self._calm_at = self._clock.now() + _LULL_S
                     self._changed.notify_all()
                     return kept
         return None
@@ -127,7 +130,7 @@ class Pool:
                     self._changed.wait(wait)
                 if self._closed:
                     return
-            self.tend()
+            self.tend(patient=True)
 
     def _idle_s(self) -> float:
         """Until there is something to do."""
@@ -136,24 +139,38 @@ class Pool:
         until_expiry = max(0.0, min(expiring, default=3600.0))
         if self._wanted() is None:
             return until_expiry
-        return min(until_expiry, max(0.0, self._not_before - now))
+        begin_at = self._not_before
+        if self._wanted(patient=True) is None:
+            begin_at = max(begin_at, self._calm_at)
+        return min(until_expiry, max(0.0, begin_at - now))
 
-    def _wanted(self) -> tuple[str, bool] | None:
-        """A profile of which one is missing, and whether it was ordered."""
+    def _wanted(self, *, patient: bool = False) -> tuple[str, bool] | None:
+        """A profile of which one is missing, and whether it was ordered.
+
+        Args:
+            patient: Nothing that can wait for a lull: who has just claimed one is about to use it, and
+                building the next would be in the way. Not once more than half of them are gone.
+        """
         if not self.config.enabled:
             return None
-        there = self._there()
+        there, least = self._there(), self.config.min_warm
+        if patient and self._clock.now() < self._calm_at:
+            least -= least // 2
         possible = [name for name in self.config.warm_profiles if name not in self.given_up]
         for profile in possible:
-            if there[profile] < self.config.min_warm:
+            if there[profile] < least:
                 return profile, False
         return next(((name, True) for name in possible if self._orders[name]), None)
 
-    def tend(self) -> None:
-        """Discard what is too old or dead, and make what is missing; returns when all is done."""
+    def tend(self, *, patient: bool = False) -> None:
+        """Discard what is too old or dead, and make what is missing; returns when all is done.
+
+        Args:
+            patient: What can wait for a lull is left for then.
+        """
         for kept in self._take_expired():
             self._discard(kept)
-        while (profile := self._begin()) is not None:
+        while (profile := self._begin(patient)) is not None:
             made: Kept | None = None
             try:
                 made = self._build(profile)
@@ -183,11 +200,11 @@ class Pool:
                 self._shelf.remove(kept)
             return over
 
-    def _begin(self) -> str | None:
+    def _begin(self, patient: bool) -> str | None:
         with self._changed:
             if self._closed or self._clock.now() < self._not_before:
                 return None
-            wanted = self._wanted()
+            wanted = self._wanted(patient=patient)
             if wanted is None:
                 return None
             profile, was_ordered = wanted

@@ -49,6 +49,11 @@ class Segments:
         """The offset after the last byte that is kept."""
         return self.spans[-1][1] if self.spans else 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file that is written to."""
+        return self._fd >= 0
+
     def begin(self, start: int) -> None:
         """Write a new file from here on, for what begins at `start`, which is not before `end`.
 

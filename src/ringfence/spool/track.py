@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import time
 
 from .reader import Reader
@@ -48,6 +49,9 @@ class Track:
         Raises:
             BlockingIOError: It has nothing now.
         """
+        # No file before the first byte: many a stream never has one.
+        if not self.segments.is_open and not _has_bytes(fd):
+            return 0
         if self._splices and (room := self._room()):
             try:
                 count = self.segments.splice(fd, min(room, _MOST))
@@ -170,3 +174,21 @@ class Track:
             while reader.offset < end and (piece := reader.next(end - reader.offset)):
                 pieces.append(piece.data[: max(0, end - piece.offset)])
         return b"".join(pieces)
+
+
+def _has_bytes(fd: int) -> bool:
+    """Whether a pipe or terminal has something now; False at its end.
+
+    It is asked, not read: what this process has read and not written is lost when it is killed.
+
+    Raises:
+        BlockingIOError: It may have later.
+        OSError: EBADF.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    for _, events in poll.poll(0):
+        if events & select.POLLNVAL:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return bool(events & select.POLLIN)
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

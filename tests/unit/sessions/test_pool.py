@@ -75,11 +75,30 @@ def test_it_fills_up_in_the_background_and_again_after_a_claim() -> None:
     kept = bench.pool.claim(SandboxSpec(), "fake")
 
     assert kept is not None
+    bench.clock.pass_by(1)
+    bench.pool.poke()
     assert until(lambda: 4 == len(bench.built))
     assert until(lambda: 3 == bench.pool.size)
     bench.pool.close()
     assert 3 == len(bench.discarded)
     assert kept not in bench.discarded
+
+
+def test_who_has_just_claimed_is_not_disturbed_until_half_of_them_are_gone() -> None:
+    bench = Bench(min_warm=4)
+    bench.pool.tend()
+
+    for left in (3, 2):
+        assert bench.pool.claim(SandboxSpec(), "fake") is not None
+        bench.pool.tend(patient=True)
+        assert left == bench.pool.size
+    bench.pool.claim(SandboxSpec(), "fake")
+    bench.pool.tend(patient=True)
+    assert 2 == bench.pool.size
+
+    bench.clock.pass_by(1)
+    bench.pool.tend(patient=True)
+    assert 4 == bench.pool.size
 
 
 def test_what_is_too_old_is_replaced() -> None:

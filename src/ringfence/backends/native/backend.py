@@ -7,7 +7,6 @@ import os
 from _thread import allocate_lock, start_new_thread
 
 from ...errors import InvalidRequest, LifecycleError, SandboxLost, Unsupported
-from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
@@ -149,10 +148,7 @@ class NativeBackend:
         ahead = None if image else self._burst.take(spec, kind_of(spec, profile), zygote)
         if ahead is not None:
             try:
-                sandbox = self._make(spec, profile, ahead.id, zygote, ahead)
-                if sandbox.control is not ahead.control:
-                    ahead.control.close()  # it got another one from the zygote
-                return sandbox
+                return self._make(spec, profile, ahead.id, zygote, ahead)
             except SandboxLost:
                 self._burst.end(ahead)  # it did not live to see this
                 zygote = self.zygote()
@@ -196,9 +192,9 @@ class NativeBackend:
             size = sizes.sizes(spec, here)
             group = self._plan_limits(plan, spec, size)
             directories = group.directories
-            verb = "claim" if warm else "create"
-            offer = warm.offer_for(plan) if isinstance(warm, Ahead) else None
-            sandbox = self._launch(verb, zygote, draft, plan, profile, size, group, offer)
+            sandbox = self._launch(warm, zygote, draft, plan, profile, size, group)
+            if warm is not None and sandbox.control is not warm.control:
+                warm.control.close()  # it got another one from the zygote
         except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
             zygote.clear_up(sandbox_id, directories, [])
@@ -229,23 +225,33 @@ class NativeBackend:
             first = self._take_host_ids()
             try:
                 draft = planner.Draft(bare, sandbox_id, identity.uid_of(spec.user), first)
-                group, pid, pidfd = self._build_ahead(draft, profile, zygote)
+                plan, group = self._plan_ahead(draft, profile, spec)
+                control, pid, pidfd = self._build_ahead(plan, zygote)
             except BaseException:
                 if first:
                     self.host_ids().give_back(first)
                 raise
-            made = warm.NativeWarm(self, sandbox_id, shape, first, group, pid, pidfd, zygote)
+            values = plan["cgroup_values"]
+            made = warm.NativeWarm(
+                self, sandbox_id, shape, first, group, pid, pidfd, zygote, control, values
+            )
             self._warm[sandbox_id] = made
             return made
         finally:
             self._making.discard(sandbox_id)
 
-    def _build_ahead(
-        self, draft: planner.Draft, profile: Profile, zygote: Zygote
-    ) -> tuple[cgroups.Group, int, int]:
+    def _plan_ahead(
+        self, draft: planner.Draft, profile: Profile, like: SandboxSpec
+    ) -> tuple[Plan, cgroups.Group]:
+        """The plan of nobody's sandbox, in cgroups with the limits that are asked for most likely."""
         plan = planner.make_plan(draft, host(), profile)
         group = self._plan_limits(plan, draft.spec, sizes.sizes(draft.spec, host()))
-        plan["cgroup_values"] = []  # the claim brings them
+        size = sizes.sizes(like, host())
+        plan["cgroup_values"] = group.values(draft.spec.limits, size.memory_bytes, size.pids)
+        return plan, group
+
+    def _build_ahead(self, plan: Plan, zygote: Zygote) -> tuple[wire.Socket, int, int]:
+        """Its control, and its PID 1 as pid and pidfd."""
         ours, theirs = wire.socketpair()
         try:
             try:
@@ -253,16 +259,15 @@ class NativeBackend:
             finally:
                 theirs.close()
             body, fds = answer(ours, _READY_S)
-        except Refused as exc:
-            from .refusals import error_of
-
-            raise error_of(exc) from exc
-        except SandboxLost:  # the zygote, too: it cannot clear up any more
-            launcher_cgroups.remove(group.directories)
-            raise
-        finally:
+        except BaseException as exc:
             ours.close()
-        return group, int(body), fds[0]
+            zygote.clear_up(plan["id"], plan["cgroup_dirs"], [])
+            if isinstance(exc, Refused):
+                from .refusals import error_of
+
+                raise error_of(exc) from exc
+            raise
+        return ours, int(body), fds[0]
 
     def claim(self, warm: NativeWarm, spec: SandboxSpec) -> NativeSandbox:
         """Bind everything in `spec` to a warm sandbox; when that fails, the sandbox has ended."""
@@ -285,7 +290,7 @@ class NativeBackend:
 
     def discarded(self, warm: NativeWarm) -> None:
         """Called by a warm sandbox that has ended."""
-        launcher_cgroups.remove(warm.group.directories)
+        warm.zygote.clear_up(warm.id, warm.group.directories, [])
         if warm.first_host_id:
             self.host_ids().give_back(warm.first_host_id)
         self._warm.pop(warm.id, None)
@@ -328,22 +333,23 @@ class NativeBackend:
 
     def _launch(
         self,
-        verb: str,
+        warm: NativeWarm | Ahead | None,
         zygote: Zygote,
         draft: planner.Draft,
         plan: Plan,
         profile: Profile,
         size: sizes.Sizes,
         group: cgroups.Group,
-        offer: wire.Socket | None,
     ) -> NativeSandbox:
-        shape = planner.shape_of(plan)
+        shape, verb = planner.shape_of(plan), "claim" if warm else "create"
+        is_straight = warm is not None and warm.takes(plan)
         plan["template"] = b""  # the zygote knows it
-        ours, theirs = (offer, None) if offer else wire.socketpair()
+        ours, theirs = (warm.control, None) if warm and is_straight else wire.socketpair()
         try:
             try:
                 send_plan(ours, plan)
-                kind = kind_of(draft.spec, profile)
+                is_pooled = warm is not None and not isinstance(warm, Ahead)
+                kind = None if is_pooled else kind_of(draft.spec, profile)
                 self._burst.tell(zygote, theirs, verb, shape, kind, draft)
             finally:
                 if theirs:

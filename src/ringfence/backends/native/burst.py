@@ -57,11 +57,19 @@ class Ahead:
         self.values: list[tuple[str, str]] = []
         self.until_s = time.monotonic() + KEEP_S
 
-    def offer_for(self, plan: Plan) -> wire.Socket | None:
-        """Where the plan can be given to it without the zygote, which opens mounts and sets limits."""
-        needs_zygote = plan["trees"] or plan["placeholders"]
-        same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (self.directories, self.values)
-        return self.control if same and not needs_zygote else None
+    def takes(self, plan: Plan) -> bool:
+        """See `takes_straight`."""
+        return takes_straight(plan, self.directories, self.values)
+
+
+def takes_straight(plan: Plan, directories: list[str], values: list[tuple[str, str]]) -> bool:
+    """Whether one built ahead needs nothing but its plan: the zygote opens mounts and sets limits.
+
+    Args:
+        directories, values: Its cgroups, and what is set in them.
+    """
+    same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (directories, values)
+    return same and not (plan["trees"] or plan["placeholders"])
 
 
 class Burst:
@@ -142,17 +150,21 @@ class Burst:
         reply: wire.Socket | None,
         verb: str,
         shape: Shape,
-        kind: Kind,
+        kind: Kind | None,
         draft: Draft,
     ) -> None:
         """Tell the zygote of one sandbox, and in a burst of the next one too.
 
         Args:
             reply: What the sandbox has at its end; None when it has that, and its plan, already.
+            kind: None for one from a pool: the next one comes from there, too.
 
         Raises:
             SandboxLost: The zygote is gone.
         """
+        if kind is None:
+            self._tell(zygote, reply, verb, shape, None, draft.fds, [])
+            return
         with self._lock:  # so that nobody asks for the next one before the zygote has heard of it
             now = time.monotonic()
             is_burst = self._last == (kind, zygote) and now - self._last_s < KEEP_S

@@ -16,13 +16,15 @@ from ...errors import ExecError
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import SandboxSpec
-from .burst import MOST_MOUNTS, kind_of
+from .burst import MOST_MOUNTS, kind_of, takes_straight
 from .profiles import profile_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...launcher import wire
+    from ...launcher.plan import Plan
     from ..local.cgroups import Group
     from .backend import NativeBackend
     from .burst import Kind
@@ -35,7 +37,12 @@ _DYING_MS = 5000
 
 
 class NativeWarm:
-    """See `WarmSandbox`."""
+    """See `WarmSandbox`.
+
+    Attributes:
+        control: Our end of the socket that it has at its other end.
+        values: What is set in its cgroups.
+    """
 
     def __init__(
         self,
@@ -47,7 +54,10 @@ class NativeWarm:
         pid: int,
         pidfd: int,
         zygote: Zygote,
+        control: wire.Socket,
+        values: list[tuple[str, str]],
     ) -> None:
+        self.control, self.values = control, values
         self.backend, self.id, self.shape = backend, sandbox_id, shape
         self.first_host_id, self.group = first_host_id, group
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
@@ -70,6 +80,10 @@ class NativeWarm:
         fits = len(spec.mounts) <= MOST_MOUNTS and spec.image is None
         return fits and shape_of(spec, self.backend.profiles) == self.shape
 
+    def takes(self, plan: Plan) -> bool:
+        """See `takes_straight`."""
+        return takes_straight(plan, self.group.directories, self.values)
+
     def claim(self, spec: SandboxSpec) -> NativeSandbox:
         """What `NativeBackend.provision` would have made, but for the id, which is this one's."""
         return self.backend.claim(self, spec)
@@ -86,10 +100,11 @@ class NativeWarm:
             if not self._has_ended(_DYING_MS):
                 raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
             self.close()
+            self.control.close()
             self.backend.discarded(self)
 
     def close(self) -> None:
-        """It is somebody's now: forget it, without ending it."""
+        """It is somebody's now, and so is its control: forget it, without ending it."""
         with self._lock:
             pidfd, self.pidfd = self.pidfd, -1
             os.close(pidfd)
