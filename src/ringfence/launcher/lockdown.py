@@ -27,11 +27,16 @@ def apply_rlimits(limits: list[tuple[int, int, int]]) -> None:
 def bound(shape: Shape) -> None:
     """Nothing that is ever executed here gains a capability; what the process itself has, it keeps."""
     if not shape["keep_capabilities"]:
-        privileges.empty_bounding_set()
+        privileges.empty_bounding_set(_of_root(shape))
+
+
+def _of_root(shape: Shape) -> int:
+    """The capabilities that this process keeps: none, unless it is root where root was to have some."""
+    return 0 if shape["uid"] else shape["root_capabilities"]
 
 
 def become_user(plan: Plan, uid: int, gid: int) -> None:
-    """Switch to the sandbox's ids for good, with every capability set empty.
+    """Switch to the sandbox's ids for good, with every capability set empty, but for root's own.
 
     Precondition: `bound`.
     """
@@ -40,11 +45,13 @@ def become_user(plan: Plan, uid: int, gid: int) -> None:
         privileges.prctl(privileges.PR_SET_SECUREBITS, 0x04)  # NO_SETUID_FIXUP: a control in tests
         os.setresuid(uid, uid, uid)
         return
-    privileges.lock_securebits()
+    kept = _of_root(plan)
+    if not kept:
+        privileges.lock_securebits()
     os.setresgid(gid, gid, gid)
     # NO_SETUID_FIXUP is locked on, so this keeps the capabilities; the next line empties them.
     os.setresuid(uid, uid, uid)
-    privileges.empty_capability_sets()
+    privileges.empty_capability_sets(kept)
 
 
 def seal(plan: Plan, *, with_parent: bool = True) -> None:

@@ -56,6 +56,7 @@ class Shape(TypedDict):
     )  # the root's own files, below a writable layer; None: the template makes them
     template: bytes  # marshal of (trees, steps): what every sandbox of this kind has
     keep_capabilities: bool
+    root_capabilities: int  # a mask: what uid 0 inside keeps, within its own user namespace
     forbid_user_namespaces: bool
     cgroup_dirs: list[str]  # directories made for this sandbox, v1: one a controller; v2: one
     cgroup_values: list[tuple[str, str]]  # file, value

@@ -40,8 +40,11 @@ def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
     return result
 
 
-def empty_bounding_set() -> None:
+def empty_bounding_set(keep: int = 0) -> None:
     """Drop every capability from the bounding and ambient sets.
+
+    Args:
+        keep: A mask of those that stay in the bounding set.
 
     Precondition: CAP_SETPCAP in the user namespace.
     Source: capabilities(7).
@@ -49,7 +52,7 @@ def empty_bounding_set() -> None:
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     capability = 0
     # Forty calls on the way of every start. EINVAL is one past the last that this kernel knows.
-    while _prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+    while keep >> capability & 1 or _prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     if cdata.get_errno() != errno.EINVAL or capability < _LEAST_KNOWN:
         raise_errno("prctl PR_CAPBSET_DROP", capability)
@@ -64,12 +67,17 @@ def lock_securebits() -> None:
     prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
 
 
-def empty_capability_sets() -> None:
+def empty_capability_sets(keep: int = 0) -> None:
     """Empty the effective, permitted and inheritable sets.
+
+    Args:
+        keep: A mask of those that stay effective and permitted.
 
     Source: capset(2).
     """
-    if _capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)) < 0:
+    low, high = keep & 0xFFFFFFFF, keep >> 32
+    sets = struct.pack("6I", low, low, 0, high, high, 0)
+    if _capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), sets) < 0:
         raise_errno("capset")
 
 

@@ -23,6 +23,7 @@ STRONG = "strong"
 TIERS = (LIGHT, STRONG)
 
 OS_HARDENED = "os_hardened"
+OWN_ROOT = "own_root"
 DEBUG = "debug"
 UNRESTRICTED = "unrestricted"
 
@@ -41,7 +42,7 @@ class SandboxSpec(Noun):
             working directory are the image's where this spec says nothing.
         secrets: Name to value; kept out of `repr`, of snapshots and of `to_json`.
         tier: `light` (kernel isolation) or `strong` (gVisor, microVM); never swapped silently.
-        profile: `os_hardened`, `debug`, `unrestricted` (by name each time, and reported)
+        profile: `os_hardened`, `own_root`, `debug`, `unrestricted` (by name each time, and reported)
             or a profile the backend was configured with.
         user: Default user of execs, by name or uid; None is the unprivileged `sandbox`.
         workdir: The session's root, where relative paths start; None is the home directory.

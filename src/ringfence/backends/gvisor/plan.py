@@ -10,8 +10,9 @@ from ...errors import InvalidRequest, Unsupported
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
-from ...model.spec import DEBUG, OS_HARDENED, STRONG, UNRESTRICTED, SandboxSpec
+from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import agent_code, identity, sources, template
+from ..local.accounts import check_profile
 from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, protect_mount
 from ..local.session import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     Steps = list[tuple[Any, ...]]
 
 NAME = "gvisor"
-PROFILES = (OS_HARDENED, DEBUG, UNRESTRICTED)
+PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
 _MIB = 1 << 20
 ROOTFS = "/bundle/rootfs"
 STATE = "/state"
@@ -128,6 +129,7 @@ def check(spec: SandboxSpec) -> None:
         raise InvalidRequest(
             f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {PROFILES}"
         )
+    check_profile(spec.profile, NAME)
     identity.uid_of(spec.user)
     check_network(spec)
     limits = ("io_bytes_per_s", "idle_timeout_s")
@@ -174,6 +176,8 @@ def make_plan(
     _preload(draft, statx.is_needed(runsc.released))
     draft.guest.append(("dir", _AGENT, 0o700, False))
     draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
+    if draft.spec.profile == OWN_ROOT and not draft.image:
+        draft.guest += template.for_accounts()
     if not host.trusted_root and not draft.image:
         # Without root all there belongs to the one id that there is: so it is read-only besides.
         draft.after.append(("protect", f"{ROOTFS}/etc"))

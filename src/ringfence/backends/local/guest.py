@@ -25,7 +25,7 @@ from ...model.exec import ExecRequest
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
-from . import identity
+from .accounts import Account, find
 from .answers import Refused, answer
 from .execs import LocalExec
 from .guest_files import GuestFiles
@@ -156,21 +156,21 @@ class GuestSandbox:
     # -- exec -------------------------------------------------------------------------------
 
     def start(self, request: ExecRequest) -> LocalExec:
-        uid = self._uid_of(request.user)
         with self._lock:
             self._require(State.RUNNING, "exec")
+        account = self._account(request.user)
         ours, theirs, inner, outer = open_channels(request)
         if request.pty is not None:
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             near.setblocking(False)
             inner, terminal = [far.detach()], near.detach()
             outer = (terminal, terminal, None)
-        environment = {**self._environment, **request.env}
+        environment = {**self._environment, **account.env, **request.env}
         if request.pty is not None:
             environment.setdefault("TERM", "xterm-256color")
         cwd = os.path.join(self.root, request.cwd) if request.cwd else self.root
         timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
-        rest = (list(request.argv), environment, cwd, timeout, request.pty, uid)
+        rest = (list(request.argv), environment, cwd, timeout, request.pty, account.uid)
         with self._order:
             self._numbers += 1
             number = self._numbers
@@ -188,20 +188,20 @@ class GuestSandbox:
                     os.close(fd)
         return run
 
-    def _uid_of(self, user: str | None) -> int:
-        """The inside uid of one exec.
+    def _account(self, user: str | None) -> Account:
+        """Who one exec runs as.
 
         Raises:
             InvalidRequest: No such user.
             Unsupported: Processes cannot be that user's.
         """
         if user is None:
-            return self.uid
-        uid = identity.uid_of(user)
-        if self._may_be(uid):
-            return uid
+            return Account(self.uid, {})
+        account = find(self.files, user)
+        if self._may_be(account.uid):
+            return account
         raise Unsupported(
-            f"uid {uid} is not mapped in this sandbox",
+            f"uid {account.uid} is not mapped in this sandbox",
             backend=self.backend.name,
             operation="exec as another user",
             field="user",

@@ -188,6 +188,19 @@ def _etc_files(uid: int) -> Steps:
     return [("file", f"/etc/{name}", text.encode(), 0o644) for name, text in files.items()]
 
 
+def for_accounts() -> Steps:
+    """What the programs that add and remove users want of /etc: root may, and nobody else."""
+    pam = (
+        "auth sufficient pam_rootok.so\nauth required pam_deny.so\naccount required pam_permit.so\n"
+    )
+    pam += "password required pam_deny.so\nsession required pam_permit.so\n"
+    return [
+        ("dir", "/etc/skel", 0o755, False),
+        ("dir", "/etc/pam.d", 0o755, False),
+        ("file", "/etc/pam.d/other", pam.encode(), 0o644),
+    ]
+
+
 def shown() -> list[tuple[str, str, int]]:
     """Host paths that the template shows: source, target, mount attributes."""
     found = [("/usr", "/usr", READ_ONLY)]

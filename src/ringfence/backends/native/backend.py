@@ -10,6 +10,7 @@ from ...errors import InvalidRequest, LifecycleError, SandboxLost, Unsupported
 from ...launcher import wire
 from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
+from ..local.accounts import check_profile
 from ..local.answers import Refused, answer
 from ..local.host import Host, host, out_of_files
 from ..local.network import refused_by_kernel
@@ -136,6 +137,7 @@ class NativeBackend:
         planner.check(spec)
         identity.uid_of(spec.user)
         profile = profile_named(spec.profile, self.profiles)
+        check_profile(spec.profile, NAME)
         if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
             planner.require_allowed(
                 spec, "landlock", "this kernel has no usable Landlock", "profile"

@@ -130,6 +130,9 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         draft.writable += draft.image.directories()
     if draft.trusted:
         draft.steps += draft.trusted.steps
+    if profile.root_capabilities:
+        draft.writable.append("/etc")
+        draft.steps += [] if draft.image else template.for_accounts()
     isolated = not spec.network.is_unrestricted
     if not isolated:
         from ..local import names
@@ -248,6 +251,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         if draft.image
         else template.packed(draft.uid, python_env=spec.python_env),
         "keep_capabilities": not profile.drop_capabilities,
+        "root_capabilities": profile.root_capabilities,
         "forbid_user_namespaces": profile.forbid_user_namespaces,
         "trees": draft.trees,
         "steps": draft.steps,
@@ -298,6 +302,7 @@ _SHAPE = (
     "image",
     "template",
     "keep_capabilities",
+    "root_capabilities",
     "forbid_user_namespaces",
     "cgroup_dirs",
     "cgroup_values",

@@ -84,9 +84,14 @@ def _host_identity(seen: Inspection) -> Protection:
 
 
 def _capabilities(seen: Inspection) -> Protection:
-    kept = [name for name in _CAPABILITY_SETS if int(seen.status[name], 16)]
+    of_root = seen.sandbox.profile.root_capabilities
+    own = {} if seen.sandbox.uid else dict.fromkeys(("CapPrm", "CapEff", "CapBnd"), of_root)
+    kept = [n for n in _CAPABILITY_SETS if int(seen.status[n], 16) & ~own.get(n, 0)]
     if kept:
         return Protection("capabilities", MISSING, f"not empty: {', '.join(kept)}")
+    if of_root:
+        why = f"root inside has rights ({of_root:#x}) over the sandbox's own users and files"
+        return Protection("capabilities", DEGRADED, why, _profile_fix(seen))
     return Protection("capabilities", ENFORCED, "all five sets are empty")
 
 

@@ -173,26 +173,34 @@ class NativeSandbox:
         """See `BackendSandbox`; `label` is what a later process will know the exec by."""
         with self._lock:
             self._require(State.RUNNING, "exec")
-        control, uid = self.control, None
-        if request.user is not None and identity.uid_of(request.user) != self.uid:
+        control, uid, own = self.control, self.uid, {}
+        if request.user is not None:
+            from ..local import accounts
+
+            account = accounts.find(self.files, request.user)
+            uid, own = account.uid, account.env
+        if uid != self.uid:
             from .users import control_of
 
-            uid = identity.uid_of(request.user)
             with self._lock:
-                control = control_of(self, request.user)
-        return self._start(request, control, uid, label)
+                control = control_of(self, uid)
+        return self._start(request, control, uid, own, label)
 
     def _start(
-        self, request: ExecRequest, control: wire.Socket, other: int | None, label: str
+        self,
+        request: ExecRequest,
+        control: wire.Socket,
+        uid: int,
+        own: Mapping[str, str],
+        label: str,
     ) -> LocalExec:
         ours, theirs, inner, outer = open_channels(request)
         if self.first_host_id:
             # A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout.
-            uid = self.uid if request.user is None else identity.uid_of(request.user)
             owner = identity.host_id(self.first_host_id, uid)
             for fd in inner:
                 os.fchown(fd, owner, owner)
-        environment = {**self._environment, **request.env}
+        environment = {**self._environment, **own, **request.env}
         if request.pty is not None:
             environment.setdefault("TERM", "xterm-256color")
         cwd = self.working_directory(request.cwd)
@@ -205,7 +213,8 @@ class NativeSandbox:
             run = LocalExec(
                 self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd
             )
-            run.uid, run.label, run.is_terminal = other, label, request.pty is not None
+            run.uid = uid if uid != self.uid else None
+            run.label, run.is_terminal = label, request.pty is not None
             self.runs[number] = run
             try:
                 self.backend.keep_exec(self, run)

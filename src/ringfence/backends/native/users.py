@@ -12,16 +12,12 @@ if TYPE_CHECKING:
     from .sandbox import NativeSandbox
 
 
-def control_of(sandbox: NativeSandbox, user: str) -> wire.Socket:
-    """The control socket of PID 1, or of an agent of `user`, started on first use.
+def control_of(sandbox: NativeSandbox, uid: int) -> wire.Socket:
+    """The control socket of an agent of another user than the sandbox's, started on first use.
 
     Raises:
-        InvalidRequest: No such user.
         Unsupported: Without root there is only one user inside.
     """
-    uid = identity.uid_of(user)
-    if uid == sandbox.uid:
-        return sandbox.control
     if not is_trusted_root():
         raise Unsupported(
             f"a sandbox made by an ordinary user has one user inside, uid {sandbox.uid}",
