@@ -250,13 +250,15 @@ def test_what_was_done_and_refused_is_written_down(daemon: Daemon, client: httpx
     sandbox_id = client.post("/v1/sandboxes", json={}).json()["id"]
     client.delete(f"/v1/sandboxes/{sandbox_id}")
     forged = 'x"\n{"status":200}'
+    for path in (sandbox_id.replace("0", "1"), "%2e%2e", f"{sandbox_id}/files/stat?path=none"):
+        client.get(f"/v1/sandboxes/{path}")
     httpx.get(f"{daemon.tcp}/v1/{'%0a%22'}", headers={"authorization": "Bearer no"})
     httpx.get(f"{daemon.tcp}/v1/info", headers={"x-request-id": forged.replace("\n", " ")})
 
     lines = [json.loads(line) for line in (daemon.state_dir / "audit.log").read_text().splitlines()]
     assert sandbox_id in [each.get("made") for each in lines]
     assert ("DELETE", f"/v1/sandboxes/{sandbox_id}") in [(e["method"], e["path"]) for e in lines]
-    assert [401, 401] == [each["status"] for each in lines[-2:]]
+    assert [404, 422, 401, 401] == [each["status"] for each in lines[-4:]]
     assert '/v1/\n"' == lines[-2]["path"]
     assert 0o600 == (daemon.state_dir / "audit.log").stat().st_mode & 0o777
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LARGEST = 64 << 20
+_REFUSED = (401, 403, 429)
+_REFUSED_OR_NOT_THERE = (400, 404, 422, *_REFUSED)
 _QUIET = ("GET", "HEAD", "OPTIONS")
 
 
@@ -27,9 +29,13 @@ class Audit:
         self.lost = 0
 
     @staticmethod
-    def is_of_interest(method: str, status: int) -> bool:
-        """Whether a request belongs here."""
-        return method not in _QUIET or status in (401, 403, 429)
+    def is_of_interest(method: str, status: int, path: str) -> bool:
+        """Whether a request belongs here.
+
+        An id that is not there may be another client's; a file of a sandbox that is not there is nothing.
+        """
+        refused = _REFUSED if "/files/" in path else _REFUSED_OR_NOT_THERE
+        return method not in _QUIET or status in refused
 
     def write(self, **facts: Any) -> None:
         """One line. JSON escapes whatever a client chose: nobody can forge another line."""

@@ -187,7 +187,8 @@ class _Passing:
     def write_down(self) -> None:
         """Into the audit log, where it changed something or was refused: once, and before it is told."""
         method, status = self._scope.get("method", "WEBSOCKET"), self._status
-        if self._is_written or not self._service.audit.is_of_interest(method, status):
+        of_interest = self._service.audit.is_of_interest
+        if self._is_written or not of_interest(method, status, self._scope["path"]):
             return
         self._is_written = True
         self._service.audit.write(**self._facts())

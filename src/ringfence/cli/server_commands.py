@@ -240,7 +240,7 @@ POOL = Command(
     words="set",
     details="""\
 Without `set`, how it goes. NAME is enabled, min_warm, max_warm, warm_ttl_s or warm_profiles; VALUE
-is JSON, or a word. A change holds until the server ends; for admins.""",
+is JSON, or a word. A change holds over a restart; for admins.""",
     examples=(
         ("how it goes", "ringfence pool"),
         ("more", "ringfence pool set min_warm=4 max_warm=20"),
