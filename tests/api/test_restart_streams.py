@@ -80,3 +80,34 @@ def test_what_did_not_outlive_its_daemon_is_lost(start_daemon: StartDaemon, tmp_
         view["status"],
     )
     assert (b"heard\n", "true") == (output.content, output.headers["x-ringfence-end"])
+
+
+def test_of_a_terminal_no_byte_is_lost_or_twice(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Killed while it writes, again and again: what was on its way arrives under the next daemon."""
+    script = "stty -opost; i=0; while [ $i -lt 60000 ]; do echo line $i; i=$((i+1)); done; read x"
+    daemon = start_daemon(state_dir=tmp_path / "s")
+    with daemon.client() as client:
+        sandbox = Sandbox(client, client.post("/v1/sandboxes", json={}).json()["id"])
+        terminal = sandbox.start(script, tty=True)
+    url = f"{sandbox.base}/{terminal}/output?stream=stdout"
+    for part in (1_000, 200_000):
+        with daemon.client() as client, client.stream("GET", f"{url}&follow=true") as response:
+            count = 0
+            for chunk in response.iter_raw():
+                count += len(chunk)
+                if count > part:
+                    break
+            daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(30)
+        daemon = start_daemon(state_dir=tmp_path / "s")
+
+    wanted = b"".join(b"line %d\n" % i for i in range(60_000))
+    with daemon.client() as client:
+        got = b""
+        with client.stream("GET", f"{url}&follow=true") as response:
+            for chunk in response.iter_raw():
+                got += chunk
+                if len(got) >= len(wanted):
+                    break
+        client.delete(f"/v1/sandboxes/{sandbox.id}")
+    assert wanted == got

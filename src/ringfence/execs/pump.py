@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+
 from ..model.exec import ExecResult
 from ..sandbox.pump import Pump
 from ..spool.order import ERR, OUT
@@ -15,16 +19,48 @@ if TYPE_CHECKING:
     from ..model.limits import Limits
     from ..spool.spool import Spool
 
+_MOST = 1 << 16
+_SPLICE_F_NONBLOCK = 2  # include/linux/splice.h
+
 
 class SpoolSink:
-    """One stream of a spool, as a pump knows it."""
+    """One stream of a spool, as a pump knows it.
 
-    def __init__(self, spool: Spool, stream: int) -> None:
-        self._spool, self._stream = spool, stream
+    Args:
+        ferry: A pipe, reading end first, that outlives this process as the descriptor does. A terminal
+            cannot be spliced to a file, only to a pipe: through it no byte is ever in our memory alone.
+    """
+
+    def __init__(self, spool: Spool, stream: int, ferry: tuple[int, int] | None = None) -> None:
+        self._spool, self._stream, self._ferry = spool, stream, ferry
+        self._land()  # what was on its way when the process before us was killed
 
     def take(self, fd: int) -> int:
         """What the descriptor has now goes to disk."""
-        return self._spool.take(self._stream, fd)
+        if self._ferry is None:
+            return self._spool.take(self._stream, fd)
+        try:
+            count = os.splice(fd, self._ferry[1], _MOST, flags=_SPLICE_F_NONBLOCK)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            if (
+                exc.errno == errno.EINVAL
+            ):  # a kernel whose terminals cannot be spliced: read and write
+                self._ferry = None
+                return self.take(fd)
+            if exc.errno != errno.EIO:
+                raise
+            count = 0  # its other side is closed
+        if not count:
+            self._spool.close(self._stream)
+        self._land()
+        return count
+
+    def _land(self) -> None:
+        with suppress(BlockingIOError):
+            while self._ferry is not None:
+                self._spool.take(self._stream, self._ferry[0])
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -48,7 +84,8 @@ class SpooledPump(Pump):
         spool: Spool,
         ended: Callable[[ExecStatus, bool], bool],
     ) -> None:
-        sinks = (SpoolSink(spool, OUT), SpoolSink(spool, ERR))
+        ferry: tuple[int, int] | None = getattr(run, "ferry", None)
+        sinks = (SpoolSink(spool, OUT, ferry), SpoolSink(spool, ERR))
         super().__init__(run, request, limits, sinks=sinks)
         self._spool, self._ended = spool, ended
 

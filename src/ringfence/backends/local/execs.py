@@ -107,6 +107,8 @@ class LocalExec:
         self.uid: int | None = None  # of another user than the sandbox's own
         self.label = ""
         self.is_terminal = False
+        # A pipe that a terminal's output may pass through: what is in it is kept as the terminal is.
+        self.ferry: tuple[int, int] | None = None
         self.keep: Callable[[LocalExec], None] = _keep_nothing
         self.let_go: Callable[[LocalExec], None] = _keep_nothing
         # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
@@ -127,6 +129,8 @@ class LocalExec:
         if data == b"T" and fds:
             self.stdin = self.stdout = fds[0]
             os.set_blocking(fds[0], False)
+            if self.keep is not _keep_nothing:
+                self.ferry = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self.keep(self)
             os.close(wire.receive_raw(self._reply)[1][0])
             return
@@ -327,8 +331,8 @@ class LocalExec:
 
     def close(self) -> None:
         """Close the streams. The process is not touched."""
-        streams = {self.stdin, self.stdout, self.stderr} - {None}
-        self.stdin = self.stdout = self.stderr = None
+        streams = {self.stdin, self.stdout, self.stderr, *(self.ferry or ())} - {None}
+        self.stdin = self.stdout = self.stderr = self.ferry = None
         for fd in streams:
             os.close(fd)  # type: ignore[arg-type]
         with self._lock:

@@ -101,7 +101,7 @@ def exec_item(run: LocalExec) -> Item:
     fds = list(dict.fromkeys(fd for fd in streams if fd is not None))
     places = [fds.index(fd) if fd is not None else -1 for fd in streams]
     note = (run.number, run.uid, run.label, places, run.is_terminal, *run.facts)
-    return Item(run.home_id, f"{EXEC}{run.number}", note, [run.done, *fds])
+    return Item(run.home_id, f"{EXEC}{run.number}", note, [run.done, *fds, *(run.ferry or ())])
 
 
 # -- taking back ---------------------------------------------------------------------------------
@@ -206,6 +206,9 @@ def _exec_from(sandbox: NativeSandbox, item: Item) -> LocalExec:
         cwd,
     )
     run.uid, run.label, run.is_terminal, run.started = uid, label, is_terminal, started
+    match fds[max(places) + 1 :]:
+        case [reading, writing]:
+            run.ferry = reading, writing
     if run.is_forsaken():
         run.fail(SandboxLost("it was not started: the daemon was killed just before"))
     elif is_terminal and stdout is None:
