@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from _thread import RLock, allocate_lock
+from _thread import RLock
 
 from ...errors import ExecError, LifecycleError, Unsupported
 from ...launcher import wire
@@ -14,6 +14,7 @@ from ..local import identity, journal
 from ..local.answers import Refused
 from ..local.guest import GuestSandbox
 from ..local.host import host
+from ..local.sandbox import InCgroup
 from . import plan as planning
 
 TYPE_CHECKING = False
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .runsc import Runsc
 
 
-class GvisorSandbox(GuestSandbox):
+class GvisorSandbox(InCgroup, GuestSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
@@ -61,7 +62,6 @@ class GvisorSandbox(GuestSandbox):
         self.protected, self.note = draft.protected, draft.note
         self.pid, self.keeper = pid, keeper
         self.errors, self.program = errors, program
-        self._hurry_lock, self._hurries = allocate_lock(), 0
         self.has_network = not draft.spec.network.is_none  # as gVisor was told, for good
 
     def protections(self) -> tuple[Protection, ...]:
@@ -92,20 +92,6 @@ class GvisorSandbox(GuestSandbox):
         if self.spec.limits.cpus and not self.group.holds_cpus:
             names.append("cpu_limit")
         return tuple(names)
-
-    def hurry(self, on: bool) -> None:
-        """Something is being killed, which the processor limit must not slow down; or is no more."""
-        with self._hurry_lock:
-            self._hurries += 1 if on else -1
-            if self._hurries != (1 if on else 0):
-                return  # something else is being killed as well
-            try:
-                self.group.hurry(on)
-            except OSError:
-                pass  # the cgroup is gone: everything in it is dead
-
-    def oom_kills(self) -> int | None:
-        return self.group.oom_kills()
 
     def _may_be(self, uid: int) -> bool:
         return uid == self.uid or (
@@ -145,16 +131,6 @@ class GvisorSandbox(GuestSandbox):
     def stand_still(self) -> StandStill:
         """For a moment in which nothing inside may change."""
         return StandStill(self, self._lock)
-
-    def _end(self, was_suspended: bool) -> None:
-        self.hurry(True)
-        super()._end(was_suspended)
-        if was_suspended and self.group.can_freeze:
-            # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
-            try:
-                self.group.thaw()
-            except OSError:
-                pass
 
     def _let_go(self) -> None:
         closing, self.errors = self.errors, -1

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import socket
 import time
-from _thread import RLock, allocate_lock
 from dataclasses import replace
 
 from ...errors import (
     ConnectError,
-    ExecError,
     InvalidRequest,
     LifecycleError,
     NetworkPolicyError,
@@ -22,15 +18,15 @@ from ...errors import (
 from ...launcher import wire
 from ...model import checks
 from ...model.exec import ExecRequest
-from ...model.session import ResolvedMount, Session
-from ...model.state import State, check_transition
+from ...model.session import ResolvedMount
+from ...model.state import State
 from ...model.stats import SandboxStats
 from .accounts import Account, find
 from .answers import Refused, answer
 from .execs import LocalExec
 from .guest_files import GuestFiles
-from .host import out_of_files
-from .session import environment, session_root
+from .sandbox import LocalSandbox
+from .session import environment
 from .streams import open_channels, reset_on_close
 
 TYPE_CHECKING = False
@@ -62,7 +58,7 @@ _ASK_S, _DIAL_S = 30.0, 10.0
 _DYING_MS = 30_000
 
 
-class GuestSandbox:
+class GuestSandbox(LocalSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Args:
@@ -74,6 +70,7 @@ class GuestSandbox:
         can_suspend: Whether there is a `_freeze` that can stop all of it.
     """
 
+    backend: Owner
     can_suspend = True
 
     def __init__(
@@ -87,19 +84,12 @@ class GuestSandbox:
         pidfd: int,
         last_number: int = 0,
     ) -> None:
-        self.backend, self.spec, self.id, self.uid = backend, spec, sandbox_id, uid
-        self.mounts, self.control, self.pidfd = mounts, control, pidfd
-        self.root = session_root(spec)
+        super().__init__(backend, spec, sandbox_id, mounts, control, pidfd)
+        self.uid = uid
         self.files = GuestFiles(self)
-        self._lock = RLock()
-        self._send_lock, self._order = allocate_lock(), allocate_lock()
-        self._fds_lock = allocate_lock()
-        self._state = State.PROVISIONED
         self._created = time.monotonic()
         self._numbers = self._execs_before = last_number
         self._live: dict[int, LocalExec] = {}
-        self._last_stats: SandboxStats | None = None
-        self.last_protections: tuple[Protection, ...] = ()
         self._environment = environment(spec, {})
         self.network: SandboxNetwork | None = None
 
@@ -114,17 +104,6 @@ class GuestSandbox:
             raise
 
     # -- describing -------------------------------------------------------------------------
-
-    @property
-    def session(self) -> Session:
-        labels = {**self.spec.labels, "profile": self.spec.profile, "tier": self.spec.tier}
-        return Session(self.id, self.backend.name, self.state, tuple(self.mounts), labels)
-
-    @property
-    def state(self) -> State:
-        if self._state is not State.TERMINATED and self._is_gone():
-            self.terminate()
-        return self._state
 
     def stats(self) -> SandboxStats:
         with self._lock:
@@ -142,13 +121,6 @@ class GuestSandbox:
     def granted(self) -> SandboxCapabilities:
         raise NotImplementedError
 
-    def hurry(self, on: bool) -> None:
-        """Something is being killed, which no processor limit must slow down; or is no more."""
-
-    def oom_kills(self) -> int | None:
-        """How often the host killed something inside for lack of memory; None where nobody counts."""
-        return None
-
     @property
     def _execs(self) -> int:
         return self._numbers - self._execs_before
@@ -165,12 +137,8 @@ class GuestSandbox:
             near.setblocking(False)
             inner, terminal = [far.detach()], near.detach()
             outer = (terminal, terminal, None)
-        environment = {**self._environment, **account.env, **request.env}
-        if request.pty is not None:
-            environment.setdefault("TERM", "xterm-256color")
-        cwd = os.path.join(self.root, request.cwd) if request.cwd else self.root
-        timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
-        rest = (list(request.argv), environment, cwd, timeout, request.pty, account.uid)
+        rest = (*self.as_asked(request, account.env), account.uid)
+        cwd = self.working_directory(request.cwd)
         with self._order:
             self._numbers += 1
             number = self._numbers
@@ -215,125 +183,11 @@ class GuestSandbox:
         """The exec has ended or is no longer watched."""
         self._live.pop(run.number, None)
 
-    # -- asking the agent -------------------------------------------------------------------
-
-    def send(self, message: object, fds: list[int]) -> None:
-        """One request that is answered on the first of `fds`, if at all."""
-        try:
-            with self._send_lock:
-                wire.send(self.control, message, fds)
-        except OSError as exc:
-            if problem := out_of_files(exc):
-                raise problem from exc
-            raise self.lost_error() from exc
-
-    def ask(
-        self,
-        verb: str,
-        *args: object,
-        timeout_s: float = _ASK_S,
-        control: wire.Socket | None = None,
-    ) -> tuple[bytes, list[int]]:
-        """One request to the agent.
-
-        Raises:
-            Refused: As the guest's kernel told the agent.
-            SandboxLost: It is gone.
-        """
-        del control  # there is one agent
-        reply = self.request(verb, args)
-        try:
-            return answer(reply, timeout_s)
-        except SandboxLost:
-            raise self.lost_error() from None
-        finally:
-            reply.close()
-
-    def request(
-        self, verb: str, args: tuple[object, ...], fds: tuple[int, ...] = ()
-    ) -> wire.Socket:
-        """One request whose answers the caller reads from the socket, and then closes it."""
-        ours, theirs = wire.socketpair()
-        try:
-            self.send((verb, *args), [theirs.fileno(), *fds])
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return ours
-
-    def require_awake(self) -> None:
-        """Raises LifecycleError unless something inside can answer."""
-        with self._lock:
-            if self._state is State.SUSPENDED:
-                raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
-            if self._state is State.TERMINATED:
-                raise LifecycleError("the sandbox is terminated")
-
-    def lost_error(self) -> SandboxLost | LifecycleError:
-        """Why nothing more can be learnt from this sandbox."""
-        if self._state is State.TERMINATED:
-            return SandboxLost("the sandbox was terminated under it")
-        why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
-        return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
-
-    def _is_gone(self) -> bool:
-        with self._fds_lock:
-            if self.pidfd < 0:
-                return True
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            return bool(poll.poll(0))
-
-    def borrow_pidfd(self) -> int:
-        """A pidfd of the hull's PID 1, the caller's to close.
-
-        Raises:
-            SandboxLost: It is gone.
-        """
-        with self._fds_lock:
-            if self.pidfd < 0:
-                raise self.lost_error()
-            return os.dup(self.pidfd)
-
     # -- life -------------------------------------------------------------------------------
 
-    def _require(self, then: State, verb: str) -> None:
-        if self.state is State.TERMINATED:
-            raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
-        if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
-            raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
-        self._state = check_transition(self._state, then)
-
-    def suspend(self) -> None:
-        with self._lock:
-            if self._state is State.SUSPENDED:
-                return
-            if self.state is State.TERMINATED:
-                raise LifecycleError("suspend: the sandbox is terminated")
-            self._freeze(True)
-            self._state = check_transition(self._state, State.SUSPENDED)
-
-    @property
-    def paused(self) -> bool:
-        """Whether it is suspended."""
-        return self._state is State.SUSPENDED
-
-    def awake(self) -> Awake:
-        """For a moment in which the agent must answer although the sandbox is suspended."""
-        return Awake(self, self._lock)
-
-    def resume(self) -> None:
-        with self._lock:
-            if self.state is State.TERMINATED:
-                raise LifecycleError("resume: the sandbox is terminated")
-            if self._state is not State.SUSPENDED:
-                if not self.can_suspend:
-                    self._freeze(False)  # says so
-                return
-            self._freeze(False)
-            self._state = State.RUNNING
+    def _resume_awake(self) -> None:
+        if not self.can_suspend:
+            self._freeze(False)  # says so
 
     def _freeze(self, frozen: bool) -> None:
         del frozen
@@ -343,32 +197,9 @@ class GuestSandbox:
             operation="suspend",
         )
 
-    def terminate(self) -> None:
-        with self._lock:
-            if self._state is State.TERMINATED:
-                return
-            was_suspended = self._state is State.SUSPENDED
-            if not self._is_gone():
-                self._remember_stats()
-            self._state = State.TERMINATED
-            self._end(was_suspended)
-            self._wait_until_empty()
-            self._release()
-
-    def _end(self, was_suspended: bool) -> None:
-        """Kill PID 1, and with it its namespace."""
-        del was_suspended
-        try:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    def end_unwatched(self) -> None:
-        """The agent is gone without a word, and nobody could end in time what it watched."""
-        try:
-            self.terminate()
-        except ExecError:
-            pass  # reported by the next call
+    def _about_to_end(self) -> None:
+        if not self._is_gone():
+            self._remember_stats()
 
     def _remember_stats(self) -> None:
         """Counters vanish with the cgroup: keep them, so that killed runs are still accounted."""
@@ -376,16 +207,6 @@ class GuestSandbox:
             self._last_stats = self._read_stats(State.TERMINATED)
         except (OSError, SandboxLost):
             pass
-
-    def _wait_until_empty(self) -> None:
-        """A PID namespace's PID 1 ends only when all the others have: then every process is gone."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if not poll.poll(_DYING_MS):
-            raise ExecError(
-                "a process of the sandbox does not die (uninterruptible sleep?)",
-                hint="its user ids and cgroup stay reserved until it does",
-            )
 
     def _release(self) -> None:
         with self._send_lock:
@@ -482,23 +303,3 @@ class GuestExec(LocalExec):
         if self.stdout is None or self.stderr is not None:
             raise InvalidRequest("this exec has no terminal", field="pty")
         self._sandbox.ask("resize", self.number, rows, cols)
-
-
-class Awake:
-    """Thawed while in the `with` block; nobody else changes the sandbox's state meanwhile."""
-
-    def __init__(self, sandbox: GuestSandbox, lock: RLock) -> None:
-        self._sandbox, self._lock, self._frozen = sandbox, lock, False
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._frozen = self._sandbox.paused
-        if self._frozen:
-            self._sandbox._freeze(False)
-
-    def __exit__(self, *_exc: object) -> None:
-        try:
-            if self._frozen and self._sandbox.paused:
-                self._sandbox._freeze(True)
-        finally:
-            self._lock.release()

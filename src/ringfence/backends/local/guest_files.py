@@ -1,4 +1,4 @@
-"""Files of a gVisor sandbox: pipes of ours that the agent copies to and from, as the sandbox's user."""
+"""Files of a sandbox with an agent inside: pipes of ours that it copies to and from, as the sandbox's user."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 import os
 
 from ...errors import FileError, SandboxLost, file_error
-from ...model.files import DIRECTORY, FileInfo
+from ...model.files import FileInfo
 from .answers import Refused, answer
-from .fileinfo import absolute, describe
+from .files import LocalFiles, described
 from .streams import grow
 
 TYPE_CHECKING = False
@@ -27,10 +27,11 @@ _OPEN_S = 30.0
 _BUFFER = 1 << 18
 
 
-class GuestFiles:
+class GuestFiles(LocalFiles):
     """See `BackendFiles`."""
 
     def __init__(self, sandbox: GuestSandbox) -> None:
+        super().__init__(sandbox)
         self._sandbox = sandbox
 
     def open_read(self, path: str) -> BinaryIO:
@@ -58,31 +59,14 @@ class GuestFiles:
             self._answered(self._sandbox.request("list", (base,), (body,)), base)
             with open(body, "rb", closefd=False) as file:
                 file.seek(0)
-                words = file.read().split(b"\0")[:-1]
+                said = file.read().split(b"\0")[:-1]
         finally:
             os.close(body)
         found = [
-            _info(f"{base.rstrip('/')}/{name}", name, described)
-            for name, described in zip(map(os.fsdecode, words[::2]), words[1::2], strict=True)
+            described(f"{base.rstrip('/')}/{name}", name, words)
+            for name, words in zip(map(os.fsdecode, said[::2]), said[1::2], strict=True)
         ]
         return sorted(found, key=lambda info: info.name)
-
-    def stat(self, path: str) -> FileInfo:
-        where = self._absolute(path)
-        return _info(where, os.path.basename(where), self._ask(where, "stat", where))
-
-    def make_dir(self, path: str, *, parents: bool = True) -> None:
-        where = self._absolute(path)
-        self._ask(where, "mkdir", where, parents)
-
-    def remove(self, path: str, *, recursive: bool = False) -> None:
-        where = self._absolute(path)
-        if where == "/":
-            raise FileError("the root cannot be removed", path=path)
-        if recursive and self.stat(where).kind == DIRECTORY:
-            self._ask(where, "tree", "remove", [where], timeout_s=None)
-            return
-        self._ask(where, "remove", where)
 
     def move(self, src: str, dst: str) -> None:
         source, target = self._absolute(src), self._absolute(dst)
@@ -93,20 +77,10 @@ class GuestFiles:
                 raise
             self._ask(source, "tree", "move", [source, target], timeout_s=None)
 
-    def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
-        from .guest_trees import upload
-
-        upload(self._sandbox, local, self._absolute(remote), progress)
-
-    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
-        from .guest_trees import download
-
-        download(self._sandbox, self._absolute(remote), local, progress)
-
     # -- inner ------------------------------------------------------------------------------
 
-    def _absolute(self, path: str) -> str:
-        return absolute(self._sandbox.root, path)
+    def _remove_tree(self, path: str) -> None:
+        self._ask(path, "tree", "remove", [path], timeout_s=None)
 
     def _ask(self, path: str, verb: str, *args: object, timeout_s: float | None = _OPEN_S) -> bytes:
         self._sandbox.require_awake()
@@ -216,8 +190,3 @@ class _Writing(_Stream):
 
     def _end(self) -> None:
         self._outcome()
-
-
-def _info(path: str, name: str, described: bytes) -> FileInfo:
-    mode, size, mtime_ns, link = described.split(b" ", 3)
-    return describe(path, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))

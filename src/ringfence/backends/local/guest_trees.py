@@ -1,69 +1,18 @@
-"""Trees in and out of a gVisor sandbox: tar streams between this process and a helper inside."""
+"""A helper that an agent inside starts, at the other end of a pipe."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 
-from ...client import unpack
-from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
-from ...model.files import FILE
+from ...errors import IoError, SandboxLost, file_error
 from ...model.state import State
 from .answers import Refused, answer
 from .streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .guest import GuestSandbox
-
-    Progress = Callable[[int, str], None]
-
-
-def upload(sandbox: GuestSandbox, local: str, remote: str, progress: Progress | None) -> None:
-    """Copy a host directory to `remote`. Files keep mode and time; owners become the sandbox's user."""
-    from ...launcher.trees import pack
-
-    sandbox.require_awake()
-    if not os.path.lexists(local):
-        raise FileNotFound(f"{local}: no such file or directory on this host", path=local)
-    if not os.path.isdir(local):
-        sandbox.files.make_dir(os.path.dirname(remote))
-        with open(local, "rb") as source, sandbox.files.open_write(remote) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        return
-    helper = Helper(sandbox, "in", remote)
-    problem: BaseException | None = None
-    try:
-        pack(helper.stream, local, one_file_system=False, progress=progress)
-    except BrokenPipeError:
-        pass  # the helper's own error says why it stopped reading
-    except BaseException as exc:  # noqa: BLE001
-        problem = exc
-    helper.finish(remote)
-    if isinstance(problem, OSError) and problem.errno == errno.EINVAL and problem.filename:
-        raise FileError(
-            f"{problem.filename}: {problem.strerror}", path=problem.filename
-        ) from problem
-    if problem is not None:
-        raise IoError(f"{local}: {problem}") from problem
-
-
-def download(sandbox: GuestSandbox, remote: str, local: str, progress: Progress | None) -> None:
-    """Copy a directory of the sandbox to the host, without trusting a name in it."""
-    if sandbox.files.stat(remote).kind == FILE:
-        with sandbox.files.open_read(remote) as source, open(local, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        return
-    helper = Helper(sandbox, "out", remote)
-    try:
-        unpack.unpack(helper.stream, local, progress)
-    except BaseException:
-        helper.abandon()
-        raise
-    helper.finish(remote)
 
 
 class Helper:

@@ -12,8 +12,9 @@ import os
 import stat
 
 from ...errors import FileError, IsADirectory, file_error
-from ...model.files import DIRECTORY, FileInfo
-from ..local.fileinfo import absolute, describe
+from ...model.files import FileInfo
+from ..local.fileinfo import describe
+from ..local.files import LocalFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     Progress = Callable[[int, str], None]
 
 
-class NativeFiles:
+class NativeFiles(LocalFiles):
     """See `BackendFiles`."""
 
     def __init__(self, sandbox: NativeSandbox) -> None:
+        super().__init__(sandbox)
         self._sandbox = sandbox
 
     def open_read(self, path: str) -> BinaryIO:
@@ -50,41 +52,9 @@ class NativeFiles:
         finally:
             os.close(fd)
 
-    def stat(self, path: str) -> FileInfo:
-        where = self._absolute(path)
-        body = self._ask(where, "stat", where)
-        mode, size, mtime_ns, link = body.split(b" ", 3)
-        name = os.path.basename(where)
-        return describe(where, name, int(mode), int(size), int(mtime_ns), os.fsdecode(link))
-
-    def make_dir(self, path: str, *, parents: bool = True) -> None:
-        where = self._absolute(path)
-        self._ask(where, "mkdir", where, parents)
-
-    def remove(self, path: str, *, recursive: bool = False) -> None:
-        where = self._absolute(path)
-        if where == "/":
-            raise FileError("the root cannot be removed", path=path)
-        if recursive and self.stat(where).kind == DIRECTORY:
-            from .trees import remove
-
-            remove(self._sandbox, where)
-            return
-        self._ask(where, "remove", where)
-
     def move(self, src: str, dst: str) -> None:
         source = self._absolute(src)
         self._ask(source, "move", source, self._absolute(dst))
-
-    def upload_tree(self, local: str, remote: str, *, progress: Progress | None = None) -> None:
-        from .trees import upload
-
-        upload(self._sandbox, local, self._absolute(remote), progress)
-
-    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
-        from .trees import download
-
-        download(self._sandbox, self._absolute(remote), local, progress)
 
     def errand(self, what: str, path: str, options: str = "") -> Helper:
         from .trees import Helper
@@ -94,8 +64,10 @@ class NativeFiles:
 
     # -- inner ------------------------------------------------------------------------------
 
-    def _absolute(self, path: str) -> str:
-        return absolute(self._sandbox.root, path)
+    def _remove_tree(self, path: str) -> None:
+        from .trees import remove
+
+        remove(self._sandbox, path)
 
     def _ask(self, path: str, verb: str, *args: object) -> bytes:
         try:

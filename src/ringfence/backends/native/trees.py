@@ -1,75 +1,22 @@
-"""Trees in and out of a native sandbox: tar streams between this process and a helper inside."""
+"""A helper inside a native sandbox, at the other end of a pipe."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 
-from ...client import unpack
-from ...errors import FileError, FileNotFound, IoError, SandboxLost, file_error
-from ...model.files import FILE
+from ...errors import IoError, SandboxLost, file_error
 from ...model.state import State
 from ..local.answers import Refused
 from .inner import replay, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from .sandbox import NativeSandbox
-
-    Progress = Callable[[int, str], None]
-
-
-def upload(sandbox: NativeSandbox, local: str, remote: str, progress: Progress | None) -> None:
-    """Copy a host directory to `remote`. Files keep mode and time; owners become the sandbox's user."""
-    from ...launcher.trees import pack
-
-    sandbox.require_awake()
-    if not os.path.lexists(local):
-        raise FileNotFound(f"{local}: no such file or directory on this host", path=local)
-    if not os.path.isdir(local):
-        _upload_file(sandbox, local, remote)
-        return
-    helper = Helper(sandbox, "in", remote)
-    problem: BaseException | None = None
-    try:
-        pack(helper.stream, local, one_file_system=False, progress=progress)
-    except BrokenPipeError:
-        pass  # the helper's own error says why it stopped reading
-    except BaseException as exc:  # noqa: BLE001
-        problem = exc
-    helper.finish(remote)
-    if isinstance(problem, OSError) and problem.errno == errno.EINVAL and problem.filename:
-        raise FileError(
-            f"{problem.filename}: {problem.strerror}", path=problem.filename
-        ) from problem
-    if problem is not None:
-        raise IoError(f"{local}: {problem}") from problem
-
-
-def _upload_file(sandbox: NativeSandbox, local: str, remote: str) -> None:
-    sandbox.files.make_dir(os.path.dirname(remote))
-    with open(local, "rb") as source, sandbox.files.open_write(remote) as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-
-
-def download(sandbox: NativeSandbox, remote: str, local: str, progress: Progress | None) -> None:
-    """Copy a directory of the sandbox to the host, without trusting a name in it."""
-    if sandbox.files.stat(remote).kind == FILE:
-        with sandbox.files.open_read(remote) as source, open(local, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        return
-    helper = Helper(sandbox, "out", remote)
-    try:
-        unpack.unpack(helper.stream, local, progress)
-    except BaseException:
-        helper.abandon()
-        raise
-    helper.finish(remote)
 
 
 def remove(sandbox: NativeSandbox, path: str) -> None:
@@ -98,7 +45,7 @@ def _request(
 
 
 class Helper:
-    """A helper inside, moving one tree through a pipe; it dies with the sandbox."""
+    """A helper inside, at the other end of a pipe; it dies with the sandbox."""
 
     def __init__(
         self,

@@ -1,0 +1,338 @@
+"""A sandbox with somebody inside who answers, seen from the host: asking, standing still, ending."""
+
+from __future__ import annotations
+
+import _signal as signal
+import os
+import select
+from _thread import RLock, allocate_lock
+
+from ...errors import ExecError, LifecycleError, SandboxLost
+from ...launcher import wire
+from ...model.session import ResolvedMount, Session
+from ...model.state import State, check_transition
+from .answers import answer
+from .host import out_of_files
+from .session import session_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Protocol
+
+    from ...model.capabilities import Protection
+    from ...model.exec import ExecRequest
+    from ...model.spec import SandboxSpec
+    from ...model.stats import SandboxStats
+    from .cgroups import Group
+
+    class Named(Protocol):
+        """A backend, as far as every sandbox needs it."""
+
+        name: str
+
+
+_ASK_S = 30.0
+_DYING_MS = 30_000
+
+
+class LocalSandbox:
+    """The part of `BackendSandbox` that is the same for all on this host.
+
+    All methods may be called from any thread.
+
+    Args:
+        control: To who answers inside.
+        pidfd: Of a process that ends last of all, and with whose death all others die: PID 1.
+    """
+
+    backend: Named
+    _environment: dict[str, str]
+
+    def __init__(
+        self,
+        backend: Named,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        mounts: list[ResolvedMount],
+        control: wire.Socket,
+        pidfd: int,
+    ) -> None:
+        self.backend, self.spec, self.id, self.mounts = backend, spec, sandbox_id, mounts
+        self.control, self.pidfd = control, pidfd
+        self.root = session_root(spec)
+        self._lock = RLock()
+        self._send_lock, self._order = allocate_lock(), allocate_lock()
+        self._fds_lock, self._hurry_lock = allocate_lock(), allocate_lock()
+        self._state = State.PROVISIONED
+        self._last_stats: SandboxStats | None = None
+        self.last_protections: tuple[Protection, ...] = ()
+
+    # -- describing -------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        labels = {**self.spec.labels, "profile": self.spec.profile, "tier": self.spec.tier}
+        return Session(self.id, self.backend.name, self.state, tuple(self.mounts), labels)
+
+    @property
+    def state(self) -> State:
+        if self._state is not State.TERMINATED and self._is_gone():
+            self.terminate()
+        return self._state
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is suspended."""
+        return self._state is State.SUSPENDED
+
+    @property
+    def answers_frozen(self) -> bool:
+        """Whether who answers inside does so even while the sandbox is suspended."""
+        return False
+
+    def oom_kills(self) -> int | None:
+        """How often the host killed something inside for lack of memory; None where nobody counts."""
+        return None
+
+    def hurry(self, on: bool) -> None:
+        """Something is being killed, which no processor limit must slow down; or is no more."""
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def working_directory(self, cwd: str | None) -> str:
+        return os.path.join(self.root, cwd) if cwd else self.root
+
+    def as_asked(self, request: ExecRequest, own: Mapping[str, str]) -> tuple[Any, ...]:
+        """What who starts programs inside is told of one; `own` is what its user's account adds."""
+        environment = {**self._environment, **own, **request.env}
+        if request.pty is not None:
+            environment.setdefault("TERM", "xterm-256color")
+        timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
+        cwd = self.working_directory(request.cwd)
+        return list(request.argv), environment, cwd, timeout, request.pty
+
+    def send(self, message: object, fds: list[int], control: wire.Socket | None = None) -> None:
+        """One request that is answered on the first of `fds`, if at all."""
+        try:
+            with self._send_lock:
+                wire.send(control or self.control, message, fds)
+        except OSError as exc:
+            if problem := out_of_files(exc):
+                raise problem from exc
+            raise self.lost_error() from exc
+
+    def request(
+        self,
+        verb: str,
+        args: tuple[object, ...],
+        fds: tuple[int, ...] = (),
+        control: wire.Socket | None = None,
+    ) -> wire.Socket:
+        """One request whose answers the caller reads from the socket, and then closes it."""
+        ours, theirs = wire.socketpair()
+        try:
+            self.send((verb, *args), [theirs.fileno(), *fds], control)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def ask(
+        self,
+        verb: str,
+        *args: object,
+        timeout_s: float = _ASK_S,
+        control: wire.Socket | None = None,
+    ) -> tuple[bytes, list[int]]:
+        """One request to who answers inside, or to another one's `control`.
+
+        Raises:
+            Refused: As the kernel told them.
+            SandboxLost: They are gone.
+        """
+        reply = self.request(verb, args, control=control)
+        try:
+            return answer(reply, timeout_s)
+        except SandboxLost:
+            raise self.lost_error() from None
+        finally:
+            reply.close()
+
+    def require_awake(self) -> None:
+        """Raises LifecycleError unless something inside can answer."""
+        with self._lock:
+            if self._state is State.SUSPENDED:
+                raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
+            if self._state is State.TERMINATED:
+                raise LifecycleError("the sandbox is terminated")
+
+    def lost_error(self) -> SandboxLost | LifecycleError:
+        """Why nothing more can be learnt from this sandbox."""
+        if self._state is State.TERMINATED:
+            return SandboxLost("the sandbox was terminated under it")
+        why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
+        return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
+
+    def _is_gone(self) -> bool:
+        with self._fds_lock:
+            return self.pidfd < 0 or _has_ended(self.pidfd, 0)
+
+    def borrow_pidfd(self) -> int:
+        """A pidfd of PID 1, the caller's to close.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
+        with self._fds_lock:
+            if self.pidfd < 0:
+                raise self.lost_error()
+            return os.dup(self.pidfd)
+
+    # -- standing still -----------------------------------------------------------------------
+
+    def _require(self, then: State, verb: str) -> None:
+        if self.state is State.TERMINATED:
+            raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
+        if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
+            raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
+        self._state = check_transition(self._state, then)
+
+    def suspend(self) -> None:
+        with self._lock:
+            if self._state is State.SUSPENDED:
+                return
+            if self.state is State.TERMINATED:
+                raise LifecycleError("suspend: the sandbox is terminated")
+            self._keep_paused(True)
+            self._freeze(True)
+            self._state = check_transition(self._state, State.SUSPENDED)
+
+    def resume(self) -> None:
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("resume: the sandbox is terminated")
+            if self._state is not State.SUSPENDED:
+                self._resume_awake()
+                return
+            self._freeze(False)
+            self._keep_paused(False)
+            self._state = State.RUNNING
+
+    def awake(self) -> Awake:
+        """For a moment in which they must answer although the sandbox is suspended."""
+        return Awake(self, self._lock)
+
+    def _freeze(self, frozen: bool) -> None:
+        """Have every process stand still, or go on."""
+        raise NotImplementedError
+
+    def _keep_paused(self, paused: bool) -> None:
+        """Every process is about to stand still, or goes on again: write it down where that is kept."""
+
+    def _resume_awake(self) -> None:
+        """It is to be resumed, and was not suspended."""
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def terminate(self) -> None:
+        with self._lock:
+            if self._state is State.TERMINATED:
+                return
+            was_suspended = self._state is State.SUSPENDED
+            self._about_to_end()
+            self._state = State.TERMINATED
+            self._end(was_suspended)
+            self._wait_until_empty()
+            self._release()
+
+    def _about_to_end(self) -> None:
+        """The last moment at which it may still answer."""
+
+    def _end(self, was_suspended: bool) -> None:
+        """Kill PID 1, and with it its namespace."""
+        del was_suspended
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def end_unwatched(self) -> None:
+        """Who watched over a process tree is gone without a word.
+
+        What they watched may run on, and nobody could end it in time: so everything ends.
+        """
+        try:
+            self.terminate()
+        except ExecError:
+            pass  # reported by the next call
+
+    def _wait_until_empty(self) -> None:
+        """A PID namespace's PID 1 ends only when all the others have: then every process is gone."""
+        if not _has_ended(self.pidfd, _DYING_MS):
+            raise ExecError(
+                "a process of the sandbox does not die (uninterruptible sleep?)",
+                hint="its user ids and cgroup stay reserved until it does",
+            )
+
+    def _release(self) -> None:
+        """Close and give back what it had: nothing of it runs any more."""
+        raise NotImplementedError
+
+
+class InCgroup(LocalSandbox):
+    """A sandbox in a cgroup of ours."""
+
+    group: Group
+    _hurries = 0
+
+    def hurry(self, on: bool) -> None:
+        with self._hurry_lock:
+            self._hurries += 1 if on else -1
+            if self._hurries != (1 if on else 0):
+                return  # something else is being killed as well
+            try:
+                self.group.hurry(on)
+            except OSError:
+                pass  # the cgroup is gone: everything in it is dead
+
+    def oom_kills(self) -> int | None:
+        return self.group.oom_kills()
+
+    def _end(self, was_suspended: bool) -> None:
+        self.hurry(True)
+        super()._end(was_suspended)
+        if was_suspended and self.group.can_freeze:
+            # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.
+            try:
+                self.group.thaw()
+            except OSError:
+                pass
+
+
+class Awake:
+    """Thawed while in the `with` block; nobody else changes the sandbox's state meanwhile."""
+
+    def __init__(self, sandbox: LocalSandbox, lock: RLock) -> None:
+        self._sandbox, self._lock, self._frozen = sandbox, lock, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._frozen = self._sandbox.paused and not self._sandbox.answers_frozen
+        if self._frozen:
+            self._sandbox._freeze(False)
+
+    def __exit__(self, *_exc: object) -> None:
+        try:
+            if self._frozen and self._sandbox.paused:
+                self._sandbox._freeze(True)
+        finally:
+            self._lock.release()
+
+
+def _has_ended(pidfd: int, patience_ms: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(patience_ms))
