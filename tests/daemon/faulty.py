@@ -55,7 +55,7 @@ STEPS = {
     "exec": (
         "Execs._put",
         "Keeping.begin_exec",
-        "NativeSandbox._send",
+        "NativeSandbox.send",
         "Execs._attend",
         "Spool.take",
         "SpooledPump.result",

@@ -222,7 +222,7 @@ def test_suspended_stays_suspended(state: str, kill: Any) -> None:
 
 def test_who_is_killed_while_it_starts_one(state: str, kill: Any) -> None:
     """PID 1 was never told: so it was lost, not ended, and the sandbox is none the worse for it."""
-    kill(_ONE + halting("NativeSandbox._send", "before") + "begin(m, l, 'never', 'true')")
+    kill(_ONE + halting("NativeSandbox.send", "before") + "begin(m, l, 'never', 'true')")
     with manage(state) as manager:
         run = execs_of(manager, session_id(state))["never"]
         with pytest.raises(SandboxLost, match="not started"):
