@@ -334,7 +334,7 @@ class LocalExec:
         streams = {self.stdin, self.stdout, self.stderr, *(self.ferry or ())} - {None}
         self.stdin = self.stdout = self.stderr = self.ferry = None
         for fd in streams:
-            os.close(fd)  # type: ignore[arg-type]
+            os.close(fd)
         with self._lock:
             try:
                 self._receive()
