@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.backends.local.protect import DEFAULTS
+from ringfence.backends.local.protect import DEFAULTS, NESTED
 from ringfence.cli.commands import COMMANDS, LIMITS, RUN
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse
@@ -88,7 +88,7 @@ def test_limits_are_options() -> None:
 def test_the_default_set_is_offered_for_unprotect() -> None:
     option = next(option for option in RUN.options if "unprotect" == option.name)
 
-    assert {"all", *DEFAULTS} == set(option.words.split())
+    assert {"all", NESTED, *DEFAULTS} == set(option.words.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

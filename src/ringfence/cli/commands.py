@@ -86,7 +86,7 @@ RUN = Command(
             "NAME",
             "leave a path writable that is protected by default; `all` for every one",
             repeat=True,
-            words="all .git/hooks .git/config .git/commondir .git/config.worktree .envrc .vscode "
+            words="all nested .git/hooks .git/config .git/commondir .git/config.worktree .envrc .vscode "
             ".claude .codex .cursor .mcp.json",
         ),
         Option(

@@ -16,6 +16,7 @@ import time
 
 from ...errors import InvalidRequest
 from ...launcher import placeholders
+from . import repositories
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ DEFAULTS = (
     ".cursor",
     ".mcp.json",
 )
-# Only where they exist: an empty stand-in would break `git init`.
-_ONLY_EXISTING = (".git/config",)
 # In addition when the mount shows the caller's home itself.
 HOME_DEFAULTS = (
     ".bashrc",
@@ -55,9 +54,12 @@ HOME_DEFAULTS = (
     ".config/autostart",
     ".local/bin",
 )
+_OWN = frozenset((*DEFAULTS, *HOME_DEFAULTS))  # of the mount, not of a repository below it
 _ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "pin": (), "hide": (False,)}
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _EVERYTHING = ("*", "all")
+NESTED = "nested"  # git's own of `DEFAULTS`, in the repositories below a mount
+_GITS = tuple(name for name in DEFAULTS if name.startswith(".git/"))
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -90,8 +92,8 @@ def check_names(unprotect: tuple[str, ...]) -> None:
         InvalidRequest: naming the field.
     """
     for name in unprotect:
-        if name not in (*DEFAULTS, *HOME_DEFAULTS, *_EVERYTHING):
-            known = ", ".join(DEFAULTS)
+        if name not in (*_OWN, *_EVERYTHING, NESTED):
+            known = ", ".join((*DEFAULTS, NESTED))
             raise InvalidRequest(
                 f"{name!r} is not protected by default", field="unprotect", hint=known
             )
@@ -108,10 +110,20 @@ def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool
         defaults = []
     else:
         defaults = [name for name in defaults if name not in spec.unprotect]
+        if NESTED not in spec.unprotect:
+            defaults += _nested(source, [name for name in _GITS if name in defaults])
     named = [_inside(path, mount.target) for path in spec.protect or ()]
     chosen = dict.fromkeys((name, True) for name in named if name)
     chosen.update(dict.fromkeys((name, False) for name in defaults if name not in named))
     return list(chosen)
+
+
+def _nested(source: str, names: list[str]) -> list[str]:
+    """What `names`, those of a repository at `.git`, are in the ones below."""
+    found = repositories.look(source) if names else repositories.Found()
+    inner = [f"{path}/" if path else "" for path in found.directories if path != ".git"]
+    below = [path + name.removeprefix(".git/") for path in inner for name in names]
+    return [*below, *found.links]
 
 
 def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
@@ -188,8 +200,10 @@ def _protect_one(
         if kind == "symlink":
             _refuse_symlink(done, path, named)
         if kind == "absent":
-            if path in _ONLY_EXISTING and not named:
-                return
+            if names[-1] == "config" and not named:
+                return  # an empty stand-in would break `git init`
+            if not named and path not in _OWN and not _may_write(source, names[:-1]):
+                return  # nor can the sandbox
             kind = _make_placeholder(result, source, names[:depth])
         _keep(result, source, names[:depth], path)
         inside = f"{target}/{done}"
@@ -208,7 +222,7 @@ def _refuse_symlink(done: str, path: str, named: bool) -> None:
         field="protect",
         hint="name the link's target instead"
         if named
-        else f"--unprotect {path} leaves it writable",
+        else f"--unprotect {path if path in _OWN else NESTED} leaves it writable",
     )
 
 
@@ -225,9 +239,17 @@ def _kind(source: str, names: list[str]) -> str:
     return "directory" if stat.S_ISDIR(mode) else "file"
 
 
+def _may_write(source: str, names: list[str]) -> bool:
+    parent = _open_below(source, names)
+    try:
+        return os.access(f"/proc/self/fd/{parent}", os.W_OK)
+    finally:
+        os.close(parent)
+
+
 def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
     parent = _open_below(source, names[:-1])
-    kind = "file" if names[:-1] == [".git"] and names[-1] in placeholders.FILES else "directory"
+    kind = "file" if names[-1] in placeholders.FILES else "directory"
     try:
         if kind == "file":
             _make_file(parent, names[-1])
