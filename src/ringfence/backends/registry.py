@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     from ..errors import RingfenceError
     from ..launcher.spawn import Started
+    from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
     from .protocol import Backend, BackendSandbox
 
 _TIERS = {
     "native": ("light",),
     "gvisor": ("strong",),
+    "microvm": ("strong",),
     "docker": ("light",),
     "bubblewrap": ("light",),
     "codex": ("light",),
@@ -87,6 +89,12 @@ def candidates(tier: str) -> list[str]:
     return [name for name in NAMES if tier in _TIERS[name] and name not in _BY_NAME_ONLY]
 
 
+def is_taken_unasked(report: BackendReport) -> bool:
+    """Whether one of those that works here is taken although nobody named it; see `provision_unasked`."""
+    weak = [each.name for each in report.protections if each.status != "enforced"]
+    return report.available and "virtual_machine" not in weak
+
+
 def backend_of(snapshot_id: str) -> Backend:
     """Who took a snapshot of this user's; where nobody did, the native backend, which says so."""
     taken = {each.id: each.backend for each in backend_named("native").snapshots()}
@@ -100,7 +108,8 @@ def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
     refusals: dict[str, RingfenceError] = {}
     for name in names:
         try:
-            return backend_named(name).provision(spec)
+            backend = backend_named(name)
+            return getattr(backend, "provision_unasked", backend.provision)(spec)
         except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
             refusals[name] = exc
     told = {name: exc.message for name, exc in refusals.items()}
@@ -108,8 +117,8 @@ def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
         if name not in TEST_DOUBLES:
             told.setdefault(name, f"it is tier {' and '.join(_TIERS[name])}")
     able = [exc for exc in refusals.values() if not isinstance(exc, BackendUnavailable)]
-    if len(able) == 1:
-        raise able[0]  # it works here, and says itself what of the request it cannot do
+    if able:
+        raise able[0]  # the best that works here says itself what of the request it cannot do
     said = "; ".join(f"{name}: {why}" for name, why in told.items())
     hint = next((exc.hint for exc in refusals.values() if exc.hint), "")
     raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
@@ -129,6 +138,10 @@ def new_backend(name: str, **options: Any) -> Backend:
         from .gvisor.backend import GvisorBackend
 
         return GvisorBackend(**options)
+    if name == "microvm":
+        from .microvm.backend import MicrovmBackend
+
+        return MicrovmBackend(**options)
     if name == "docker":
         from .docker.backend import DockerBackend
 

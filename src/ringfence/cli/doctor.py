@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates
+from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -128,8 +128,8 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
 def _tier(tier: str, reports: Sequence[BackendReport]) -> str:
     """Who gets what asks for a tier, or why nobody does."""
     asked = [report for report in reports if report.backend in candidates(tier)]
-    chosen = next((each.backend for each in asked if each.available), None)
+    chosen = next((each.backend for each in asked if is_taken_unasked(each)), None)
     if chosen is not None:
         return f"tier {tier}: {chosen}"
-    reasons = "; ".join(f"{each.backend}: {each.reason}" for each in asked)
+    reasons = "; ".join(f"{each.backend}: {each.reason or 'by name only'}" for each in asked)
     return f"tier {tier}: nobody, and asking for it is refused ({reasons})"

@@ -24,6 +24,7 @@ from .tags import Tags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .settings import Settings
@@ -421,15 +422,27 @@ class Agent(FileRequests):
 
     def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
         """One operation on a tree, by a child of the guest's user: it may take long, and may be killed."""
-        child = os.fork()
-        if child == 0:
-            try:
-                keep = [reply.fileno(), *fds]
-                users.keep_only(keep)
-                users.become_for_good(self.settings["uid"])()
-                from . import trees
 
-                trees.OPERATIONS[operation](*fds, *args)
+        def work() -> None:
+            from . import trees
+
+            trees.OPERATIONS[operation](*fds, *args)
+
+        self._by_child(reply, fds, users.become_for_good(self.settings["uid"]), work)
+
+    def _by_child(
+        self,
+        reply: wire.Socket,
+        fds: list[int],
+        become: Callable[[], None],
+        work: Callable[[], None],
+    ) -> None:
+        """Let a child do it, which has nothing of ours but these descriptors, and answers itself."""
+        if os.fork() == 0:
+            try:
+                users.keep_only([reply.fileno(), *fds])
+                become()
+                work()
                 init.answer(reply, b"O")
             except OSError as exc:
                 init.refuse(reply, exc)

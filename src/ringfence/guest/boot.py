@@ -69,7 +69,7 @@ def _boot(settings: Settings) -> Groups:
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-    _enter_user_namespace(settings["id_map"])
+    enter_user_namespace(settings["id_map"])
     users.become_root()
     os.setgroups([])
     privileges.set_dumpable(False)
@@ -78,7 +78,7 @@ def _boot(settings: Settings) -> Groups:
     return groups
 
 
-def _enter_user_namespace(id_map: str) -> None:
+def enter_user_namespace(id_map: str) -> None:
     """A user namespace in which the guest's user and those of its files have the ids that they should.
 
     gVisor serves files with the ids that its host side has, where the owner of everything is 0. A

@@ -22,13 +22,15 @@ class Groups:
         pids: How many processes there may be, ours not counted.
     """
 
+    controllers = "cpuacct,memory"
+
     def __init__(self, place: str, pids: int) -> None:
         self._bound = _hierarchy(place, "pids")
         # Limits are not handed on to groups below in gVisor: so one holds everybody, and us.
         os.mkdir(_ALL, dir_fd=self._bound)
         self._write(self._bound, f"{_ALL}/pids.max", pids + 1)
         self._write(self._bound, f"{_ALL}/cgroup.procs", os.getpid())
-        self._trees = _hierarchy(place, "cpuacct,memory")
+        self._trees = _hierarchy(place, self.controllers)
 
     def count(self) -> int:
         """How many processes there are now, without us."""
@@ -86,12 +88,47 @@ class Groups:
         finally:
             os.close(fd)
 
-    def _write(self, base: int, name: str, value: int) -> None:
+    def _write(self, base: int, name: str, value: int | bytes) -> None:
         fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=base)
         try:
-            os.write(fd, b"%d" % value)
+            os.write(fd, value if isinstance(value, bytes) else b"%d" % value)
         finally:
             os.close(fd)
+
+
+class MachineGroups(Groups):
+    """The same of a Linux of the guest's own, where a limit on memory holds, and holds for all together.
+
+    Args:
+        memory_bytes: What all execs may use together, files in the guest's root included.
+    """
+
+    controllers = "cpuacct,memory,freezer"
+
+    def __init__(self, place: str, pids: int, memory_bytes: int) -> None:
+        super().__init__(place, pids)
+        os.mkdir(_ALL, dir_fd=self._trees)
+        self._write(self._trees, f"{_ALL}/memory.limit_in_bytes", memory_bytes)
+        self._top = self._trees
+        self._trees = os.open(_ALL, _DIRECTORY, dir_fd=self._top)
+
+    def leave(self) -> None:
+        """Move back to where no exec is, and no limit."""
+        self._write(self._top, "cgroup.procs", os.getpid())
+
+    def freeze(self, frozen: bool) -> None:
+        """Let all that execs have started stand still, or go on; returns when it does."""
+        wanted = b"FROZEN" if frozen else b"THAWED"
+        while self._read(self._trees, "freezer.state").strip() != wanted:
+            self._write(self._trees, "freezer.state", wanted)
+
+    def oom_kills(self, number: int) -> int:
+        """How many processes of one exec the guest's kernel killed for lack of memory."""
+        try:
+            lines = self._read(self._trees, f"{number}/memory.oom_control").splitlines()
+        except FileNotFoundError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
 
 def _hierarchy(place: str, controllers: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
+import fcntl
 import posix as os
 
 from ..linux import mounts, privileges, seccomp
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
         after: list[tuple[Any, ...]]  # steps in the hull's root once the guest's is there
         rlimits: list[tuple[int, int, int]]
         filter: bytes  # of system calls, for the program and all that it starts
+        passes: int  # descriptors that the program gets as 3 and up
+        keep_capabilities: bool  # in the hull's user namespace; else nobody in there has any
         argv: list[str]
         env: dict[str, str]
         cgroup_dirs: list[str]
@@ -62,10 +65,13 @@ if TYPE_CHECKING:
 
 
 _LAYERS = "layers"  # beside the guest's root, for a moment
+_ASIDE = 64  # beyond every number that a program is given
 _OWN_BYTES = 16 << 20  # of the hull's root: directories, settings, what the program notes down
 
 
-def become(plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int) -> NoReturn:
+def become(
+    plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int, more: list[int]
+) -> NoReturn:
     """Build the walls, then be the program.
 
     Args:
@@ -74,13 +80,14 @@ def become(plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int) -
         control: Becomes the program's standard input. The host hears there what goes wrong before,
             and gets the sockets of the network where the plan has one.
         errors: A file that becomes its standard output and error.
+        more: What it finds as descriptors 3 and up.
     """
     try:
         _enter(plan, go)
         build.leave_host_network(plan["namespaces"])
         if plan["network"] is not None:
             _open_network(plan["network"], control)
-        _start(plan, control, errors)
+        _start(plan, control, errors, more)
     except build.BuildError as exc:
         init.refuse(control, exc.cause, exc.step)
     except OSError as exc:
@@ -228,9 +235,11 @@ def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
         raise build.BuildError(name, exc) from exc
 
 
-def _start(plan: HullPlan, control: wire.Socket, errors: int) -> NoReturn:
+def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -> NoReturn:
     os.umask(0o022)
-    for to, fd in enumerate((control.fileno(), errors, errors)):
+    # First out of the way: one of them may be where another is to go.
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in more]
+    for to, fd in enumerate((control.fileno(), errors, errors, *aside)):
         os.dup2(fd, to)
     for signum in range(1, signal.NSIG):
         try:
@@ -239,6 +248,10 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int) -> NoReturn:
             continue
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     lockdown.apply_rlimits(plan["rlimits"])
+    if not plan["keep_capabilities"]:
+        privileges.empty_bounding_set()
+        privileges.lock_securebits()
+        privileges.empty_capability_sets()
     privileges.set_no_new_privs()
     privileges.die_with_parent(signal.SIGKILL)
     seccomp.install_filter(plan["filter"])

@@ -101,11 +101,12 @@ class Keeper:
         """Start one hull. Answers with its pid and pidfd; the rest the program's own socket tells.
 
         Args:
-            fds: The program's standard input; its standard output and error; the snapshot to
-                unpack, where the plan has one; what pins the mount sources.
+            fds: The program's standard input; its standard output and error; what it gets besides;
+                the snapshot to unpack, where the plan has one; what pins the mount sources.
         """
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         control, errors, *pinned = fds
+        more, pinned = pinned[: plan["passes"]], pinned[plan["passes"] :]
         content = []
         if plan["guest"]["has_content"]:
             from . import layers as _for_the_hull  # noqa: F401
@@ -114,7 +115,7 @@ class Keeper:
         trees = self.open_trees(plan, pinned)
         passed = list(trees)
         try:
-            pid, pidfd, go = self.clone(plan, control, errors)
+            pid, pidfd, go = self.clone(plan, control, errors, more)
             try:
                 tasks = []
                 if plan["cgroup_version"] == 1:
@@ -140,7 +141,9 @@ class Keeper:
             for fd in passed:
                 os.close(fd)
 
-    def clone(self, plan: HullPlan, control: int, errors: int) -> tuple[int, int, wire.Socket]:
+    def clone(
+        self, plan: HullPlan, control: int, errors: int, more: list[int]
+    ) -> tuple[int, int, wire.Socket]:
         """A new process in new namespaces, on its way to being the program."""
         theirs, ours = wire.socketpair()
         cgroup_fd = -1
@@ -152,7 +155,7 @@ class Keeper:
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
                 ours.close()
-                hull.become(plan, theirs, wire.adopt(control), errors)
+                hull.become(plan, theirs, wire.adopt(control), errors, more)
         except OSError:
             ours.close()
             cgroups.remove(plan["cgroup_dirs"])

@@ -27,6 +27,8 @@ _X86_64 = {
     "unshare": 272,
     "prctl": 157,
     "prlimit64": 302,
+    "finit_module": 313,
+    "reboot": 169,
 }
 _AARCH64 = {
     "pivot_root": 41,
@@ -42,6 +44,8 @@ _AARCH64 = {
     "unshare": 97,
     "prctl": 167,
     "prlimit64": 261,
+    "finit_module": 273,
+    "reboot": 142,
 }
 _COMMON = {
     "open_tree": 428,

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
-from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, IsolationError, RingfenceError, SandboxLost, Unsupported
-from ...launcher import cgroups as launcher_cgroups
+from ...errors import InvalidRequest, IsolationError, SandboxLost, Unsupported
 from ...launcher import wire
-from ...launcher.spawn import KEEPER
-from ...model.ids import new_id
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
-from ..local.launched import Launched
-from ..local.network import refused_by_kernel
+from ..local.hulls import Hulls, isolation_error, kill, last_words
 from ..local.sizes import sizes
 from . import plan as planning
 from . import runsc
@@ -32,18 +26,18 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ...snapshots.catalogue import Catalogue
+    from ..local.hulls import Hulled
     from ..local.images import Held
+    from ..local.launched import Launched
     from ..local.sizes import Sizes
     from ..protocol import WarmSandbox
     from .runsc import Runsc
 
 NAME = planning.NAME
 _READY_S = 60.0
-_DYING_MS = 30_000
 
 
-class GvisorBackend:
+class GvisorBackend(Hulls):
     """See `Backend`.
 
     Args:
@@ -61,14 +55,8 @@ class GvisorBackend:
         state_dir: str | None = None,
         egress: Callable[[], Egress] | None = None,
     ) -> None:
-        self._egress = egress
-        self._path, self._state_dir = path, state_dir
-        self._lock, self._first_use = allocate_lock(), allocate_lock()
-        self._keeper: Launched | None = None
-        self._layout: cgroups.Layout | None = None
-        self._host_ids: identity.HostIds | None = None
-        self._live: dict[str, GvisorSandbox] = {}
-        self._making: set[str] = set()
+        super().__init__(state_dir, egress)
+        self._path = path
 
     def runsc(self) -> Runsc:
         """The program.
@@ -132,7 +120,8 @@ class GvisorBackend:
                 draft, here, program, size, has_content=content >= 0, memory=memory
             )
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
-            group = self._plan_limits(plan, spec, size)
+            most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
+            group = self._plan_limits(plan, spec, *most)
             sandbox = self._launch(keeper, draft, plan, size, group, content, program, memory)
         except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, keeper)
@@ -141,37 +130,8 @@ class GvisorBackend:
             raise
         finally:
             draft.close()
-        self._live[sandbox_id] = sandbox
+        self._hulled[sandbox_id] = sandbox
         return sandbox
-
-    def _new_id(self, spec: SandboxSpec) -> str:
-        if spec.id is None:
-            return new_id(NAME)
-        with self._lock:
-            if spec.id in self._live or spec.id in self._making:
-                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
-            self._making.add(spec.id)
-        return spec.id
-
-    def _plan_limits(self, plan: HullPlan, spec: SandboxSpec, size: Sizes) -> cgroups.Group:
-        layout = self.layout()
-        group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
-        plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
-        plan["cgroup_values"] = group.values(
-            spec.limits, size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
-        )
-        if spec.limits.cpus and not group.holds_cpus:
-            allowed = {"cpu_limit", "*"}.intersection(spec.allow_degraded)
-            if not allowed:
-                raise Unsupported(
-                    f"cpu_limit cannot be enforced here: {layout.why}",
-                    backend=NAME,
-                    operation="cpu_limit",
-                    field="limits.cpus",
-                    hint="run `ringfence doctor` for the fix, or allow it by name: "
-                    "allow_degraded=['cpu_limit']",
-                )
-        return group
 
     def _launch(
         self,
@@ -214,69 +174,19 @@ class GvisorBackend:
             for fd in (errors, *sockets):
                 os.close(fd)
             if pidfd >= 0:
-                _kill(pidfd)
+                kill(pidfd)
             if isinstance(exc, Refused):
-                raise _isolation_error(exc) from exc
+                raise isolation_error(exc) from exc
             raise
         sandbox.join_network(GvisorNetwork(sandbox, sockets, draft.trusted))
         return sandbox
 
-    def released(self, sandbox: GvisorSandbox) -> None:
+    def released(self, sandbox: Hulled) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
-        launcher_cgroups.remove(sandbox.group.directories)
-        if sandbox.image is not None:
-            sandbox.image.close()
-        if sandbox.first_host_id:
-            self.host_ids().give_back(sandbox.first_host_id)
-        self._live.pop(sandbox.id, None)
-
-    # -- shared parts -----------------------------------------------------------------------
-
-    def keeper(self) -> Launched:
-        """The keeper of this process; a new one when the last is gone or belongs to our parent."""
-        with self._lock:
-            if self._keeper is None or self._keeper.owner != os.getpid() or not self._keeper.alive:
-                self._keeper = Launched("keeper", KEEPER)
-                if self._host_ids is not None:
-                    for lock in self._host_ids.locks():
-                        self._keeper.tell("hold", None, [lock])
-                start_new_thread(self._watch, (self._keeper,))
-            return self._keeper
-
-    def _watch(self, keeper: Launched) -> None:
-        """Its death ends every sandbox; somebody must thaw the frozen and clear up."""
-        keeper.wait()
-        for sandbox in [each for each in self._live.values() if each.keeper is keeper]:
-            sandbox.terminate()
-        keeper.bury()
-
-    def egress(self) -> Egress:
-        """Who moves the data of forwarded connections."""
-        if self._egress is not None:
-            return self._egress()
-        from ...egress.client import shared
-
-        return shared()
-
-    def layout(self) -> cgroups.Layout:
-        """Where cgroups go; what dead processes left there is swept first."""
-        with self._first_use:
-            if self._layout is None:
-                layout = cgroups.Layout()
-                cgroups.sweep(layout)
-                journal.sweep()
-                self._layout = layout
-            return self._layout
-
-    def host_ids(self) -> identity.HostIds:
-        with self._first_use:
-            if self._host_ids is None:
-                self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
-            return self._host_ids
-
-    def _hold(self, lock_fd: int) -> None:
-        """The keeper shares the lock: ids stay ours until its last sandbox is gone."""
-        self.keeper().tell("hold", None, [lock_fd])
+        image: Held | None = getattr(sandbox, "image", None)
+        if image is not None:
+            image.close()
+        super().released(sandbox)
 
     # -- the rest of the contract -------------------------------------------------------------
 
@@ -328,28 +238,6 @@ class GvisorBackend:
 
         return snapshots.save_with_memory(sandbox, self.catalogue(), metadata)
 
-    def snapshots(self) -> list[Snapshot]:
-        return self.catalogue().list()
-
-    def delete_snapshot(self, snapshot_id: str) -> None:
-        self.catalogue().delete(snapshot_id)
-
-    def catalogue(self) -> Catalogue:
-        """Where snapshots are kept; made with the first one."""
-        from ...snapshots.catalogue import Catalogue, default_directory
-
-        return Catalogue(self._state_dir or default_directory(), NAME)
-
-    def close(self) -> None:
-        for sandbox in list(self._live.values()):
-            sandbox.terminate()
-        with self._lock:
-            if self._keeper is not None:
-                self._keeper.close()
-                self._keeper = None
-        if self._host_ids is not None:
-            self._host_ids.close()
-
 
 def _wake(control: wire.Socket) -> wire.Socket:
     """Where the restored agent will answer: it gets a name that no other sandbox has."""
@@ -374,35 +262,3 @@ def _ready(control: wire.Socket, errors: int) -> bytes:
             f"gVisor did not start: {said or 'it ended without a word'}",
             hint="run `ringfence doctor` to see what this host allows",
         ) from exc
-
-
-def last_words(errors: int) -> str:
-    """The last lines of what gVisor, or the agent in it, wrote to its standard error."""
-    text = os.pread(errors, 1 << 16, max(0, os.fstat(errors).st_size - (1 << 16)))
-    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
-    return " / ".join(lines[-3:])[:1000]
-
-
-def _kill(pidfd: int) -> None:
-    import signal
-
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(_DYING_MS)
-    os.close(pidfd)
-
-
-def _isolation_error(exc: Refused) -> RingfenceError:
-    if (exc.strerror or "").startswith("network "):
-        return refused_by_kernel(exc)
-    hint = "run `ringfence doctor` to see what this host allows"
-    if (exc.strerror or "").startswith("create") and exc.errno in (1, 13, 28, 38):
-        hint = (
-            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
-        )
-    return IsolationError(f"the sandbox was not started: {exc.strerror or exc}", hint=hint)

@@ -11,7 +11,7 @@ from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import agent_code, identity, sources, template
+from ..local import agent_code, identity, setid, sources, template
 from ..local.accounts import check_profile
 from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, protect_mount
@@ -23,7 +23,7 @@ from ..local.session import (
     is_own,
     session_root,
 )
-from . import setid, statx
+from . import statx
 from .limits import host_pids
 
 TYPE_CHECKING = False
@@ -215,6 +215,8 @@ def make_plan(
         "after": draft.after,
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
         "filter": setid.filter_of_hull(),
+        "passes": 0,
+        "keep_capabilities": True,
         "argv": [
             RUNSC,
             f"--root={STATE}",

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 
-from ...errors import IoError, LifecycleError, SandboxLost
-from ...model.ids import new_id
+from ...errors import LifecycleError, SandboxLost
 from ..local import runtime
 from ..local.answers import Refused, answer
+from ..local.saving import keep
 from . import plan as planning
 from .inspection import HostProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 30.0
 _ROOT = {"path": planning.ROOTFS, "shown": [runtime.PLACE]}
-_OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 
 def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
@@ -34,7 +31,7 @@ def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, st
         def pack(write: int) -> None:
             sandbox.enter("pack", _ROOT, [write, *names])
 
-        return _keep(sandbox, catalogue, metadata, pack)
+        return keep(sandbox, catalogue, metadata, pack)
 
 
 def save_with_memory(
@@ -62,9 +59,7 @@ def save_with_memory(
             sandbox.enter("checkpoint", command, [place, write, *names])
 
         try:
-            return _keep(
-                sandbox, catalogue, metadata, pack, memory=f"{directory}/{planning.MEMORY}"
-            )
+            return keep(sandbox, catalogue, metadata, pack, memory=f"{directory}/{planning.MEMORY}")
         finally:
             os.close(place)
             sandbox.terminate()
@@ -96,51 +91,3 @@ def _settle(sandbox: GvisorSandbox) -> None:
         sandbox.require_awake()
     finally:
         reply.close()
-
-
-def _keep(
-    sandbox: GvisorSandbox,
-    catalogue: Catalogue,
-    metadata: Mapping[str, str],
-    pack: Callable[[int], None],
-    *,
-    memory: str = "",
-) -> Snapshot:
-    """What `pack` writes becomes a snapshot; nothing is kept where it fails."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    problems: list[BaseException] = []
-    thread = threading.Thread(target=_run, args=(pack, write, problems))
-    thread.start()
-    failure: BaseException | None = None
-    try:
-        snapshot = catalogue.save(
-            read,
-            new_id("snap"),
-            sandbox.spec,
-            sandbox.sizes.disk_bytes + sandbox.sizes.disk_bytes // 8 + _OVERHEAD_BYTES,
-            session_id=sandbox.id,
-            created_at=time.time(),
-            metadata=dict(metadata),
-            memory=memory,
-        )
-    except IoError as exc:
-        failure = exc
-    finally:
-        os.close(read)
-        thread.join()
-    if problems and failure is None:
-        catalogue.delete(snapshot.id)
-    if problems or failure is not None:
-        cause = problems[0] if problems else failure
-        raise IoError(f"the snapshot was not saved: {cause}") from cause
-    return snapshot
-
-
-def _run(pack: Callable[[int], None], write: int, problems: list[BaseException]) -> None:
-    try:
-        try:
-            pack(write)
-        finally:
-            os.close(write)
-    except BaseException as exc:  # noqa: BLE001  the other thread must hear of it
-        problems.append(exc)

@@ -46,13 +46,21 @@ _MODULES = (
     "ringfence.linux.privileges",
     "ringfence.linux.signals",
 )
+# What it needs besides where it has to bring up a machine.
+_MACHINE = (
+    "ringfence.guest.channels",
+    "ringfence.guest.machine",
+    "ringfence.guest.machine_agent",
+    "ringfence.launcher.build",
+    "ringfence.linux.machine",
+)
 
 
 @functools.cache
-def packed() -> bytes:
+def packed(*, machine: bool = False) -> bytes:
     """The agent and all it imports, compiled for a Python like the one that runs us: marshalled."""
     modules: dict[str, tuple[bool, CodeType]] = {}
-    for name in _MODULES:
+    for name in (*_MODULES, *(_MACHINE if machine else ())):
         is_package, code = _compiled(name)
         modules[name] = is_package, code
     return marshal.dumps((_compiled("ringfence.guest.loader")[1], modules))
@@ -86,16 +94,17 @@ def foreign_trees() -> list[tuple[str, str, int]]:
     return [(*each, template.READ_ONLY) for each in runtime.trees(interpreter()[0])]
 
 
-def argv(place: str, *, foreign: bool = False) -> list[str]:
+def argv(place: str, main: str = "boot", *, foreign: bool = False) -> list[str]:
     """The command that starts the agent from its file in directory `place`.
 
     Args:
+        main: The module of `ringfence.guest` that begins.
         foreign: On a root that is not the template's: with nothing but what `runtime` shows.
     """
     code = (
         f"import marshal; loader, modules = marshal.load(open('{place}/{NAME}', 'rb')); "
         "there = {'__name__': 'loader'}; exec(loader, there); there['install'](modules); "
-        "from ringfence.guest.boot import main; main()"
+        f"from ringfence.guest.{main} import main; main()"
     )
     python = runtime.command(interpreter()[0]) if foreign else [interpreter()[0]]
     return [*python, "-I", "-S", "-c", code]

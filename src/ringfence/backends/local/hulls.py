@@ -1,0 +1,212 @@
+"""What backends share that run a program of their own in a hull: a keeper, cgroups, host ids, snapshots."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from _thread import allocate_lock, start_new_thread
+
+from ...errors import InvalidRequest, IsolationError, RingfenceError, Unsupported
+from ...launcher import cgroups as launcher_cgroups
+from ...launcher.spawn import KEEPER
+from ...model.ids import new_id
+from . import cgroups, identity, journal
+from .launched import Launched
+from .network import refused_by_kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from ...egress.client import Egress
+    from ...launcher.hull import HullPlan
+    from ...model.snapshot import Snapshot
+    from ...model.spec import SandboxSpec
+    from ...snapshots.catalogue import Catalogue
+    from .answers import Refused
+
+    class Hulled(Protocol):
+        """What such a backend must know of its sandboxes."""
+
+        id: str
+        group: cgroups.Group
+        first_host_id: int
+        keeper: Launched
+
+        def terminate(self) -> None:
+            """See `BackendSandbox`."""
+            ...
+
+
+_DYING_MS = 30_000
+
+
+class Hulls:
+    """The shared part of such a backend; see `Backend`.
+
+    Args:
+        state_dir: Where snapshots are kept; None is this user's data directory.
+        egress: Who moves the data of forwarded connections; None is the process that this one shares.
+    """
+
+    name = ""
+
+    def __init__(self, state_dir: str | None, egress: Callable[[], Egress] | None) -> None:
+        self._egress, self._state_dir = egress, state_dir
+        self._lock, self._first_use = allocate_lock(), allocate_lock()
+        self._keeper: Launched | None = None
+        self._layout: cgroups.Layout | None = None
+        self._host_ids: identity.HostIds | None = None
+        self._hulled: dict[str, Hulled] = {}
+        self._making: set[str] = set()
+
+    def _new_id(self, spec: SandboxSpec) -> str:
+        """Reserved by its name until it is made, or is not."""
+        if spec.id is None:
+            return new_id(self.name)
+        with self._lock:
+            if spec.id in self._hulled or spec.id in self._making:
+                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+            self._making.add(spec.id)
+        return spec.id
+
+    def _plan_limits(
+        self, plan: HullPlan, spec: SandboxSpec, memory_bytes: int, pids: int
+    ) -> cgroups.Group:
+        """Fill in the cgroups around a hull.
+
+        Args:
+            memory_bytes, pids: For the program and its guest together.
+
+        Raises:
+            Unsupported: A processor limit cannot be had, and may not be missing.
+        """
+        layout = self.layout()
+        group = cgroups.Group(layout, cgroups.group_name(plan["id"]), cpus=bool(spec.limits.cpus))
+        plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
+        plan["cgroup_values"] = group.values(spec.limits, memory_bytes, pids)
+        if spec.limits.cpus and not group.holds_cpus:
+            allowed = {"cpu_limit", "*"}.intersection(spec.allow_degraded)
+            if not allowed:
+                raise Unsupported(
+                    f"cpu_limit cannot be enforced here: {layout.why}",
+                    backend=self.name,
+                    operation="cpu_limit",
+                    field="limits.cpus",
+                    hint="run `ringfence doctor` for the fix, or allow it by name: "
+                    "allow_degraded=['cpu_limit']",
+                )
+        return group
+
+    def released(self, sandbox: Hulled) -> None:
+        """Called by a sandbox whose PID namespace was seen empty."""
+        launcher_cgroups.remove(sandbox.group.directories)
+        if sandbox.first_host_id:
+            self.host_ids().give_back(sandbox.first_host_id)
+        self._hulled.pop(sandbox.id, None)
+
+    # -- shared parts -----------------------------------------------------------------------
+
+    def keeper(self) -> Launched:
+        """The keeper of this process; a new one when the last is gone or belongs to our parent."""
+        with self._lock:
+            if self._keeper is None or self._keeper.owner != os.getpid() or not self._keeper.alive:
+                self._keeper = Launched("keeper", KEEPER)
+                if self._host_ids is not None:
+                    for lock in self._host_ids.locks():
+                        self._keeper.tell("hold", None, [lock])
+                start_new_thread(self._watch, (self._keeper,))
+            return self._keeper
+
+    def _watch(self, keeper: Launched) -> None:
+        """Its death ends every sandbox; somebody must thaw the frozen and clear up."""
+        keeper.wait()
+        for sandbox in [each for each in self._hulled.values() if each.keeper is keeper]:
+            sandbox.terminate()
+        keeper.bury()
+
+    def egress(self) -> Egress:
+        """Who moves the data of forwarded connections."""
+        if self._egress is not None:
+            return self._egress()
+        from ...egress.client import shared
+
+        return shared()
+
+    def layout(self) -> cgroups.Layout:
+        """Where cgroups go; what dead processes left there is swept first."""
+        with self._first_use:
+            if self._layout is None:
+                layout = cgroups.Layout()
+                cgroups.sweep(layout)
+                journal.sweep()
+                self._layout = layout
+            return self._layout
+
+    def host_ids(self) -> identity.HostIds:
+        with self._first_use:
+            if self._host_ids is None:
+                self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
+            return self._host_ids
+
+    def _hold(self, lock_fd: int) -> None:
+        """The keeper shares the lock: ids stay ours until its last sandbox is gone."""
+        self.keeper().tell("hold", None, [lock_fd])
+
+    # -- snapshots and the end ----------------------------------------------------------------
+
+    def snapshots(self) -> list[Snapshot]:
+        return self.catalogue().list()
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        self.catalogue().delete(snapshot_id)
+
+    def catalogue(self) -> Catalogue:
+        """Where snapshots are kept; made with the first one."""
+        from ...snapshots.catalogue import Catalogue, default_directory
+
+        return Catalogue(self._state_dir or default_directory(), self.name)
+
+    def close(self) -> None:
+        for sandbox in list(self._hulled.values()):
+            sandbox.terminate()
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.close()
+                self._keeper = None
+        if self._host_ids is not None:
+            self._host_ids.close()
+
+
+def last_words(errors: int) -> str:
+    """The last lines of what the program in a hull, or one in it, wrote to its standard error."""
+    text = os.pread(errors, 1 << 16, max(0, os.fstat(errors).st_size - (1 << 16)))
+    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+    return " / ".join(lines[-3:])[:1000]
+
+
+def kill(pidfd: int) -> None:
+    """End a hull that did not come up, and close its pidfd."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(_DYING_MS)
+    os.close(pidfd)
+
+
+def isolation_error(exc: Refused) -> RingfenceError:
+    """Why a hull was not built."""
+    if (exc.strerror or "").startswith("network "):
+        return refused_by_kernel(exc)
+    hint = "run `ringfence doctor` to see what this host allows"
+    if (exc.strerror or "").startswith("create") and exc.errno in (1, 13, 28, 38):
+        hint = (
+            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
+        )
+    return IsolationError(f"the sandbox was not started: {exc.strerror or exc}", hint=hint)

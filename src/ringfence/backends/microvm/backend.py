@@ -1,0 +1,332 @@
+"""The microVM backend: one emulator in a hull per sandbox, continued from a machine that has booted before."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+import tempfile
+from _thread import allocate_lock
+
+from ...errors import BackendUnavailable, IsolationError, Unsupported
+from ...guest.machine import BOOTED
+from ...launcher import wire
+from ...model.ids import new_id
+from ...model.spec import STRONG, SandboxSpec
+from ..local.answers import Refused
+from ..local.host import host, out_of_files
+from ..local.hulls import Hulls, isolation_error, kill, last_words
+from . import booted, kernel, qemu
+from . import plan as planning
+from .accelerator import accelerator
+from .line import Line
+from .monitor import Monitor
+from .sandbox import MicrovmSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from ...egress.client import Egress
+    from ...model.capabilities import BackendReport
+    from ..local.cgroups import Group
+    from ..protocol import WarmSandbox
+    from .booted import Machines
+
+NAME = planning.NAME
+_BOOT_S = 300.0  # under software emulation, on a machine that has other things to do
+_WAKE_S = 120.0
+_LINE, _MONITOR, _MEMORY = 0, 3, 4  # descriptors of the emulator's
+_MIB = 1 << 20
+
+
+class Started:
+    """An emulator that runs, with what we hold of it."""
+
+    def __init__(self, line: Line, monitor: Monitor, group: Group, errors: int) -> None:
+        self.line, self.monitor, self.group, self.errors = line, monitor, group, errors
+        self.pid, self.pidfd = 0, -1
+
+    def give_up(self) -> None:
+        """End it, and let go of everything."""
+        if self.pidfd >= 0:
+            kill(self.pidfd)
+        self.line.close()
+        self.monitor.close()
+        os.close(self.errors)
+
+
+class MicrovmBackend(Hulls):
+    """See `Backend`.
+
+    Args:
+        path: The emulator; None looks on PATH.
+        kernel_place: Where a kernel's package was unpacked; None looks in the usual places.
+        state_dir: Where snapshots are kept; None is this user's data directory.
+        cache_dir: Where booted machines are kept; None is this user's cache.
+        egress: Who moves the data of forwarded connections; None is the process that this one shares.
+    """
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        kernel_place: str | None = None,
+        state_dir: str | None = None,
+        cache_dir: str | None = None,
+        egress: Callable[[], Egress] | None = None,
+    ) -> None:
+        super().__init__(state_dir, egress)
+        self._path, self._kernel_place = path, kernel_place
+        self._cache_dir = cache_dir or booted.default_directory()
+        self._found = allocate_lock()
+        self._machines: Machines | None = None
+
+    def machines(self) -> Machines:
+        """Where booted ones are kept, for what was found on this host.
+
+        Raises:
+            BackendUnavailable: There is no emulator, or no kernel.
+        """
+        with self._found:
+            if self._machines is None:
+                program, guest = qemu.find(self._path), kernel.find(self._kernel_place)
+                found = booted.Machines(self._cache_dir, guest, program, qemu.TCG)
+                found.accelerator = accelerator(found, self._tries)
+                self._machines = found
+            return self._machines
+
+    # -- provisioning -----------------------------------------------------------------------
+
+    def provision(self, spec: SandboxSpec) -> MicrovmSandbox:
+        return self._provision(spec, content=-1)
+
+    def provision_unasked(self, spec: SandboxSpec) -> MicrovmSandbox:
+        """For who has asked for a tier, and not for this backend.
+
+        Raises:
+            BackendUnavailable: There is only software emulation, which is taken by name alone.
+        """
+        planning.check(spec)
+        if self.machines().accelerator != qemu.KVM:
+            raise BackendUnavailable(
+                "KVM boots no guest here; software emulation is slow, and not promised to hold",
+                hint="ask for backend microvm by name",
+            )
+        return self.provision(spec)
+
+    def _provision(self, spec: SandboxSpec, content: int) -> MicrovmSandbox:
+        planning.check(spec)
+        machines = self.machines()
+        sandbox_id = self._new_id(spec)
+        try:
+            sandbox = self._make(spec, sandbox_id, machines)
+            self._hulled[sandbox_id] = sandbox
+        except OSError as exc:
+            if problem := out_of_files(exc):
+                raise problem from exc
+            raise
+        finally:
+            self._making.discard(sandbox_id)
+        if content >= 0:
+            sandbox.load(content)
+        return sandbox
+
+    def _make(self, spec: SandboxSpec, sandbox_id: str, machines: Machines) -> MicrovmSandbox:
+        size = planning.sizes_of(spec, host())
+        mib = qemu.memory_mib(size.memory_bytes)
+        memory, initrd = machines.machine(
+            mib, lambda path, out: self.boot(machines, mib, path, out)
+        )
+        with _HostId(self, keep=True) as first:
+            draft = planning.Draft(spec, sandbox_id, first)
+            file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                started = self._start(machines, draft, mib, initrd, incoming=file)
+            finally:
+                os.close(file)
+            try:
+                waking: Any = planning.waking(draft, size)
+                started.line.say(marshal.dumps(waking))
+                control = self._woken(started)
+                started.group.hurry(False)
+                return MicrovmSandbox(self, draft, size, started, control, self.keeper())
+            except BaseException:
+                started.give_up()
+                raise
+
+    def _woken(self, started: Started) -> wire.Socket:
+        """The socket to the agent, once it is there."""
+        word = _said(started, _WAKE_S)
+        if word != b"READY":
+            number, _, text = word[1:].partition(b" ")
+            problem = Refused(int(number or b"5"), text.decode("utf-8", "replace"))
+            raise isolation_error(problem)
+        return started.line.carry()
+
+    def _start(
+        self,
+        machines: Machines,
+        draft: planning.Draft,
+        mib: int,
+        initrd: str,
+        *,
+        incoming: int = -1,
+        console: bool = False,
+        accelerator: str = "",
+    ) -> Started:
+        """An emulator in a hull; what it says first is still to be heard."""
+        keeper, program = self.keeper(), machines.program.path
+        argv = qemu.argv(
+            program,
+            accelerator or machines.accelerator,
+            mib,
+            line=_LINE,
+            monitor=_MONITOR,
+            incoming=_MEMORY if incoming >= 0 else -1,
+            console=console,
+        )
+        files = {"/boot/kernel": machines.kernel.path, "/boot/initrd": initrd}
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        more = [far.fileno(), *([incoming] if incoming >= 0 else [])]
+        plan = planning.hull(draft, host(), argv, files, len(more))
+        most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
+        group = self._plan_limits(plan, draft.spec, *most)
+        line = Line()
+        errors = os.memfd_create("emulator-says", os.MFD_CLOEXEC)
+        started = Started(line, Monitor(near), group, errors)
+        try:
+            with line.far, far:
+                passed = [line.far.fileno(), errors, *more]
+                body, [started.pidfd] = keeper.ask("create", plan, passed)
+            started.pid = int(body)
+            group.hurry(True)  # until it is ready: what is measured is what the guest does
+        except BaseException as exc:
+            started.give_up()
+            if isinstance(exc, Refused):
+                raise isolation_error(exc) from exc
+            raise
+        return started
+
+    # -- booting ----------------------------------------------------------------------------
+
+    def boot(self, machines: Machines, mib: int, initrd: str, out: int) -> None:
+        """Boot a machine, and write it down.
+
+        Raises:
+            IsolationError: It does not boot, with what its kernel said.
+        """
+        try:
+            self._boot_once(machines, mib, initrd, machines.accelerator, out=out)
+        except IsolationError:
+            # Once more, to hear why: what is written down has no console.
+            self._boot_once(machines, mib, initrd, machines.accelerator, console=True)
+            raise
+
+    def _boot_once(
+        self,
+        machines: Machines,
+        mib: int,
+        initrd: str,
+        accelerator: str,
+        *,
+        out: int = -1,
+        console: bool = False,
+        timeout_s: float = _BOOT_S,
+    ) -> None:
+        with _HostId(self) as first:
+            draft = planning.Draft(SandboxSpec(tier=STRONG), new_id("boot"), first)
+            started = self._start(
+                machines, draft, mib, initrd, console=console, accelerator=accelerator
+            )
+            try:
+                if _said(started, timeout_s) != BOOTED:
+                    raise IsolationError("the machine began with something else than it should")
+                if out >= 0:
+                    started.monitor.write_down(out)
+            finally:
+                started.give_up()
+
+    def _tries(self, machines: Machines, accelerator: str, timeout_s: float) -> None:
+        """Boot a machine that way, and end it.
+
+        Raises:
+            RingfenceError: It did not boot in time, and why.
+        """
+        with tempfile.TemporaryDirectory(prefix="ringfence-probe-") as place:
+            initrd = machines.initrd(place)
+            mib = qemu.memory_mib(0)
+            self._boot_once(machines, mib, initrd, accelerator, timeout_s=timeout_s)
+
+    # -- the rest of the contract -------------------------------------------------------------
+
+    def report(self) -> BackendReport:
+        from .report import backend_report
+
+        return backend_report(self)
+
+    def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
+        planning.check(spec)
+        raise Unsupported(
+            "every machine is continued from one that has booted",
+            backend=NAME,
+            operation="prewarm",
+        )
+
+    def restore(
+        self,
+        snapshot_id: str,
+        spec: SandboxSpec | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+    ) -> MicrovmSandbox:
+        from dataclasses import replace
+
+        del secrets  # no policy that could write one is accepted
+        _saved, taken_under, content = self.catalogue().open(snapshot_id)
+        try:
+            return self._provision(spec or replace(taken_under, id=None), content)
+        finally:
+            os.close(content)
+
+
+class _HostId:
+    """A host id of nobody else's in the `with` block; 0 without root.
+
+    Args:
+        keep: Also afterwards, where nothing went wrong.
+    """
+
+    def __init__(self, backend: MicrovmBackend, *, keep: bool = False) -> None:
+        self._backend, self._first, self._keep = backend, 0, keep
+
+    def __enter__(self) -> int:
+        if host().trusted_root:
+            self._backend.keeper()  # it is to hold the id as well, and asks which there are as it starts
+            self._first = self._backend.host_ids().take()
+        return self._first
+
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        if self._first and (kind is not None or not self._keep):
+            self._backend.host_ids().give_back(self._first)
+
+
+def _said(started: Started, timeout_s: float) -> bytes:
+    """The machine's next word.
+
+    Raises:
+        IsolationError: There is none, with the emulator's own words for it.
+    """
+    try:
+        return started.line.first_word(started.pidfd, timeout_s)
+    except Refused as exc:
+        raise isolation_error(exc) from exc
+    except IsolationError as exc:
+        said = last_words(started.errors) or "it ended without a word"
+        raise IsolationError(
+            f"the machine did not start: {exc.message or said}",
+            hint="run `ringfence doctor` to see what this host allows",
+        ) from exc

@@ -1,0 +1,118 @@
+"""A Linux for guests: where one lies on this host, and the modules of it that a machine needs."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import zlib
+
+from ...errors import BackendUnavailable
+
+PLACES = ("/var/lib/ringfence/kernel", "~/.local/share/ringfence/kernel", "/")
+VARIABLE = "RINGFENCE_GUEST_KERNEL"
+_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p")
+_MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
+_NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
+HINT = (
+    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console and 9p: "
+    f"`dpkg -x linux-image-*-amd64.deb {PLACES[0]}`; or name the directory in {VARIABLE}"
+)
+
+
+class Kernel:
+    """One kernel, as a package has it: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`."""
+
+    def __init__(self, directory: str, release: str) -> None:
+        self.release = release
+        self.path = os.path.join(directory, "boot", f"vmlinuz-{release}")
+        self._modules = _modules_of(directory, release)
+
+    def stamp(self) -> str:
+        """Changes when the kernel does."""
+        info = os.stat(self.path)
+        return f"{self.release} {info.st_size} {info.st_mtime_ns}"
+
+    @property
+    def lacks(self) -> list[str]:
+        """Modules that a machine needs and that this kernel does not have."""
+        return [name for name in _NEEDED if name not in self._modules]
+
+    def modules(self) -> list[tuple[str, bytes]]:
+        """Name and content of every module that a machine needs, in the order to load them."""
+        found: dict[str, bytes] = {}
+
+        def add(name: str) -> None:
+            path = self._modules[name]
+            if name in found or not path:  # "" is one that is built in
+                return
+            content = _content(path)
+            depends = _MODINFO.search(content)
+            for other in depends[1].decode().split(",") if depends else ():
+                if other:
+                    add(other.replace("-", "_"))
+            found[name] = content
+
+        for name in _NEEDED:
+            add(name)
+        return list(found.items())
+
+
+def find(place: str | None = None) -> Kernel:
+    """The newest kernel at `place`, or where one usually is.
+
+    Raises:
+        BackendUnavailable: There is none that a machine can boot.
+    """
+    chosen = place or os.environ.get(VARIABLE)
+    seen = []
+    for directory in [chosen] if chosen else [os.path.expanduser(each) for each in PLACES]:
+        for release in sorted(_releases(directory), key=_version, reverse=True):
+            kernel = Kernel(directory, release)
+            if not kernel.lacks and os.access(kernel.path, os.R_OK):
+                return kernel
+            lacking = ", ".join(kernel.lacks) or "leave to read it"
+            seen.append(f"{kernel.path} lacks {lacking}")
+    why = "; ".join(seen) or f"none in {chosen or ', '.join(PLACES)}"
+    raise BackendUnavailable(f"no kernel for guests: {why}", hint=HINT)
+
+
+def _releases(directory: str) -> list[str]:
+    try:
+        names = os.listdir(os.path.join(directory, "boot"))
+    except OSError:
+        return []
+    return [name.removeprefix("vmlinuz-") for name in names if name.startswith("vmlinuz-")]
+
+
+def _version(release: str) -> list[int]:
+    return [int(word) for word in re.findall(r"\d+", release)]
+
+
+def _modules_of(directory: str, release: str) -> dict[str, str]:
+    """Name to path of every module; "" for what is built in."""
+    found: dict[str, str] = {}
+    for base in ("lib/modules", "usr/lib/modules"):
+        top = os.path.join(directory, base, release)
+        for parent, _directories, names in os.walk(top):
+            for name in names:
+                if match := _NAME.match(name):
+                    found[match[1].replace("-", "_")] = os.path.join(parent, name)
+        try:
+            with open(os.path.join(top, "modules.builtin"), encoding="utf-8") as file:
+                for line in file:
+                    name = os.path.basename(line.strip()).removesuffix(".ko")
+                    found.setdefault(name.replace("-", "_"), "")
+        except OSError:
+            continue
+    return found
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read()
+    if path.endswith(".xz"):
+        return lzma.decompress(content)
+    if path.endswith(".gz"):
+        return zlib.decompress(content, wbits=31)
+    return content

@@ -1,0 +1,221 @@
+"""From a spec to a hull around an emulator, and what the machine in it is told. Decides; starts nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...linux import namespaces
+from ...model.limits import Limits
+from ...model.mount import ALWAYS_THERE, READ_WRITE
+from ...model.session import ResolvedMount
+from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
+from ..local import identity, setid, template
+from ..local.session import check_least, is_own, session_root
+from ..local.sizes import sizes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...guest.machine import Waking
+    from ...launcher.hull import HullPlan
+    from ...launcher.plan import Tree
+    from ..local.host import Host
+    from ..local.sizes import Sizes
+
+    Steps = list[tuple[Any, ...]]
+
+NAME = "microvm"
+PROFILES = (OS_HARDENED, DEBUG, OWN_ROOT, UNRESTRICTED)
+_MIB = 1 << 20
+DEFAULT_MEMORY = 1 << 30
+EMULATOR_BYTES = 768 << 20  # translated code, and the emulator itself
+EMULATOR_PIDS = 256  # its threads
+_SHARE = "/share"
+_SHARE_BYTES, _SHARE_INODES = 1 << 20, 1024  # mount points only
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_OF_THE_EMULATOR = ("null", "zero", "urandom")
+_LEAST = {
+    "open_files": (64, "the agent lives under it too"),
+    "memory_bytes": (32 * _MIB, "every exec lives in it"),
+    "inodes": (256, "the sandbox's own directories are some of them"),
+}
+_NO_EGRESS = "a machine has no network device, and does not go through the egress engine"
+_NO_MOUNTS = "nothing that a machine could write is shared with the host"
+_NAMESPACES = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+    | namespaces.CLONE_NEWNET
+    | namespaces.CLONE_NEWCGROUP
+)
+
+
+def refusal(operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:
+    """What this backend says to a wish that it does not fulfil."""
+    return Unsupported(why, backend=NAME, operation=operation, field=field, hint=hint)
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what this backend does not do, before anything is made."""
+    if spec.tier != STRONG:
+        raise refusal(f"tier {spec.tier}", "tier", f"a microVM is tier {STRONG}")
+    if spec.template != "default":
+        raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
+    if spec.profile not in PROFILES:
+        raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
+    identity.uid_of(spec.user)
+    if spec.network.is_unrestricted:
+        raise refusal("network unrestricted", "network", _NO_EGRESS)
+    if not spec.network.is_none:
+        raise NetworkPolicyError(_NO_EGRESS, field="network", hint="use none, or tier light")
+    limits = ("io_bytes_per_s", "idle_timeout_s", "network_bytes")
+    for operation, field, asked, why in (
+        ("secrets", "secrets", spec.secrets, _NO_EGRESS),
+        ("mount", "mounts", spec.mounts, _NO_MOUNTS),
+        ("mount", "memory_dir", spec.memory_dir, _NO_MOUNTS),
+        ("denied_paths", "deny", spec.deny, _NO_MOUNTS),
+        ("image", "image", spec.image, "a machine shows the host's programs"),
+        *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None, "") for n in limits),
+    ):
+        if asked:
+            raise refusal(operation, field, why)
+    check_least(spec, _LEAST)
+
+
+def sizes_of(spec: SandboxSpec, host: Host) -> Sizes:
+    """As everywhere, but for memory: what a machine has is taken from the host for good."""
+    size = sizes(spec, host)
+    if spec.limits.memory_bytes is None:
+        least = Limits(memory_bytes=min(DEFAULT_MEMORY, size.memory_bytes))
+        small = sizes(SandboxSpec(limits=least), host)
+        size.memory_bytes = small.memory_bytes
+        size.disk_bytes = spec.limits.disk_bytes or small.disk_bytes
+        size.inodes = spec.limits.inodes or small.inodes
+    return size
+
+
+class Draft:
+    """A plan under way.
+
+    Args:
+        first_host_id: 0 when rootless.
+    """
+
+    def __init__(self, spec: SandboxSpec, sandbox_id: str, first_host_id: int) -> None:
+        self.spec, self.id, self.first_host_id = spec, sandbox_id, first_host_id
+        self.uid = identity.uid_of(spec.user)
+        guest, self.shown = template.guest_root(self.uid)
+        self.guest: Steps = [step for step in guest if step[1] != "/proc"]
+        if spec.profile == OWN_ROOT:
+            self.guest += template.for_accounts()
+        self.mounts = [ResolvedMount(target, READ_WRITE) for target in ALWAYS_THERE.values()]
+        if spec.python_env:
+            for source, target, attributes in template.python_environment():
+                self.guest.append(("bind", target, len(self.shown)))
+                self.shown.append(template.tree(source, attributes))
+
+
+def hull(draft: Draft, host: Host, argv: list[str], files: dict[str, str], passes: int) -> HullPlan:
+    """The emulator's walls: what it sees of the host is its program, and what the guest sees.
+
+    Args:
+        files: Of the host, by where the emulator finds them.
+    """
+    trees: list[Tree] = list(draft.shown)
+    share: Steps = [
+        ("show", f"/{i}", i, os.path.isdir(tree["source"])) for i, tree in enumerate(trees)
+    ]
+    steps: Steps = [
+        ("dir", name, 0o755, False) for name in ("/dev", "/proc", "/tmp", "/etc", "/boot", _SHARE)
+    ]
+    wanted = [each for each in template.shown() if not each[1].startswith(("/etc", "/dev"))]
+    wanted += [(source, target, template.READ_ONLY) for target, source in files.items()]
+    wanted += [(f"/dev/{name}", f"/dev/{name}", template.DEVICE) for name in _OF_THE_EMULATOR]
+    if os.path.exists("/etc/ld.so.cache"):
+        wanted.append(("/etc/ld.so.cache", "/etc/ld.so.cache", template.READ_ONLY))
+    for source, target, attributes in wanted:
+        steps.append(("show", target, len(trees), os.path.isdir(source)))
+        trees.append(template.tree(source, attributes))
+    steps += [step for step in template.links() if step[1].count("/") == 1 and step[0] == "symlink"]
+    ids = f"0 {host.uid} 1", f"0 {host.gid} 1"
+    if host.trusted_root:
+        ids = (f"0 {draft.first_host_id} 1",) * 2
+    return {
+        "id": draft.id,
+        "namespaces": _NAMESPACES,
+        "uid_map": ids[0],
+        "gid_map": ids[1],
+        "deny_setgroups": not host.trusted_root,
+        "uid": 0,
+        "gid": 0,
+        "scratch": host.scratch,
+        "trees": trees,
+        "steps": steps,
+        "network": None,
+        "guest": {
+            "path": _SHARE,
+            "image": -1,
+            "size_bytes": _SHARE_BYTES,
+            "inodes": _SHARE_INODES,
+            "owner": 0,
+            "steps": share,
+            "has_content": False,
+        },
+        "after": [],
+        "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
+        "filter": setid.filter_of_hull(),
+        "passes": passes,
+        "keep_capabilities": False,
+        "argv": argv,
+        "env": {"PATH": "/usr/bin"},
+        "cgroup_dirs": [],
+        "cgroup_values": [],
+        "cgroup_version": 0,
+        "placeholders": [],
+        "note": "",
+        "trusted_root": host.trusted_root,
+    }
+
+
+def waking(draft: Draft, size: Sizes) -> Waking:
+    """What the machine is told: nothing in it is any other machine's."""
+    shown = [(str(i), template.READ_ONLY) for i in range(len(draft.shown))]
+    steps = list(draft.guest)
+    for name in _DEVICES:
+        steps.append(("show", f"/dev/{name}", len(shown), False))
+        shown.append((f"/dev/{name}", template.DEVICE))
+    steps += template.after_binds()
+    workdir = session_root(draft.spec)
+    if is_own(workdir):
+        steps.append(("session_dir", workdir))
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: size.open_files}
+    if draft.spec.limits.disk_bytes:
+        limits[resource.RLIMIT_FSIZE] = size.disk_bytes
+    return {
+        "hostname": template.HOSTNAME,
+        "now_ns": time.time_ns(),
+        "entropy": os.urandom(64),
+        "size_bytes": size.disk_bytes,
+        "inodes": size.inodes,
+        "memory_bytes": size.memory_bytes,
+        "uid": draft.uid,
+        "gid": draft.uid,
+        "steps": steps,
+        "trees": shown,
+        "agent": {
+            "own_kernel": True,
+            "uid": draft.uid,
+            "id_map": "0 0 65536",
+            "pids": size.pids,
+            "memory_bytes": 0,
+            "counts_cpu": True,
+            "rlimits": [(which, value, value) for which, value in limits.items()],
+            "place": "",
+        },
+    }

@@ -1,0 +1,116 @@
+"""The emulator: where it is, and how a machine of ours is put together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+
+from ...errors import BackendUnavailable
+from ...guest.machine import PORT, TAG
+
+_NAME = "qemu-system-x86_64"
+_PATIENCE_S = 20.0
+KVM, TCG = "kvm", "tcg"
+_MIB = 1 << 20
+_ENOUGH_MIB = 2560  # for every guest that may use up to 2 GiB
+_OWN_MIB = 512  # of the guest's kernel and our PID 1
+CODE_MIB = 256  # translated code, under software emulation
+# What a program in the guest can reach of the emulator is what it has to emulate: no device but these.
+_COMMON = (
+    "-nodefaults",
+    "-no-user-config",
+    "-display",
+    "none",
+    "-no-reboot",
+    "-sandbox",
+    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+)
+_KERNEL_SAYS = "panic=-1 reboot=t quiet random.trust_cpu=on audit=0 tsc=reliable no_timer_check"
+
+
+class Qemu:
+    """One program, as it was found."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        done = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=True,
+            env={},
+        )
+        found = re.search(r"version (\S+)", done.stdout)
+        self.version = found[1] if found else "unknown"
+
+    def stamp(self) -> str:
+        """Changes when the program does."""
+        info = os.stat(self.path)
+        return f"{self.version} {info.st_size} {info.st_mtime_ns}"
+
+
+def find(path: str | None = None) -> Qemu:
+    """The emulator at `path`, or the first on PATH.
+
+    Raises:
+        BackendUnavailable: There is none, or it does not run, or this is no x86-64.
+    """
+    if platform.machine() != "x86_64":
+        raise BackendUnavailable(f"machines are x86-64, and this host is {platform.machine()}")
+    found = path or shutil.which(_NAME)
+    if found is None:
+        hint = "install QEMU: `apt install qemu-system-x86`"
+        raise BackendUnavailable(f"{_NAME} is not installed", hint=hint)
+    try:
+        return Qemu(os.path.realpath(found))
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise BackendUnavailable(f"{found} does not run: {exc}") from exc
+
+
+def memory_mib(memory_bytes: int) -> int:
+    """The size of a machine whose guest may use so much: few sizes, for each is booted once."""
+    wanted = -(-memory_bytes // _MIB) + _OWN_MIB
+    return max(_ENOUGH_MIB, 1 << (wanted - 1).bit_length())
+
+
+def argv(
+    program: str,
+    accelerator: str,
+    mib: int,
+    *,
+    line: int,
+    monitor: int,
+    incoming: int = -1,
+    console: bool = False,
+) -> list[str]:
+    """The command of one machine, as its hull sees it.
+
+    Args:
+        line, monitor, incoming: Descriptors: of the line to the agent, of the emulator's own
+            control socket, and of what a machine was written down in; -1: it boots.
+        console: The kernel's messages go to standard output. Not with `incoming`.
+    """
+    tcg = f"tcg,thread=multi,tb-size={CODE_MIB}"
+    says = f"console=ttyS0 {_KERNEL_SAYS}" if console else _KERNEL_SAYS
+    if accelerator == TCG:
+        says += " mitigations=off"  # there is nothing to mitigate in an emulated processor
+    return [
+        program,
+        *("-M", "pc,usb=off,vmport=off,dump-guest-core=off"),
+        *("-accel", tcg if accelerator == TCG else "kvm"),
+        *("-cpu", "max" if accelerator == TCG else "host,migratable=on"),
+        *("-m", f"{mib}M"),
+        *_COMMON,
+        *("-kernel", "/boot/kernel", "-initrd", "/boot/initrd", "-append", says),
+        *("-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control"),
+        *("-chardev", f"socket,id=line,fd={line}", "-device", "virtio-serial-pci,max_ports=2"),
+        *("-device", f"virtserialport,chardev=line,name={PORT}"),
+        *("-fsdev", "local,id=share,path=/share,security_model=none,readonly=on,multidevs=remap"),
+        *("-device", f"virtio-9p-pci,fsdev=share,mount_tag={TAG}"),
+        *(("-serial", "file:/proc/self/fd/1") if console else ()),
+        *(("-incoming", f"fd:{incoming}") if incoming >= 0 else ()),
+    ]

@@ -1,0 +1,153 @@
+"""What protects the host here: of one sandbox, or found by making a sandbox."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import RingfenceError
+from ...model import capabilities as can
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.limits import Limits
+from ...model.spec import STRONG, SandboxSpec
+from ..local import posture
+from ..local.readback import cpu_limit, memory_limit_bytes
+from ..local.reports import read_or_last, unavailable
+from . import qemu
+from .plan import EMULATOR_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import MicrovmBackend
+    from .sandbox import MicrovmSandbox
+
+_CAN = (
+    can.LOCAL_PROCESS_SANDBOX,
+    can.NETWORK_NONE,
+    can.SNAPSHOT,
+    can.RESTORE,
+    can.SUSPEND,
+    can.RESUME,
+    can.PTY,
+    can.CONNECT,
+    can.MEMORY_LIMIT,
+    can.PIDS_LIMIT,
+    can.DISK_QUOTA,
+    can.INODE_QUOTA,
+    can.OPEN_FILES_LIMIT,
+)
+_NO_EGRESS = "a machine has no network device, and does not go through the egress engine"
+_NO_MOUNTS = "nothing that a machine could write is shared with the host"
+_NO_MEMORY = "the emulator writes no machine down that has the host's files mounted"
+_CANNOT = {
+    can.NETWORK_UNRESTRICTED: _NO_EGRESS,
+    can.NETWORK_HOSTS: _NO_EGRESS,
+    can.NETWORK_CHANGE: _NO_EGRESS,
+    can.NETWORK_LIMIT: _NO_EGRESS,
+    can.SECRETS: _NO_EGRESS,
+    can.MOUNT: _NO_MOUNTS,
+    can.ATTACH: _NO_MOUNTS,
+    can.PROTECTED_PATHS: "there are no mounts in which they could lie",
+    can.DENIED_PATHS: "there are no mounts in which they could lie",
+    can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
+    can.MEMORY_SNAPSHOT: _NO_MEMORY,
+    can.FORK: _NO_MEMORY,
+    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
+    can.PREWARM: "every machine is continued from one that has booted",
+    can.IMAGE: "a machine shows the host's programs, and no images yet",
+    can.GPU: "the microVM backend passes none on",
+}
+_DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
+
+
+def backend_report(backend: MicrovmBackend) -> BackendReport:
+    """Found by making a real sandbox; where that fails, the report says exactly what refused."""
+    wanted = SandboxSpec(tier=STRONG, limits=Limits(cpus=1.0), allow_degraded=("*",))
+    try:
+        sandbox = backend.provision(wanted)
+    except (RingfenceError, OSError) as exc:
+        return unavailable(backend.name, exc, (*_CAN, can.CPU_LIMIT))
+    try:
+        protections = sandbox_protections(sandbox)
+    finally:
+        sandbox.terminate()
+    cpus = next(each for each in protections if each.name == can.CPU_LIMIT)
+    return BackendReport(
+        backend=backend.name,
+        available=True,
+        tiers=(STRONG,),
+        capabilities=(
+            *(Capability(name, True) for name in _CAN),
+            Capability(
+                can.CPU_LIMIT, cpus.status == ENFORCED, cpus.why if cpus.status != ENFORCED else ""
+            ),
+            *(Capability(name, False, why) for name, why in _CANNOT.items()),
+        ),
+        protections=protections,
+    )
+
+
+def sandbox_protections(sandbox: MicrovmSandbox) -> tuple[Protection, ...]:
+    """Of a live sandbox; of one that stands still or has ended, what was last read."""
+    return read_or_last(sandbox, _read)
+
+
+def _read(sandbox: MicrovmSandbox) -> tuple[Protection, ...]:
+    try:
+        pids, files, disk, inodes = (int(word) for word in sandbox.ask("bounds")[0].split())
+        found = [
+            _kernel(sandbox),
+            _hardware(sandbox),
+            *posture.of_process(sandbox.pid),
+            _memory(sandbox),
+            Protection(can.PIDS_LIMIT, ENFORCED, f"{pids} by the guest's kernel"),
+            Protection(can.DISK_QUOTA, ENFORCED, f"{disk >> 20} MiB, the size of its tmpfs"),
+            Protection(can.INODE_QUOTA, ENFORCED, f"{inodes} files and directories in its tmpfs"),
+            Protection(can.OPEN_FILES_LIMIT, ENFORCED, f"{files} a process"),
+        ]
+    except (OSError, RingfenceError, ValueError, KeyError) as exc:
+        return (Protection("all", DEGRADED, f"could not be read back: {exc}"),)
+    if sandbox.spec.limits.cpus:
+        found.append(_cpus(sandbox))
+    return tuple(found)
+
+
+def _kernel(sandbox: MicrovmSandbox) -> Protection:
+    """Both kernels are asked which they are."""
+    with sandbox.files.open_read("/proc/version") as file:
+        guest = file.read().decode("utf-8", "replace").split()[2]
+    mine = os.uname().release
+    if guest == mine:
+        return Protection("guest_kernel", MISSING, f"the guest sees {guest}, which is the host's")
+    return Protection("guest_kernel", ENFORCED, f"Linux {guest}, and {mine} on the host")
+
+
+def _hardware(sandbox: MicrovmSandbox) -> Protection:
+    """What keeps the guest in: the processor itself, or a program that imitates one."""
+    machines = sandbox.owner.machines()
+    if machines.accelerator == qemu.KVM:
+        return Protection("virtual_machine", ENFORCED, f"KVM, by QEMU {machines.program.version}")
+    why = (
+        f"software emulation by QEMU {machines.program.version}: slow, and its authors do not promise "
+        "that it holds whoever attacks it; the walls around it are the second line"
+    )
+    return Protection("virtual_machine", DEGRADED, why, "use a host on which KVM boots a guest")
+
+
+def _memory(sandbox: MicrovmSandbox) -> Protection:
+    wanted, found = sandbox.sizes.memory_bytes, memory_limit_bytes(sandbox.group)
+    machine = qemu.memory_mib(wanted)
+    guest = f"{wanted >> 20} MiB by the guest's kernel, in a machine of {machine} MiB"
+    if found is None or found > (machine << 20) + EMULATOR_BYTES:
+        return Protection(can.MEMORY_LIMIT, ENFORCED, f"{guest}; no cgroup around the emulator")
+    return Protection(
+        can.MEMORY_LIMIT, ENFORCED, f"{guest}; {found >> 20} MiB with the emulator, by cgroup"
+    )
+
+
+def _cpus(sandbox: MicrovmSandbox) -> Protection:
+    found = cpu_limit(sandbox.group)
+    if found is None:
+        why = sandbox.owner.layout().why or "its controller is not there"
+        return Protection(can.CPU_LIMIT, MISSING, f"no cgroup may be used: {why}", _DELEGATE)
+    version = sandbox.group.version
+    return Protection(can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{version}")

@@ -1,0 +1,189 @@
+"""PID 1 of a virtual machine: it boots, waits to be woken, and then carries the agent's messages.
+
+It is started from the initial RAM file system, by the interpreter that lies there, and has loaded all
+that it needs when it says that the machine is up. There the host may write the machine down. What comes
+after, it does in every machine that is continued from that: a name, the time, random numbers and a root
+of its own. The agent runs in namespaces below, from which nobody sees this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import time
+
+from ..launcher import build, init, wire
+from ..linux import machine, mounts, namespaces, privileges
+from . import channels
+from .groups import MachineGroups
+from .machine_agent import MachineAgent, enter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TypedDict
+
+    from .settings import Settings
+
+    class Waking(TypedDict):
+        """What a machine is told when it is woken; plain values, decided by the host."""
+
+        hostname: str
+        now_ns: int
+        entropy: bytes
+        size_bytes: int  # of the root
+        inodes: int
+        memory_bytes: int  # of all that the guest runs, files in its root included
+        uid: int  # who owns what steps make "owned"
+        gid: int
+        steps: list[tuple[Any, ...]]
+        trees: list[tuple[str, int]]  # places in the host's share, or devices; MOUNT_ATTR_*
+        agent: Settings
+
+
+BOOTED = b"BOOTED"
+MODULES = "/modules"  # in the initial RAM file system: files named in the order to load them
+PORT = "ringfence"
+TAG = "ringfence"
+_PORTS = "/sys/class/virtio-ports"
+_SHARE, _GROUPS, _ROOT, _PROC = "/share", "/groups", "/root", "/proc"
+_OPTIONS = "trans=virtio,version=9p2000.L,cache=loose,msize=512000"
+_PATIENCE_S = 60.0
+_LOOK_S = 0.005
+_IO = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+_APART = (
+    namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+    | namespaces.CLONE_NEWCGROUP
+)
+
+
+def main() -> NoReturn:
+    """Boot, wait for the host, serve, and end the machine."""
+    try:
+        line = _boot()
+        os.write(line, channels.frame(channels.DATA, channels.CONTROL, BOOTED))
+        _serve(line)
+    except BaseException as exc:
+        os.write(2, f"ringfence: {exc!r}\n".encode())
+        raise
+    finally:
+        machine.power_off()
+    os._exit(1)
+
+
+def _boot() -> int:
+    """From the kernel's first process to an open line to the host."""
+    for kind, place in (("devtmpfs", "/dev"), ("proc", _PROC), ("sysfs", "/sys")):
+        os.makedirs(place, exist_ok=True)
+        try:
+            mounts.mount(kind, place, kind, mounts.MS_NOSUID)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+    for place in (_SHARE, _GROUPS, _ROOT):
+        os.makedirs(place, exist_ok=True)
+    for name in sorted(os.listdir(MODULES)):
+        fd = os.open(f"{MODULES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        machine.finit_module(fd)
+        os.close(fd)
+    build.leave_host_network(namespaces.CLONE_NEWNET)
+    return _open_port()
+
+
+def _open_port() -> int:
+    ends = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < ends:
+        for name in os.listdir(_PORTS) if os.path.isdir(_PORTS) else ():
+            with open(f"{_PORTS}/{name}/name", encoding="ascii") as file:
+                if file.read().strip() == PORT and os.path.exists(f"/dev/{name}"):
+                    return os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
+        time.sleep(_LOOK_S)
+    raise OSError(errno.ENODEV, "the line to the host did not come")
+
+
+def _serve(line: int) -> None:
+    """Wait for the first message, be what it says, and carry what follows."""
+    waking, rest = _first_message(line)
+    _wake(waking)
+    ours, theirs = wire.socketpair()
+    namespaces.unshare(namespaces.CLONE_NEWPID)
+    if os.fork() == 0:
+        ours.close()
+        os.close(line)
+        _be_agent(theirs, waking)
+    theirs.close()
+    carrier = channels.Carrier(line, ours, is_host=False, on_clock=_set_clock)
+    carrier.feed(rest)
+    carrier.run()
+
+
+def _first_message(line: int) -> tuple[Waking, bytes]:
+    """What the host says first, which may be long after the machine was written down."""
+    data = b""
+    while not (found := channels.split(data)):
+        piece = os.read(line, 1 << 16)
+        if not piece:
+            time.sleep(_LOOK_S)  # nobody is at the other end yet
+        data += piece
+    message, rest = found
+    return marshal.loads(message), rest
+
+
+def _wake(waking: Waking) -> None:
+    """What must not be the same in any two machines."""
+    machine.add_entropy(waking["entropy"])
+    _set_clock(waking["now_ns"])
+    namespaces.sethostname(waking["hostname"])
+
+
+def _set_clock(now_ns: int) -> None:
+    time.clock_settime_ns(time.CLOCK_REALTIME, now_ns)
+
+
+def _be_agent(control: wire.Socket, waking: Waking) -> NoReturn:
+    """The agent, PID 1 of its own namespace, on a root that holds what the host shows and no more."""
+    limits = waking["agent"]
+    try:
+        groups = MachineGroups(_GROUPS, limits["pids"], waking["memory_bytes"])
+        _make_root(waking)
+        enter(waking["agent"])
+    except build.BuildError as exc:
+        init.refuse(control, exc.cause, exc.step)
+        os._exit(1)
+    except OSError as exc:
+        init.refuse(control, exc, "agent")
+        os._exit(1)
+    init.answer(control, b"READY")
+    MachineAgent(control, waking["agent"], groups).run()
+    os._exit(0)
+
+
+def _make_root(waking: Waking) -> None:
+    """Build the root beside ours, and move there."""
+    namespaces.unshare(_APART)
+    build.make_mounts_private()
+    mounts.mount(TAG, _SHARE, "9p", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV, _OPTIONS)
+    trees = []
+    for source, attributes in waking["trees"]:
+        place = source if source.startswith("/dev/") else f"{_SHARE}/{source}"
+        tree = mounts.open_tree(place)
+        mounts.mount_setattr(tree, attributes)
+        trees.append(tree)
+    mounts.mount("proc", _PROC, "proc", _IO)  # of the namespace that is ours
+    proc = mounts.open_tree(_PROC, recursive=False)
+    size = f"mode=0755,size={waking['size_bytes']},nr_inodes={waking['inodes']}"
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    mounts.mount("ringfence", _ROOT, "tmpfs", flags, size)
+    os.chdir(_ROOT)
+    os.umask(0)
+    shape: Any = waking
+    fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    build.run_steps(build.NewRoot(fd, shape, trees, proc), waking["steps"])
+    os.close(fd)
+    os.umask(0o022)
+    mounts.mount(".", "/", "none", mounts.MS_MOVE)
+    os.chroot(".")
+    os.chdir("/")
+    privileges.set_no_new_privs()

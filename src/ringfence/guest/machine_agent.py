@@ -1,0 +1,65 @@
+"""The agent in a machine with a Linux of its own: what it can do there beyond others, and its start."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import signal
+
+from ..launcher import trees, wire
+from ..linux import privileges
+from . import users
+from .agent import Agent, Exec
+from .boot import enter_user_namespace
+from .groups import MachineGroups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .settings import Settings
+
+
+def enter(settings: Settings) -> None:
+    """From root of the machine to root of a user namespace, which owns nothing of the machine's.
+
+    Precondition: the root is the guest's, with its own /proc.
+    """
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o022)
+    enter_user_namespace(settings["id_map"])
+    users.become_root()
+    os.setgroups([])
+    privileges.set_dumpable(False)
+    for which, soft, hard in settings["rlimits"]:
+        resource.setrlimit(which, (soft, hard))
+
+
+class MachineAgent(Agent):
+    """See `Agent`."""
+
+    groups: MachineGroups
+
+    def _finish(self, run: Exec) -> None:
+        """The kernel that knows who was killed for lack of memory is the guest's."""
+        if not run.killed_by and self.groups.oom_kills(run.number):
+            run.killed_by = wire.KILLED_BY_MEMORY_WATCHDOG
+        super()._finish(run)
+
+    def _do_freeze(self, _reply: wire.Socket, _fds: list[int], frozen: bool) -> bytes:
+        """Nothing that execs have started changes a file meanwhile."""
+        self.groups.freeze(frozen)
+        return b""
+
+    def _do_save(self, reply: wire.Socket, fds: list[int]) -> None:
+        """Write all of the root, without what is shown in it, to the pipe that came along, as tar."""
+        pack = functools.partial(trees.pack, fds[0], "/", one_file_system=True)
+        self._by_child(reply, fds, users.become_root, pack)
+
+    def _do_load(self, reply: wire.Socket, fds: list[int]) -> None:
+        """Unpack what `save` has written over the root."""
+        unpack = functools.partial(trees.unpack, fds[0], "/", one_file_system=True)
+        self._by_child(reply, fds, users.become_root, unpack)

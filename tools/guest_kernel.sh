@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# A kernel for the guests of the microVM backend, from Debian's package: only the image and the modules that
+# machines need, unpacked where DIRECTORY says. Needs apt-get and dpkg; run by root, everybody may read it.
+#   tools/guest_kernel.sh [DIRECTORY]
+set -euo pipefail
+into=${1:-/var/lib/ringfence/kernel}
+compgen -G "$into/boot/vmlinuz-*" >/dev/null && exit 0
+package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*-amd64\)$/\1/p' | head -n 1)
+[ -n "$package" ] || { echo "no kernel package is known here: apt-get update?" >&2; exit 1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+(cd "$work" && apt-get -q download "$package")
+mkdir "$work/new"
+dpkg --fsys-tarfile "$work"/*.deb | tar -x -C "$work/new" --wildcards \
+  './boot/vmlinuz-*' '*/modules.builtin' '*/virtio*.ko*' '*/9p*.ko*' '*/netfs.ko*' '*/fscache.ko*'
+chmod -R a+rX "$work/new"
+mkdir -p "$(dirname "$into")"
+rm -rf "$into"
+mv "$work/new" "$into"
