@@ -83,6 +83,9 @@ def _listener(port: int) -> socket.socket:
 def _bound(family: int, kind: int, address: tuple[str, int]) -> socket.socket:
     sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
+        if kind == socket.SOCK_STREAM:
+            # After a time without network: connections of the last one may still be on their way out.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)

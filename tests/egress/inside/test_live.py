@@ -110,6 +110,9 @@ def test_none_and_back(make: MakeSandbox, world: World) -> None:
     assert [] == world.left(mark)
     assert not connection.goes_on()
 
+    sandbox.apply_network_policy("a.test")
+    assert reaches(sandbox, "a.test")
+
 
 @pytest.mark.parametrize(
     ("first", "then"), [("a.test", "unrestricted"), ("unrestricted", "a.test")]
