@@ -187,7 +187,11 @@ def test_snapshots_keys_and_the_pool(type_: Type, sandbox: str) -> None:
     type_("exec", sandbox, "--", "sh", "-c", "echo kept > ~/file")
     saved = type_("snapshot", "create", sandbox, "--meta", "step=3").stdout.decode().strip()
     assert "step=3" in type_("snapshot", "list").stdout.decode()
-    again = type_("create", "--snapshot", saved).stdout.decode().strip()
+    words = ("--name", "again", "--ttl", "1h", "--label", "step=4")
+    again = type_("create", "--snapshot", saved, *words).stdout.decode().strip()
+    (listed,) = json.loads(type_("list", "--label", "step=4", "--json").stdout)
+    assert (again, "again") == (listed["id"], listed["name"])
+    assert 0 < listed["expires_in_s"] <= 3600
     assert b"kept\n" == type_("exec", again, "--", "cat", "file").stdout
     assert 0 == type_("rm", again).returncode
     assert 0 == type_("snapshot", "rm", saved).returncode

@@ -39,17 +39,25 @@ def create(argv: Sequence[str]) -> int:
     return 0
 
 
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """What the spec of a server's sandbox has beyond that of one for a command alone."""
+    changes: dict[str, Any] = {}
+    if "label" in given:
+        changes["labels"] = remote.key_values(given["label"], "label")
+    if "ttl" in given:
+        changes["ttl_s"] = parse_duration(given["ttl"], "ttl_s")
+    return changes
+
+
 def _make(client: Client, given: dict[str, Any]) -> RemoteSandbox:
     if "snapshot" in given:
-        others = {"name", "server", "key-file", "json", "snapshot"}
+        others = {"name", "label", "ttl", "server", "key-file", "json", "snapshot"}
         if more := sorted(set(given) - others):
             hint = "a restored sandbox is as the one that was saved"
             raise InvalidRequest("cannot be given with --snapshot", field=more[0], hint=hint)
-        return client.restore(given["snapshot"])
+        return client.restore(given["snapshot"], name=given.get("name", ""), **_changes(given))
     spec = make_spec({"mount": [], **given}, ())
-    changes: dict[str, Any] = {"labels": remote.key_values(given.get("label", ()), "label")}
-    if "ttl" in given:
-        changes["ttl_s"] = parse_duration(given["ttl"], "ttl_s")
+    changes = _changes(given)
     if "idle-timeout" in given:
         idle = parse_duration(given["idle-timeout"], "idle-timeout")
         changes["limits"] = {**spec.limits.to_json(), "idle_timeout_s": idle}

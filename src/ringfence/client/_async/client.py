@@ -123,13 +123,20 @@ class AsyncClient:
         spec: SandboxSpec | None = None,
         *,
         secrets: Mapping[str, str] | None = None,
+        name: str = "",
         idempotency_key: str | None = None,
+        **changes: Any,
     ) -> AsyncRemoteSandbox:
-        """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
-        if spec is not None and secrets is not None:
-            raise InvalidRequest("give them in the spec", field="secrets")
-        body = body_of(spec) if spec is not None else {}
-        body["snapshot_id"] = snapshot_id
+        """A new sandbox with the files of a snapshot; see `Sandbox.restore`.
+
+        Args:
+            changes: Fields of the spec, such as `ttl_s`, instead of those it was saved under.
+        """
+        if spec is not None and (secrets is not None or changes):
+            field = "secrets" if secrets is not None else next(iter(changes))
+            raise InvalidRequest("give them in the spec", field=field)
+        body = body_of(spec) if spec is not None else _changed(changes)
+        body |= {"snapshot_id": snapshot_id, "name": name}
         if secrets is not None:
             body["secrets"] = dict(secrets)
         return await made(
@@ -304,6 +311,13 @@ def _spec_of(view: SandboxView) -> SandboxSpec:
         tier=view.tier,
         profile=view.profile,
     )
+
+
+def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of some fields of a spec."""
+    parts = {"mounts": (), "network": "none", "limits": None, **given}
+    spec = make_spec(None, parts.pop("mounts"), parts.pop("network"), parts.pop("limits"), parts)
+    return {name: value for name, value in body_of(spec).items() if name in given}
 
 
 def _given(request: ExecutionRequest) -> dict[str, Any]:
