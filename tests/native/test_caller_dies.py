@@ -214,6 +214,70 @@ def test_a_forked_child_gets_its_own_zygote_and_harms_nothing() -> None:
         assert until(lambda: 2 == len(pids_with(length)))
 
 
+_LEFT_BY_CHILDREN = """
+def drop(box):
+    box.clear()
+
+def leave(box):
+    with box[0]:
+        pass
+
+with Sandbox.create() as sandbox:
+    for end in (drop, leave):
+        box = [sandbox] if end is leave else [Sandbox.create()]
+        child = os.fork()
+        if child == 0:
+            try:
+                end(box)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        say(box[0].exec(["echo", "still here"]).stdout_text)
+        box[0].terminate()
+"""
+
+
+def test_what_a_forked_child_drops_or_leaves_is_the_parents() -> None:
+    with Caller(_LEFT_BY_CHILDREN) as caller:
+        assert ["still here\n"] * 2 == [caller.hear(), caller.hear()]
+
+
+_IGNORES = """
+with Sandbox.create() as sandbox:
+    say([sandbox.exec(["sh", "-c", script]).exit_code for script in ("exit 3", "kill $$; exit 4")])
+"""
+
+
+def test_signals_that_the_caller_ignores_are_not_ignored_inside() -> None:
+    """What waits for children would never hear of them, and `kill` would do nothing."""
+    with Caller(
+        _IGNORES, under=("sh", "-c", "trap '' CHLD TERM HUP INT; exec \"$@\"", "sh")
+    ) as caller:
+        assert [3, None] == caller.hear()
+        assert (0, "") == caller.finish()
+
+
+_FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+try:
+    with Sandbox.create() as sandbox:
+        say(sandbox.exec(["echo", "enough"]).stdout_text)
+except Exception as exc:
+    say([type(exc).__name__, str(exc)])
+"""
+
+
+def test_too_few_files_are_said_to_be_too_few() -> None:
+    with Caller(_FEW_FILES, 64) as caller:
+        kind, text = caller.hear()
+    with Caller(_FEW_FILES, 128) as caller:
+        assert "enough\n" == caller.hear()
+
+    assert "ResourceExhausted" == kind
+    assert "ulimit -n" in text
+
+
 _EXEC = """
 sandbox, process = make("mounted", sys.argv[1], sys.argv[2])
 tell(sandbox)

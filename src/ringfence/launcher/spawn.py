@@ -5,6 +5,7 @@ So it imports next to nothing, and lies here, behind the fewest packages.
 
 from __future__ import annotations
 
+import _signal as signal
 import _socket as socket
 import os
 import sys
@@ -60,6 +61,8 @@ def spawn(code: str = ZYGOTE, *arguments: str, outlives: bool = False) -> Starte
             file_actions=actions,
             setsid=True,
             setsigmask=[],
+            # What the caller ignores would stay so: without SIGCHLD nobody hears of an exec's end.
+            setsigdef=signal.valid_signals(),
         )
     except BaseException:
         ours.close()

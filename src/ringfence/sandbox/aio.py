@@ -469,6 +469,8 @@ class AsyncSandbox:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        if not self._sandbox._is_ours:
+            return  # the copy of a forked child
         # Not cancellable halfway: the sandbox is ended even when this task is cancelled.
         future = _control.submit(self._sandbox.terminate)
         await resolve(_shield(future))

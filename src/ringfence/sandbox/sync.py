@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from ..backends.registry import backend_named, backend_of, provision, tier_of
@@ -48,6 +49,7 @@ class Sandbox:
 
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
         self._inner = inner
+        self._maker = os.getpid()
         self.spec = spec
         self.files = Files(inner.files)
         self._exposures: list[Exposure] = []
@@ -368,13 +370,19 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this process made it. A forked child only has a copy, whose end means nothing."""
+        return os.getpid() == self._maker
+
     def __exit__(self, *_exc: object) -> None:
-        self.terminate()
+        if self._is_ours:
+            self.terminate()
 
     def __del__(self) -> None:
         # Dropped without terminate(): nothing else would ever end it.
         inner = getattr(self, "_inner", None)
-        if inner is not None and inner.session.state != "terminated":
+        if inner is not None and self._is_ours and inner.session.state != "terminated":
             import warnings
 
             warnings.warn(

@@ -232,7 +232,7 @@ class LocalExec:
         elif report.spawn_errno == 11:
             self._problem = ExecError(
                 "the sandbox is at its processes limit",
-                hint="end some or raise limits.pids",
+                hint="end some, raise limits.pids, or raise `ulimit -u` of this process",
                 retryable=True,
             )
         elif report.spawn_errno == 7:

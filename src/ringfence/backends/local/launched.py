@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 from _thread import allocate_lock
 
-from ...errors import IsolationError, SandboxLost
+from ...errors import IsolationError, ResourceExhausted, SandboxLost
 from ...launcher import wire
 from ...launcher.spawn import Started, spawn
 from .answers import answer
@@ -19,9 +20,16 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 60.0
 _END_MS = 10_000
+_LEAST_FILES = 128
 
 
 def _spawn(code: str, outlives: bool) -> Started:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < _LEAST_FILES:
+        raise ResourceExhausted(
+            f"this process may have only {most} files open, and what makes sandboxes needs {_LEAST_FILES}",
+            hint="raise `ulimit -n`",
+        )
     try:
         return spawn(code, outlives=outlives)
     except OSError as exc:

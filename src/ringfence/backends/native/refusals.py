@@ -6,6 +6,7 @@ import errno
 import os
 
 from ...errors import InvalidRequest, IsolationError
+from ..local.host import out_of_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def error_of(exc: Refused) -> RingfenceError:
     """The error for a start that the kernel refused, with the fix that fits."""
     hint = "run `ringfence doctor` to see what this host allows"
     text = exc.strerror or str(exc)
+    if problem := out_of_files(exc):
+        return problem
     verb, _, target = text.partition(": ")[0].partition(" ")
     if verb in ("bind", "bind_inside", "session_dir") and exc.errno in _BAD_TARGETS:
         reason = f"{target}: nothing can be mounted there: {os.strerror(exc.errno)}"
@@ -41,4 +44,6 @@ def error_of(exc: Refused) -> RingfenceError:
             "since 5.19, network file systems cannot): keep the directory on another one, such as "
             "ext4, xfs or btrfs, or start as an ordinary user who owns it"
         )
+    elif exc.errno == errno.EFBIG:
+        hint = "raise `ulimit -f`: it counts for the sandbox's own files, too"
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
