@@ -69,10 +69,27 @@ find_new_enough() {
   return 1
 }
 
+# lend_python NAME: a Python that only we may execute, copied to where that user may. It finds its library beside itself.
+lend_python() {
+  local own target=$stage/python-$1
+  own=$("$(find_new_enough)" -c 'import sys; print(sys.base_prefix)') && mkdir "$target" &&
+    tar -C "$own" -c --exclude=test --exclude=__pycache__ --exclude='*.a' bin lib | tar -C "$target" -x --no-same-owner &&
+    python3 - "$target"/bin/python"$version" "$own" <<'PATCH' &&
+import sys
+
+path, prefix = sys.argv[1], f"{sys.argv[2]}/lib\0".encode()
+with open(path, "rb") as file:
+    program = file.read()
+with open(path, "wb") as file:
+    file.write(program.replace(prefix, b"$ORIGIN/../lib".ljust(len(prefix), b"\0")))
+PATCH
+    "${become[@]}" env "$target/bin/python$version" -c 'import ssl' && printf '%s\n' "$target/bin/python$version"
+}
+
 install() {  # NAME: its environment, from uv's cache where that has it
   local name=$1 python version
   version=$(python_of "$name")
-  python=$(find_new_enough "${become[@]}") || {
+  python=$(find_new_enough "${become[@]}") || python=$(lend_python "$name") || {
     python=$(find_new_enough) && touch "$stage/$name.as-root"
   } || { echo "no Python $version or newer was found"; return 1; }
   "$uv" venv -q --no-config --python "$python" "$stage/$name" &&
@@ -117,7 +134,7 @@ run() {  # NAME
       TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$packages/bin:/usr/local/bin:/usr/bin:/bin" \
       RINGFENCE_SUITE_NODE="$(node_of "$packages")" RINGFENCE_SUITE_NPM="$stage/npm-$packages" \
       RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" \
-      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONDONTWRITEBYTECODE=1 \
+      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONPYCACHEPREFIX="$home/cache" \
       "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
       "tests/suites/$directory" </dev/null
   ) >"build/suite-$name.log" 2>&1

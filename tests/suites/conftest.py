@@ -11,6 +11,15 @@ import pytest
 collect_ignore_glob = [] if os.environ.get("RINGFENCE_SUITE") else ["*/test_*.py"]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What asks nothing of a backend is judged once, and not again over another one or as root."""
+    if "-" not in os.environ.get("RINGFENCE_SUITE", "").replace("-next", ""):
+        return
+    once = [item for item in items if item.get_closest_marker("once")]
+    config.hook.pytest_deselected(items=once)
+    items[:] = [item for item in items if item not in once]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A suite skips what a backend cannot do: here that is a rule not kept."""

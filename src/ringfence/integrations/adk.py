@@ -64,7 +64,7 @@ class RingfenceCodeExecutor(BaseCodeExecutor):
                 max_output_bytes=OUTPUT_BYTES,
             )
             files = _outputs(sandbox)
-        note = outcome.ended_early(result)
+        note = outcome.notes(result)
         return CodeExecutionResult(
             stdout=result.stdout_text,
             stderr=f"{result.stderr_text}{note}",

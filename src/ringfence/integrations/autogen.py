@@ -92,7 +92,7 @@ class RingfenceCodeExecutor(CodeExecutor, Component[RingfenceExecutorConfig]):
             task = asyncio.ensure_future(self._run([*program, block.code]))
             cancellation_token.link_future(task)
             result = await task
-            note = outcome.ended_early(result)
+            note = outcome.notes(result)
             output += result.stdout_text + result.stderr_text + note
             code = outcome.exit_code(result)
             if code != 0:

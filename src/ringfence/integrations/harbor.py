@@ -36,7 +36,17 @@ HOST_USERLAND = "default"
 OUTPUT_BYTES = 16 << 20
 _OF_HARBOR = ("/logs", "/tests", "/solution", "/installed-agent")
 _NOT_BUILT = {"from", "workdir", "label", "env", "cmd"}
-_OURS = {"image", "server", "allow_degraded", "backend", "tier", "profile", "python_env", "env"}
+_OURS = {
+    "image",
+    "server",
+    "allow_degraded",
+    "backend",
+    "tier",
+    "profile",
+    "python_env",
+    "env",
+    "user",
+}
 
 
 class RingfenceEnvironment(BaseEnvironment):
@@ -114,9 +124,11 @@ class RingfenceEnvironment(BaseEnvironment):
         workdir = effective_exec_cwd(None, self.task_env_config.workdir, self._workdir) or "/app"
         directories = dict.fromkeys((*_OF_HARBOR, workdir))
         image = self._image_of_task()
+        # Harbor works as root beside the task's user; an image says itself who it starts as.
+        root: dict[str, Any] = {"user": "root"} if image == HOST_USERLAND else {"image": image}
         return {
+            **root,
             **self._options,
-            **({} if image == HOST_USERLAND else {"image": image}),
             "mounts": [Mount(path, "", READ_WRITE, protect=()) for path in directories],
             "workdir": workdir,
             "limits": limits,
@@ -164,7 +176,7 @@ class RingfenceEnvironment(BaseEnvironment):
             user=self._resolve_user(user),
             max_output_bytes=OUTPUT_BYTES,
         )
-        note = outcome.ended_early(result)
+        note = outcome.notes(result)
         return ExecResult(
             stdout=result.stdout_text,
             stderr=f"{result.stderr_text}\n{note}" if note else result.stderr_text,

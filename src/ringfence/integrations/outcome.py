@@ -40,6 +40,12 @@ def exit_code(result: ExecResult) -> int:
     return _SIGNALLED + result.signal
 
 
+def notes(result: ExecResult) -> str:
+    """What whoever reads the output must know besides: that it was cut, and what ended the command."""
+    cut = "[the output was longer; the rest was cut]" if result.truncated else ""
+    return "\n".join(filter(None, (cut, ended_early(result))))
+
+
 def ended_early(result: ExecResult) -> str:
     """One line on what ended it, for whoever reads the output; empty when it ended by itself."""
     if result.timed_out:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.code_executors.code_execution_utils import CodeExecutionInput, File
+from google.adk.code_executors.code_execution_utils import (
+    CodeExecutionInput,
+    CodeExecutionResult,
+    File,
+)
 
-from ringfence.integrations.adk import RingfenceCodeExecutor
+from ringfence.integrations.adk import OUTPUT_BYTES, RingfenceCodeExecutor
+from tests.suites import at_once, left
+from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
 
@@ -44,13 +52,48 @@ def test_a_failure_and_a_timeout_are_results(executor: RingfenceCodeExecutor) ->
     failed = executor.execute_code(NOBODY, CodeExecutionInput("raise ValueError('no')"))
     code = "import subprocess; subprocess.run(['setsid', 'sleep', '4391'])"
     late = executor.execute_code(NOBODY, CodeExecutionInput(code))
-    look = "import subprocess; subprocess.run(['pgrep', '-f', 'sleep 439[1]'])"
+    look = f"import subprocess; subprocess.run({left.look(4391)!r}, shell=True)"
 
     assert (1, True) == (failed.exit_code, "ValueError: no" in failed.stderr)
     assert (124, True) == (late.exit_code, "timed out" in late.stderr)
-    assert "" == executor.execute_code(NOBODY, CodeExecutionInput(look)).stdout
+    assert "none\n" == executor.execute_code(NOBODY, CodeExecutionInput(look)).stdout
 
 
+def test_too_much_output_is_cut_and_says_so(executor: RingfenceCodeExecutor) -> None:
+    def say(count: int) -> CodeExecutionResult:
+        return executor.execute_code(NOBODY, CodeExecutionInput(f"print('x' * {count}, end='')"))
+
+    whole, cut = say(OUTPUT_BYTES // 2), say(OUTPUT_BYTES + 1)
+
+    assert (OUTPUT_BYTES // 2, "") == (len(whole.stdout), whole.stderr)
+    assert len(cut.stdout) <= OUTPUT_BYTES
+    assert "was cut" in cut.stderr
+
+
+def test_fifty_at_once(tmp_path: Path) -> None:
+    """ADK waits in threads: fifty of them."""
+    mount = at_once.mount(tmp_path)
+
+    def one(number: int) -> str:
+        executor = RingfenceCodeExecutor(**options(mounts=[mount]))
+        try:
+            code = (
+                f"import subprocess; print(subprocess.call({at_once.script(number)!r}, shell=True))"
+            )
+            return str(executor.execute_code(NOBODY, CodeExecutionInput(code)).stdout)
+        finally:
+            executor.terminate()
+
+    with ThreadPoolExecutor(at_once.CROWD) as threads:
+        assert ["0\n"] * at_once.CROWD == list(threads.map(one, range(at_once.CROWD)))
+
+
+@pytest.mark.once
+def test_the_example(tmp_path: Path) -> None:
+    assert "5050" in output_of("adk_agent", tmp_path)
+
+
+@pytest.mark.once
 def test_over_a_server() -> None:
     with serving() as server:
         executor = RingfenceCodeExecutor(server=server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
-from ringfence.integrations.harbor import RingfenceEnvironment
+from ringfence.integrations.harbor import OUTPUT_BYTES, RingfenceEnvironment
+from tests.suites import at_once, left
+from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
 
@@ -53,11 +56,13 @@ def test_nobody(tmp_path: Path) -> None:
     assert [0.0] * 3 == list(trials("nop", tmp_path).values())
 
 
-def environment(where: Path, **more: Any) -> RingfenceEnvironment:
+def environment(
+    where: Path, kind: type[RingfenceEnvironment] = RingfenceEnvironment, **more: Any
+) -> RingfenceEnvironment:
     """One trial's, without a trial."""
     directory = where / "environment"
     directory.mkdir(exist_ok=True)
-    return RingfenceEnvironment(
+    return kind(
         environment_dir=directory,
         environment_name="task",
         session_id="task__1__env",
@@ -82,13 +87,13 @@ async def test_a_trial_by_hand(tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         await made.download_dir("/app/tree", tmp_path / "out")
         late = await made.exec("setsid sleep 4381 & wait", timeout_sec=1)
-        left = await made.exec("pgrep -f 'sleep 438[1]'")
+        gone = await made.exec(left.look(4381))
     finally:
         await made.stop(delete=True)
 
     assert "kept\nnew" == listed.stdout
     assert "new" == (tmp_path / "out" / "sub" / "file").read_text()
-    assert (124, "") == (late.return_code, left.stdout)
+    assert (124, "none\n") == (late.return_code, gone.stdout)
 
 
 async def test_the_network_changes_under_it(tmp_path: Path) -> None:
@@ -107,6 +112,66 @@ async def test_the_network_changes_under_it(tmp_path: Path) -> None:
     assert (2, 0, 2) == (before.return_code, after.return_code, other.return_code)
 
 
+async def test_cancelled_it_leaves_no_process(tmp_path: Path) -> None:
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        task = asyncio.create_task(made.exec("echo > /app/began; setsid sleep 4382 & wait"))
+        while (await made.exec("test -e /app/began")).return_code:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while "none\n" != (await made.exec(left.look(4382))).stdout:
+            await asyncio.sleep(0.01)
+    finally:
+        await made.stop(delete=True)
+
+
+async def test_too_much_output_is_cut_and_says_so(tmp_path: Path) -> None:
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        whole = await made.exec(f"head -c {OUTPUT_BYTES // 2} /dev/zero")
+        cut = await made.exec(f"head -c {OUTPUT_BYTES + 1} /dev/zero")
+    finally:
+        await made.stop(delete=True)
+
+    assert (OUTPUT_BYTES // 2, "") == (len(whole.stdout), whole.stderr)
+    assert len(cut.stdout) <= OUTPUT_BYTES
+    assert "was cut" in cut.stderr
+
+
+async def test_fifty_at_once(tmp_path: Path) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    mount = at_once.mount(meeting)
+
+    class Meeting(RingfenceEnvironment):
+        def _arguments(self) -> dict[str, Any]:
+            arguments = super()._arguments()
+            return {**arguments, "mounts": [*arguments["mounts"], mount]}
+
+    async def one(number: int) -> int:
+        where = tmp_path / str(number)
+        where.mkdir()
+        made = environment(where, Meeting)
+        await made.start(force_build=False)
+        try:
+            return (await made.exec(at_once.script(number))).return_code
+        finally:
+            await made.stop(delete=True)
+
+    crowd = range(at_once.CROWD)
+    assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
+
+
+@pytest.mark.once
+def test_the_example(tmp_path: Path) -> None:
+    assert "reward 1.0\n" == output_of("harbor_trial", tmp_path)
+
+
+@pytest.mark.once
 async def test_over_a_server(tmp_path: Path) -> None:
     (tmp_path / "given").write_text("there")
     with serving() as server:

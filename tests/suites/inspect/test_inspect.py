@@ -25,7 +25,7 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironment
 from ringfence.model.spec import OWN_ROOT
-from tests.suites import at_once
+from tests.suites import at_once, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -68,7 +68,7 @@ async def test_cancelled_it_leaves_no_process(sandbox_env: SandboxEnvironment) -
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while (await sandbox_env.exec(["pgrep", "-f", "sleep 434[2]"])).success:
+    while "none\n" != (await sandbox_env.exec(["sh", "-c", left.look(4342)])).stdout:
         await asyncio.sleep(0.01)
 
 
@@ -136,10 +136,12 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
     assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
 
 
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "5891b5b5 1.0\n" == output_of("inspect_task", tmp_path)
 
 
+@pytest.mark.once
 async def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server:
         made = await RingfenceEnvironment.sample_init("task", RingfenceConfig(server=server), {})

@@ -13,7 +13,7 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 from ringfence.errors import SandboxNotFound
 from ringfence.integrations.deepagents_code import RingfenceProvider
 from ringfence.integrations.langchain import RingfenceBackend
-from tests.suites import at_once
+from tests.suites import at_once, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -85,7 +85,7 @@ def test_a_timeout_leaves_no_process(backend: RingfenceBackend) -> None:
     assert 124 == answer.exit_code
     assert "began" in answer.output
     assert "timed out" in answer.output
-    assert "" == backend.execute("pgrep -f 'sleep 432[1]'").output
+    assert "none\n" == backend.execute(left.look(4321)).output
 
 
 async def test_cancelled_it_leaves_no_process(backend: RingfenceBackend) -> None:
@@ -95,7 +95,7 @@ async def test_cancelled_it_leaves_no_process(backend: RingfenceBackend) -> None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while (await backend.aexecute("pgrep -f 'sleep 432[2]'")).output:
+    while "none\n" != (await backend.aexecute(left.look(4322))).output:
         await asyncio.sleep(0.01)
 
 
@@ -115,10 +115,12 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
     assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
 
 
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox\n5050\n" in output_of("langchain_agent", tmp_path)
 
 
+@pytest.mark.once
 def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server, RingfenceBackend(server=server) as backend:
         backend.upload_files([("/tmp/given", b"from here\n")])

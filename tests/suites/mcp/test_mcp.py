@@ -298,10 +298,12 @@ def test_only_loopback_is_served() -> None:
     assert "http:" in run.stderr
 
 
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29]\n" == output_of("mcp_client", tmp_path)
 
 
+@pytest.mark.once
 async def test_over_a_server(tmp_path: Path) -> None:
     with remote.serving() as server:
         async with over_stdio("--server", server) as session:

@@ -22,7 +22,7 @@ from ringfence.integrations.openai_agents import (
     RingfenceSandboxClient,
     RingfenceSandboxClientOptions,
 )
-from tests.suites import at_once
+from tests.suites import at_once, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -158,7 +158,7 @@ async def test_a_hostile_archive_is_refused(session: Any) -> None:
 async def test_a_timeout_leaves_no_process(session: Any) -> None:
     with pytest.raises(ExecTimeoutError):
         await session.exec("setsid sleep 4371 & wait", timeout=1)
-    assert b"" == (await session.exec("pgrep -f 'sleep 437[1]'")).stdout
+    assert b"none\n" == (await session.exec(left.look(4371))).stdout
 
 
 async def test_cancelled_it_leaves_no_process(session: Any) -> None:
@@ -168,7 +168,7 @@ async def test_cancelled_it_leaves_no_process(session: Any) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while (await session.exec("pgrep -f 'sleep 437[2]'")).ok():
+    while b"none\n" != (await session.exec(left.look(4372))).stdout:
         await asyncio.sleep(0.01)
 
 
@@ -186,11 +186,13 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
     assert [0 for _ in crowd] == await asyncio.gather(*(one(number) for number in crowd))
 
 
+@pytest.mark.once
 async def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server:
         answers = await _run(RingfenceSandboxClient(server=server), "echo there > a", "cat a")
     assert "there" in answers[1]
 
 
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox" in output_of("openai_agent", tmp_path)

@@ -18,7 +18,7 @@ from pydantic_ai.workspaces import (
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from ringfence.integrations.pydantic_ai import RingfenceWorkspace
-from tests.suites import at_once
+from tests.suites import at_once, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -88,7 +88,7 @@ async def test_a_timeout_leaves_no_process(backend: RingfenceWorkspace) -> None:
     with pytest.raises(WorkspaceTimeoutError) as caught:
         await backend.run("echo began; setsid sleep 4331 & wait", shell=True, timeout=1)
     assert "began\n" == caught.value.stdout
-    assert "" == (await backend.run(["pgrep", "-f", "sleep 433[1]"])).stdout
+    assert "none\n" == (await backend.run(left.look(4331), shell=True)).stdout
 
 
 async def test_cancelled_it_leaves_no_process(backend: RingfenceWorkspace) -> None:
@@ -98,7 +98,7 @@ async def test_cancelled_it_leaves_no_process(backend: RingfenceWorkspace) -> No
         while not await backend.exists(began):
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    while (await backend.run(["pgrep", "-f", "sleep 433[2]"])).stdout:
+    while "none\n" != (await backend.run(left.look(4332), shell=True)).stdout:
         await anyio.sleep(0.01)
 
 
@@ -121,10 +121,12 @@ async def test_fifty_at_once(tmp_path: Path, made: list[RingfenceWorkspace]) -> 
     assert [0] * at_once.CROWD == codes
 
 
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox\n42\n" == output_of("pydantic_ai_agent", tmp_path)
 
 
+@pytest.mark.once
 async def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server:
         workspace = RingfenceWorkspace(server=server)

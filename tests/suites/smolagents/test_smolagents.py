@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from smolagents.utils import AgentError
 
 from ringfence.integrations.smolagents import RingfenceExecutor
+from tests.suites import at_once, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -51,7 +53,7 @@ def test_a_timeout_leaves_no_process(executor: RingfenceExecutor) -> None:
     with pytest.raises(AgentError, match="longer than 2 s"):
         executor("subprocess.run(['setsid', 'sleep', '4361'])")
 
-    assert "" == executor.sandbox.exec(["pgrep", "-f", "sleep 436[1]"]).stdout_text
+    assert "none\n" == executor.sandbox.exec(["sh", "-c", left.look(4361)]).stdout_text
     with pytest.raises(AgentError, match="NameError"):
         executor("print(a)")
 
@@ -76,6 +78,7 @@ def test_a_package_that_cannot_be_had_is_an_error() -> None:
         RingfenceExecutor(["no-such-package-anywhere"], **options())
 
 
+@pytest.mark.once
 def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server:
         executor = RingfenceExecutor(server=server)
@@ -84,5 +87,24 @@ def test_over_a_server(tmp_path: Path) -> None:
         executor.cleanup()
 
 
+def test_fifty_at_once(tmp_path: Path) -> None:
+    """smolagents waits in threads: fifty of them."""
+    mount = at_once.mount(tmp_path)
+
+    def one(number: int) -> str:
+        executor = RingfenceExecutor(**options(mounts=[mount]))
+        try:
+            script = at_once.script(number)
+            return str(
+                executor(f"import subprocess; subprocess.call({script!r}, shell=True)").output
+            )
+        finally:
+            executor.cleanup()
+
+    with ThreadPoolExecutor(at_once.CROWD) as threads:
+        assert ["0"] * at_once.CROWD == list(threads.map(one, range(at_once.CROWD)))
+
+
+@pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "120" in output_of("smolagents_agent", tmp_path)
