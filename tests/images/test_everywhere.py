@@ -101,6 +101,8 @@ def test_what_the_configuration_says(create: Create, tmp_path: Path, store: Imag
     with create("made", user=None) as sandbox:
         told = sandbox.shell("id -u; pwd; echo $HOME $USER $A; echo > mine; ls mine")
         run = sandbox.exec(image.argv)
+    with create("made", user="1000", workdir="/usr/new/place") as sandbox:
+        assert "/usr/new/place\n" == sandbox.shell("touch mine; pwd").stdout_text
     with create("made", user="1000", workdir="/tmp", env={"HOME": "/x", "A": "c"}) as sandbox:
         asked = sandbox.shell("id -u; pwd; echo $HOME $A")
 

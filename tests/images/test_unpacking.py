@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import tarfile
@@ -174,6 +175,47 @@ def test_damaged_layers_are_refused_or_harmless(
     except ImageRefused:
         pass
     assert {"root", "layer-0"} == {path.name for path in place.iterdir()}
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_names_sizes_and_times_of_every_dialect(target: Path, form: int) -> None:
+    """What a general writer puts down for long names and odd times is read as it was meant."""
+    deep = "/".join(["d" * 60] * 2) + "/" + "n" * (60 if form == tarfile.USTAR_FORMAT else 150)
+    far = "t" * (90 if form == tarfile.USTAR_FORMAT else 200)
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as tar:
+        first = tarfile.TarInfo(deep)
+        first.size, first.mtime, first.mode = 3, 1_600_000_000.25, 0o640
+        if form == tarfile.USTAR_FORMAT:
+            first.mtime = 1_600_000_000
+        tar.addfile(first, io.BytesIO(b"one"))
+        link = tarfile.TarInfo("./link//to/")
+        link.type, link.linkname = tarfile.SYMTYPE, far
+        tar.addfile(link)
+        old = tarfile.TarInfo("old/")
+        old.type = tarfile.AREGTYPE  # as directories were before there were any
+        tar.addfile(old)
+    times = {tarfile.PAX_FORMAT: 1_600_000_000_250_000_000}
+
+    _unpack(target, gzip.compress(made.getvalue()[:700]) + gzip.compress(made.getvalue()[700:]))
+
+    info = os.stat(target / deep)
+    assert ("one", 0o640) == ((target / deep).read_text(), stat.S_IMODE(info.st_mode))
+    assert times.get(form, 1_600_000_000_000_000_000) == info.st_mtime_ns
+    assert far == os.readlink(target / "link/to")
+    assert (target / "old").is_dir()
+
+
+def test_files_with_holes_are_refused(target: Path) -> None:
+    """Nothing that builds images writes them, and two readers may see two files in one."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        sparse = tarfile.TarInfo("sparse")
+        sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.realsize": "5"}
+        tar.addfile(sparse)
+
+    with pytest.raises(ImageRefused, match="layers have not"):
+        _unpack(target, made.getvalue())
 
 
 def test_a_file_that_is_no_archive(target: Path) -> None:

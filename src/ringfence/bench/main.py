@@ -8,7 +8,7 @@ import os
 import sys
 
 from . import report
-from .measures import backends, create, egress, files, parked, run, server, throughput
+from .measures import backends, create, egress, files, images, parked, run, server, throughput
 from .measures import exec as exec_
 from .rows import Missing, Row
 from .settings import Settings
@@ -27,6 +27,7 @@ MEASURES: dict[str, Measure] = {
     "throughput": throughput.measure,
     "parked": parked.measure_memory,
     "files": files.measure,
+    "images": images.measure,
     "live": parked.measure_count,
     "egress": egress.measure,
     "server": server.measure,
@@ -41,6 +42,7 @@ _EXAMPLES = """measures:
   throughput  create and terminate, eight callers
   parked      memory of a waiting sandbox (needs root to see it)
   files       one file of 1 GiB in and out; beside cp
+  images      an image of 500 MiB unpacked; beside tar x
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back
   backends    with --backends: gVisor beside runsc, Docker beside docker exec

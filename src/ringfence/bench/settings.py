@@ -51,3 +51,7 @@ class Settings:
     @property
     def file_rounds(self) -> int:
         return 1 if self.quick else 3
+
+    @property
+    def image_bytes(self) -> int:
+        return 50 << 20 if self.quick else 500 << 20

@@ -204,8 +204,8 @@ BENCH = Command(
         Option("backends", "", "measure gVisor and Docker instead, beside their own command lines"),
         HELP,
     ),
-    words="create exec run throughput parked files live egress server backends",
-    details="Without a MEASURE, all of them: create, exec, run, throughput, parked, files, live, egress.",
+    words="create exec run throughput parked files images live egress server backends",
+    details="Without a MEASURE all of create, exec, run, throughput, parked, files, images, live, egress.",
     examples=(
         ("the server", "ringfence bench --server --quick"),
         ("everything, in seconds", "ringfence bench --quick"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import os
+import zlib
 from typing import IO, Any
 
 from ..errors import InvalidRequest
 
 NONE, GZIP, ZSTD = "", "gzip", "zstd"
 _MAGIC = ((GZIP, b"\x1f\x8b"), (ZSTD, b"\x28\xb5\x2f\xfd"))
+_WITH_HEADER = 31  # of zlib's window bits: gzip, checked
+_INPUT = 256 << 10
 _ZSTD_WINDOW = 128 << 20  # what `zstd -T0 -19 --long=27` needs; more is refused
 
 
@@ -29,14 +31,52 @@ def compression_of(path: str) -> str:
 
 def opened(fd: int, compression: str) -> IO[bytes]:
     """The tar stream of an open layer; owns the descriptor."""
-    raw = os.fdopen(fd, "rb", buffering=1 << 20)
+    raw = os.fdopen(fd, "rb", buffering=0)
     if compression == GZIP:
-        stream: Any = gzip.GzipFile(fileobj=raw)
+        stream: Any = _Gzip(raw)
         return stream  # type: ignore[no-any-return]
     if compression == ZSTD:
         reader: Any = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         return reader.stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return]
     return raw
+
+
+class _Gzip:
+    """Members one after the other, without the library's own second copy of every byte."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._rest = raw, b""
+        self._member: Any = None
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end.
+
+        Raises:
+            EOFError: It ends within a member.
+            zlib.error: It is damaged.
+        """
+        while self._member is not None or self._begin():
+            data = self._rest or self._raw.read(_INPUT)
+            found: bytes = self._member.decompress(data, size)
+            if self._member.eof:
+                self._rest, self._member = self._member.unused_data.lstrip(b"\0"), None
+            else:
+                self._rest = self._member.unconsumed_tail
+                if not found and not data:
+                    raise EOFError("the compressed stream ends too early")
+            if found:
+                return found
+        return b""
+
+    def _begin(self) -> bool:
+        """Whether there is another member; zeros between them are allowed."""
+        while not self._rest:
+            data = self._raw.read(_INPUT)
+            if not data:
+                return False
+            self._rest = data.lstrip(b"\0")
+        self._member = zlib.decompressobj(_WITH_HEADER)
+        return True
 
 
 def _zstandard() -> Any:

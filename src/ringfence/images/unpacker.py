@@ -13,27 +13,26 @@ Source: OCI image specification 1.1, "Image Layer Filesystem Changeset".
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import queue
 import resource
 import stat
 import sys
-import tarfile
-import threading
 import time
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 from ..linux import files, landlock, privileges, seccomp
 from ..policy import landlock as rules
 from ..policy.seccomp import Rule, SeccompPolicy, compile_filter
+from .ahead import Ahead, TooLargeError
 from .decompress import opened
+from .entries import DamagedError, Entries, Entry, Source
 
-_BUFFER = 1 << 20
 _MEMORY_BYTES = 2 << 30
-_PIECES_AHEAD = 8
+_LATEST_NS = (1 << 33) * 10**9
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_NAME = 4096
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -86,29 +85,27 @@ class Tree:
     def __init__(self, root: int, most_bytes: int, most_entries: int) -> None:
         self.root, self.left_bytes, self.left_entries = root, most_bytes, most_entries
         self._parent: tuple[str, int] | None = None
-        self._directories: dict[str, tuple[int, float]] = {}  # what they are to be in the end
+        self._directories: dict[str, tuple[int, int]] = {}  # what they are to be in the end
         self._made: set[str] = set()  # by the layer under way
 
-    def apply(self, layer: IO[bytes]) -> None:
+    def apply(self, layer: Source) -> None:
         """One layer on top of those before."""
         self._made.clear()
-        with tarfile.open(fileobj=layer, mode="r|", bufsize=_BUFFER) as tar:
-            for member in tar:
-                self._add(tar, member)
-                tar.members.clear()  # type: ignore[attr-defined]
-        while layer.read(_BUFFER):
-            pass  # what follows the archive's end belongs to the digest
+        entries = Entries(layer)
+        while entry := entries.next():
+            self._add(entries, entry)
+        entries.rest()
         self._leave()
 
     def finish(self) -> None:
         """The modes and times of directories, last: a read-only one would refuse its content."""
-        for path, (mode, modified_s) in sorted(self._directories.items(), reverse=True):
+        for path, (mode, modified_ns) in sorted(self._directories.items(), reverse=True):
             try:
                 fd = self._open(path, _DIRECTORY)
             except OSError:
                 continue  # a later layer put something else there
             os.fchmod(fd, mode)
-            os.utime(fd, (modified_s, modified_s))
+            os.utime(fd, ns=(modified_ns, modified_ns))
             os.close(fd)
 
     def _open(self, path: str, flags: int) -> int:
@@ -116,22 +113,22 @@ class Tree:
         resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
         return files.openat2(self.root, path or ".", flags, resolve=resolve)
 
-    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _add(self, entries: Entries, entry: Entry) -> None:
         self.left_entries -= 1
         if self.left_entries < 0:
             raise RefusedError("it has more files than are allowed")
-        path = _normal(member.name)
+        path = _normal(entry.name)
         if not path:
             return
         directory, _, name = path.rpartition("/")
         parent = self._enter(directory)
-        if name == _OPAQUE:
-            self._empty(parent, directory)
-        elif name.startswith(_WHITEOUT):
-            self._remove(parent, name[len(_WHITEOUT) :])
-        else:
-            self._make(tar, member, parent, path, name)
+        if not name.startswith(_WHITEOUT):
+            self._make(entries, entry, parent, path, name)
             self._made.add(path)
+        elif name == _OPAQUE:
+            self._empty(parent, directory)
+        else:
+            self._remove(parent, name[len(_WHITEOUT) :])
 
     def _enter(self, directory: str) -> int:
         """The descriptor of an entry's directory, made if the layer left it out."""
@@ -158,28 +155,19 @@ class Tree:
             os.close(parent)
         return self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
 
-    def _make(
-        self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, path: str, name: str
-    ) -> None:
-        if member.isdir():
-            self._make_directory(member, parent, path, name)
-            return
-        if not (member.isreg() or member.issym() or member.islnk() or member.isfifo()):
-            return  # a device: a sandbox has its own
-        self._remove(parent, name)
-        if member.isreg():
-            self._write(tar, member, parent, name)
-        elif member.issym():
-            os.symlink(member.linkname, name, dir_fd=parent)
-        elif member.islnk():
-            self._link(member, parent, name)
-        else:
-            os.mkfifo(name, member.mode & 0o777, dir_fd=parent)
-        if not member.islnk():
-            modified_s = _time(member)
-            os.utime(name, (modified_s, modified_s), dir_fd=parent, follow_symlinks=False)
+    def _make(self, entries: Entries, entry: Entry, parent: int, path: str, name: str) -> None:
+        if entry.kind == stat.S_IFDIR:
+            self._make_directory(entry, parent, path, name)
+        elif entry.kind in _MAKERS:
+            make = _MAKERS[entry.kind]
+            try:
+                make(self, entries, entry, parent, name)
+            except FileExistsError:  # of a lower layer, mostly: it is replaced
+                self._remove(parent, name)
+                make(self, entries, entry, parent, name)
+        # Else it is a device: a sandbox has its own.
 
-    def _make_directory(self, member: tarfile.TarInfo, parent: int, path: str, name: str) -> None:
+    def _make_directory(self, entry: Entry, parent: int, path: str, name: str) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
@@ -190,7 +178,7 @@ class Tree:
                     return
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
-        self._directories[path] = (member.mode & 0o1777, _time(member))
+        self._directories[path] = (entry.mode & 0o1777, _time(entry))
 
     def _is_directory(self, path: str) -> bool:
         try:
@@ -199,36 +187,43 @@ class Tree:
             return False
         return True
 
-    def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        self.left_bytes -= member.size
-        if self.left_bytes < 0:
-            raise RefusedError("it is larger than is allowed")
-        source: Any = tar.extractfile(member)
-        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
-        with open(fd, "wb", buffering=0) as file:
-            while data := source.raw.read(_BUFFER):  # through its buffer, all would be copied again
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
-            os.fchmod(fd, member.mode & 0o1777)
+    def _write(self, entries: Entries, entry: Entry, parent: int, name: str) -> None:
+        fd = os.open(name, _NEW_FILE, entry.mode & 0o777, dir_fd=parent)
+        try:
+            self.left_bytes -= entry.size
+            if self.left_bytes < 0:
+                raise RefusedError("it is larger than is allowed")
+            entries.copy(fd)
+            if entry.mode & stat.S_ISVTX:
+                os.fchmod(fd, entry.mode & 0o1777)
+            modified_ns = _time(entry)
+            os.utime(fd, ns=(modified_ns, modified_ns))
+        finally:
+            os.close(fd)
 
-    def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        directory, _, target = _normal(member.linkname).rpartition("/")
+    def _symlink(self, _entries: Entries, entry: Entry, parent: int, name: str) -> None:
+        os.symlink(entry.target, name, dir_fd=parent)
+        _touch(entry, parent, name)
+
+    def _fifo(self, _entries: Entries, entry: Entry, parent: int, name: str) -> None:
+        os.mkfifo(name, entry.mode & 0o777, dir_fd=parent)
+        _touch(entry, parent, name)
+
+    def _link(self, _entries: Entries, entry: Entry, parent: int, name: str) -> None:
+        directory, _, target = _normal(entry.target).rpartition("/")
         if not target:
-            raise RefusedError(f"{member.name!r} is a link to nothing")
+            raise RefusedError(f"{entry.name!r} is a link to nothing")
         try:
             source = self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
-            raise RefusedError(
-                f"{member.name!r} links to {member.linkname!r}: {exc.strerror}"
-            ) from exc
+            raise RefusedError(f"{entry.name!r} links to {entry.target!r}: {exc.strerror}") from exc
         try:
             found = os.stat(target, dir_fd=source, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
-                raise RefusedError(f"{member.name!r} is a hard link to a directory")
+                raise RefusedError(f"{entry.name!r} is a hard link to a directory")
             os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError as exc:
-            raise RefusedError(f"{member.name!r} links to {member.linkname!r}, not there") from exc
+            raise RefusedError(f"{entry.name!r} links to {entry.target!r}, not there") from exc
         finally:
             os.close(source)
 
@@ -293,52 +288,30 @@ def _normal(name: str) -> str:
     """
     if len(name) > _MOST_NAME or "\0" in name:
         raise RefusedError("it has a name that no file can have")
+    name = name.removeprefix("./").rstrip("/")
+    if name and "/." not in name and "//" not in name and name[0] not in "/.":
+        return name
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise RefusedError(f"{name!r} climbs out of the image")
     return "/".join(parts)
 
 
-def _time(member: tarfile.TarInfo) -> float:
-    return min(max(member.mtime, 0), 1 << 33)
+def _time(entry: Entry) -> int:
+    return min(max(entry.modified_ns, 0), _LATEST_NS)
 
 
-class _Ahead:
-    """A stream that is decompressed and hashed on another thread, a few pieces ahead of its reader.
+def _touch(entry: Entry, parent: int, name: str) -> None:
+    modified_ns = _time(entry)
+    os.utime(name, ns=(modified_ns, modified_ns), dir_fd=parent, follow_symlinks=False)
 
-    `zlib` and `hashlib` let go of the interpreter while they work.
-    """
 
-    def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
-        self._stream, self._left = stream, most_bytes
-        self.digest = hashlib.sha256()
-        self._pieces: queue.Queue[bytes | BaseException] = queue.Queue(_PIECES_AHEAD)
-        self._rest = memoryview(b"")
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            while piece := self._stream.read(_BUFFER):
-                self._left -= len(piece)
-                if self._left < 0:
-                    raise RefusedError("it is larger than is allowed")
-                self.digest.update(piece)
-                self._pieces.put(piece)
-            self._pieces.put(b"")
-        except BaseException as exc:  # noqa: BLE001  the reader raises it
-            self._pieces.put(exc)
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end."""
-        if not self._rest:
-            piece = self._pieces.get()
-            if isinstance(piece, BaseException):
-                raise piece
-            if not piece:
-                self._pieces.put(b"")  # for whoever asks again
-            self._rest = memoryview(piece)
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(found)
+_MAKERS: dict[int, Callable[[Tree, Entries, Entry, int, str], None]] = {
+    stat.S_IFREG: Tree._write,
+    stat.S_IFLNK: Tree._symlink,
+    stat.S_IFIFO: Tree._fifo,
+    0: Tree._link,
+}
 
 
 def main() -> None:
@@ -353,17 +326,19 @@ def main() -> None:
         for number, (opened_layer, (_, _, diff_id)) in enumerate(
             zip(streams, layers, strict=True), 1
         ):
-            stream: Any = _Ahead(opened_layer, most_bytes + (most_entries << 10))
+            stream = Ahead(opened_layer, most_bytes + (most_entries << 10))
             tree.apply(stream)
-            found = f"sha256:{stream.digest.hexdigest()}"
+            found = stream.digest()
             if diff_id and found != diff_id:
                 raise RefusedError(f"layer {number} is {found}, and should be {diff_id}")
         tree.finish()
         size = most_bytes - tree.left_bytes
         answer: dict[str, Any] = {"bytes": size, "entries": most_entries - tree.left_entries}
-    except RefusedError as exc:
+    except (RefusedError, DamagedError) as exc:
         answer = {"refused": str(exc)}
-    except (tarfile.TarError, EOFError, ValueError, MemoryError) as exc:
+    except TooLargeError:
+        answer = {"refused": "it is larger than is allowed"}
+    except (EOFError, ValueError, MemoryError, zlib.error) as exc:
         answer = {"refused": f"it is damaged: {exc!r}"}
     except OSError as exc:
         damaged = exc.errno is None  # of a decompressor

@@ -14,6 +14,7 @@ from ...errors import (
     SandboxLost,
 )
 from ...launcher import wire
+from ...linux import files
 from ...model.spec import SandboxSpec
 from ..local import agent_code, identity, template
 from ..local.agents import (
@@ -143,7 +144,7 @@ class DockerBackend(AgentBackend):
         from docker.types import LogConfig, Ulimit
 
         size: Sizes = sizes(spec, host())
-        files = Ulimit(name="nofile", soft=size.open_files, hard=size.open_files)
+        open_files = Ulimit(name="nofile", soft=size.open_files, hard=size.open_files)
         return {
             "image": image.image_from(self.client(), held, uid)
             if held
@@ -162,7 +163,7 @@ class DockerBackend(AgentBackend):
             "memswap_limit": size.memory_bytes,
             "pids_limit": size.pids + 1,
             "nano_cpus": int(spec.limits.cpus * 1e9) if spec.limits.cpus else None,
-            "ulimits": [files, Ulimit(name="core", soft=0, hard=0)],
+            "ulimits": [open_files, Ulimit(name="core", soft=0, hard=0)],
             "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64k"}),
             "restart_policy": {"Name": "no"},
             "tmpfs": _own_directories(spec, uid, held),
@@ -266,15 +267,25 @@ def _own_directories(spec: SandboxSpec, uid: int, held: Held | None) -> dict[str
     """The session's root and mounts where nothing has them yet: the engine's own / is root's."""
     wanted = [each.target for each in spec.mounts]
     root = session_root(spec)
-    if is_own(root) and not any(is_below(root, each) for each in wanted):
-        there = _has(held, root) if held else any(is_below(root, each) for each in image.OWN)
-        wanted += [] if there else ["/" + root.split("/")[1]]
+    if not any(is_below(root, each) for each in wanted):
+        if held:
+            wanted += [] if _has(held, root) else [root]
+        elif is_own(root) and not any(is_below(root, each) for each in image.OWN):
+            wanted.append("/" + root.split("/")[1])
     return dict.fromkeys(wanted, f"uid={uid},gid={uid},mode=0755,exec")
 
 
 def _has(held: Held, path: str) -> bool:
-    """Whether an image has the first directory of a path: there all is the user's."""
-    return path == "/" or os.path.lexists(f"{held.root}/{path.split('/')[1]}")
+    """Whether something is there in an image, wherever its own links lead."""
+    top = os.open(held.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
+        os.close(files.openat2(top, path, os.O_PATH, resolve=resolve))
+    except OSError:
+        return False
+    finally:
+        os.close(top)
+    return True
 
 
 __all__ = ["BackendUnavailable", "DockerBackend"]

@@ -20,7 +20,7 @@ from ..local.session import (
     check_least,
     check_sources,
     is_below,
-    is_own,
+    must_make,
     session_root,
 )
 from . import statx
@@ -404,9 +404,7 @@ def _add_session_mount(draft: Draft, mount: Mount, hidden: bool) -> None:
 
 def _make_workdir(draft: Draft) -> None:
     workdir = session_root(draft.spec)
-    made = [template.HOME, *(mount.target for mount in draft.mounts)]
-    is_made = any(is_below(workdir, directory) for directory in made)
-    if is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/")):
+    if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         draft.guest.append(("session_dir", workdir))
 
 

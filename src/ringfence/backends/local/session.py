@@ -10,8 +10,9 @@ from . import identity, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
 
 _SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
@@ -26,6 +27,15 @@ def is_own(path: str) -> bool:
 def session_root(spec: SandboxSpec) -> str:
     """Where relative paths start."""
     return spec.workdir or template.HOME
+
+
+def must_make(workdir: str, mounts: Sequence[ResolvedMount], *, of_image: bool) -> bool:
+    """Whether the session's root has to be made, in a root of the template's or an image's."""
+    in_mount = any(is_below(workdir, mount.target) for mount in mounts)
+    if of_image:  # also below /usr: all of it is the sandbox's own
+        return workdir != "/" and not in_mount
+    is_made = in_mount or is_below(workdir, template.HOME)
+    return is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/"))
 
 
 def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:

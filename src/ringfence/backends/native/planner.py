@@ -21,7 +21,7 @@ from ..local.session import (
     check_least,
     check_sources,
     is_below,
-    is_own,
+    must_make,
     session_root,
 )
 from ..local.sizes import Sizes, sizes
@@ -144,15 +144,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
     for mount in all_mounts(spec):
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
-    made = [template.HOME, *(m.target for m in draft.mounts)]
-    is_made = any(is_below(workdir, directory) for directory in made)
-    if draft.image:
-        is_needed = (
-            workdir != "/" and not is_made
-        )  # also below /usr: all of it is the sandbox's own
-    else:
-        is_needed = is_own(workdir) and (not is_made or workdir.startswith(template.HOME + "/"))
-    if is_needed:
+    if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     if spec.deny:

@@ -29,7 +29,7 @@ _PIECE = 1 << 20
 def measure(settings: Settings) -> Iterator[Row]:
     """MB/s; what is aimed for is the speed of `cp` in the same minute."""
     size = settings.file_bytes
-    with tempfile.TemporaryDirectory(prefix="ringfence-bench-", dir=_place(size)) as directory:
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-", dir=place_for(size)) as directory:
         source, target = f"{directory}/source", f"{directory}/target"
         _fill(source, size)
         with Sandbox.create() as sandbox:
@@ -39,7 +39,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 def _in(sandbox: Sandbox, source: str, target: str, rounds: int) -> Samples:
     def upload() -> float:
-        return _timed(
+        return timed(
             lambda: sandbox.files.upload(source, "copy"), lambda: sandbox.files.remove("copy")
         )
 
@@ -50,7 +50,7 @@ def _in(sandbox: Sandbox, source: str, target: str, rounds: int) -> Samples:
 
 def _out(sandbox: Sandbox, source: str, target: str, rounds: int) -> Samples:
     def download() -> float:
-        return _timed(lambda: sandbox.files.download("copy", target), lambda: os.unlink(target))
+        return timed(lambda: sandbox.files.download("copy", target), lambda: os.unlink(target))
 
     return take_turns({OURS: download, _CP: lambda: _cp(source, target)}, rounds, warm_up=1)
 
@@ -58,10 +58,10 @@ def _out(sandbox: Sandbox, source: str, target: str, rounds: int) -> Samples:
 def _cp(source: str, target: str) -> float:
     # A reflink copies nothing, and crossing into a sandbox it cannot be had.
     command = ["cp", "--reflink=never", source, target]
-    return _timed(lambda: subprocess.run(command, check=True), lambda: os.unlink(target))
+    return timed(lambda: subprocess.run(command, check=True), lambda: os.unlink(target))
 
 
-def _timed(work: Callable[[], object], undo: Callable[[], object]) -> float:
+def timed(work: Callable[[], object], undo: Callable[[], object]) -> float:
     """Seconds of `work`; every copy is a new file, and none stays."""
     started = time.perf_counter()
     work()
@@ -91,7 +91,7 @@ def _fill(path: str, size: int) -> None:
             file.write(piece)
 
 
-def _place(size: int) -> str:
+def place_for(size: int) -> str:
     """Where three copies fit: the temporary directory, or where temporary files may be large."""
     for place in (tempfile.gettempdir(), "/var/tmp"):
         if os.path.isdir(place) and shutil.disk_usage(place).free > 3 * size:
