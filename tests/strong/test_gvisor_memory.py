@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import (
+    AcquireOptions,
+    ManagerConfig,
+    PoolConfig,
+    Sandbox,
+    SandboxSpec,
+    SessionManager,
+)
 from ringfence.backends.gvisor.backend import GvisorBackend
-from ringfence.errors import SnapshotCorrupt
+from ringfence.errors import SnapshotCorrupt, SnapshotNotFound
 from ringfence.model.state import State
 from tests.features import require
 
@@ -94,3 +101,25 @@ def test_changed_memory_is_not_continued(backend: GvisorBackend, tmp_path: Path)
 
     with pytest.raises(SnapshotCorrupt):
         Sandbox.restore(snapshot.id, backend=backend)
+
+
+def test_a_managers_clients_go_on_too(backend: GvisorBackend) -> None:
+    """The session ends with what it saved, and its client gets it back as a session of the same kind."""
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    with SessionManager(config, backends=(backend,)) as manager:
+        spec = SandboxSpec(tier="strong", labels={"job": "7"})
+        first = manager.acquire(spec, client_id="ann")
+        first.sandbox.files.write("counter.py", COUNTER.encode())
+        first.sandbox.exec(["sh", "-c", "/usr/bin/python3 counter.py >log 2>&1 </dev/null &"])
+        before = _wait_for(first.sandbox, 10)
+
+        saved = manager.checkpoint(first.id, client_id="ann")
+        assert ("terminated", "checkpoint") == (first.session.state, first.session.reason)
+        with pytest.raises(SnapshotNotFound):
+            manager.acquire(options=AcquireOptions(snapshot_id=saved.id), client_id="ben")
+        again = manager.acquire(spec, AcquireOptions(snapshot_id=saved.id), client_id="ann")
+
+        after = _wait_for(again.sandbox, before["count"] + 5)
+        assert before["kept"] == after["kept"]
+        assert first.session.sandbox_id != again.session.sandbox_id
+        manager.delete_snapshot(saved.id, "ann")
