@@ -221,7 +221,9 @@ def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
     )
     if size != built:
         flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
-        _step("size of the root", mounts.mount, "ringfence", "/", "tmpfs", flags, size)
+        # Over an image "/" is the overlay; what is written there and /dev are one tmpfs.
+        place = "/dev" if shape["image"] else "/"
+        _step("size of the root", mounts.mount, "ringfence", place, "tmpfs", flags, size)
     if plan["steps"]:
         root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.umask(0)

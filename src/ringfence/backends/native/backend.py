@@ -6,7 +6,7 @@ import errno
 import os
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, LifecycleError, SandboxLost, Unsupported
+from ...errors import InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
@@ -131,7 +131,17 @@ class NativeBackend:
             raise
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
-        return _with_files(lambda: self._prewarm(spec))
+        if spec.image is None:
+            return _with_files(lambda: self._prewarm(spec))
+        from ..local import images
+
+        planner.check(spec)
+        spec, held = images.hold(spec)
+        try:
+            return _with_files(lambda: self._prewarm(spec, held))
+        except BaseException:
+            held.close()
+            raise
 
     def _checked_profile(self, spec: SandboxSpec) -> Profile:
         planner.check(spec)
@@ -213,20 +223,17 @@ class NativeBackend:
 
     # -- warm sandboxes ---------------------------------------------------------------------
 
-    def _prewarm(self, spec: SandboxSpec) -> NativeWarm:
+    def _prewarm(self, spec: SandboxSpec, image: Held | None = None) -> NativeWarm:
         from . import warm
 
         shape, bare = warm.shape_of(spec, self.profiles), warm.plain(spec)
-        if spec.image is not None:
-            raise Unsupported(
-                "sandboxes of an image are not built ahead", backend=NAME, operation="prewarm"
-            )
         profile, zygote = self._checked_profile(bare), self.zygote()
         sandbox_id = self._new_id(spec)
         try:
             first = self._take_host_ids()
             try:
                 draft = planner.Draft(bare, sandbox_id, identity.uid_of(spec.user), first)
+                draft.image = image
                 plan, group = self._plan_ahead(draft, profile, spec)
                 control, pid, pidfd = self._build_ahead(plan, zygote)
             except BaseException:
@@ -235,7 +242,7 @@ class NativeBackend:
                 raise
             values = plan["cgroup_values"]
             made = warm.NativeWarm(
-                self, sandbox_id, shape, first, group, pid, pidfd, zygote, control, values
+                self, sandbox_id, shape, first, group, pid, pidfd, zygote, control, values, image
             )
             self._warm[sandbox_id] = made
             return made
@@ -278,10 +285,13 @@ class NativeBackend:
                 raise LifecycleError(f"{warm.id} was claimed or discarded before")
             self._making.add(warm.id)
         try:
-            if not warm.fits(spec) or spec.id not in (None, warm.id):
+            wanted = warm.fitting(spec)
+            if wanted is None or spec.id not in (None, warm.id):
                 raise InvalidRequest("this warm sandbox cannot become what is asked for")
-            profile = self._checked_profile(spec)
-            sandbox = _with_files(lambda: self._make(spec, profile, warm.id, warm.zygote, warm))
+            profile = self._checked_profile(wanted)
+            sandbox = _with_files(
+                lambda: self._make(wanted, profile, warm.id, warm.zygote, warm, warm.image)
+            )
         except BaseException:
             warm.discard()
             raise

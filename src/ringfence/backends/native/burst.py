@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .profiles import Profile
     from .zygote import Zygote
 
-    Kind = tuple[int, bool, bool, bool, bool, int, str]
+    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
 
 KEEP_S = 0.1  # creates this close together are a burst; so long is one kept that nobody comes for
 MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
@@ -234,4 +234,5 @@ def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
         profile.drop_capabilities,
         profile.root_capabilities,
         spec.template,
+        spec.image,
     )

@@ -12,10 +12,11 @@ import os
 import select
 from _thread import RLock
 
-from ...errors import ExecError
+from ...errors import ExecError, RingfenceError
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import SandboxSpec
+from ..local import images
 from .burst import MOST_MOUNTS, kind_of, takes_straight
 from .profiles import profile_named
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ...launcher import wire
     from ...launcher.plan import Plan
     from ..local.cgroups import Group
+    from ..local.images import Held
     from .backend import NativeBackend
     from .burst import Kind
     from .profiles import Profile
@@ -42,6 +44,7 @@ class NativeWarm:
     Attributes:
         control: Our end of the socket that it has at its other end.
         values: What is set in its cgroups.
+        image: What its root is of, held; of whoever claims it from then on.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class NativeWarm:
         zygote: Zygote,
         control: wire.Socket,
         values: list[tuple[str, str]],
+        image: Held | None = None,
     ) -> None:
-        self.control, self.values = control, values
+        self.control, self.values, self.image = control, values, image
         self.backend, self.id, self.shape = backend, sandbox_id, shape
         self.first_host_id, self.group = first_host_id, group
         self.pid, self.pidfd, self.zygote = pid, pidfd, zygote
@@ -77,8 +81,19 @@ class NativeWarm:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Whether `claim` can make it what `spec` asks for."""
-        fits = len(spec.mounts) <= MOST_MOUNTS and spec.image is None
-        return fits and shape_of(spec, self.backend.profiles) == self.shape
+        return self.fitting(spec) is not None
+
+    def fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
+        """The spec, with what the image decides if there is one; None when `claim` cannot make it so."""
+        if len(spec.mounts) > MOST_MOUNTS or (spec.image is None) != (self.image is None):
+            return None
+        if spec.image is not None:
+            try:
+                spec, held = images.hold(spec)
+            except RingfenceError:
+                return None  # a cold start says why
+            held.close()  # a name may mean another image by now; what ours means is held
+        return spec if shape_of(spec, self.backend.profiles) == self.shape else None
 
     def takes(self, plan: Plan) -> bool:
         """See `takes_straight`."""
@@ -101,6 +116,8 @@ class NativeWarm:
                 raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
             self.close()
             self.control.close()
+            if self.image is not None:
+                self.image.close()
             self.backend.discarded(self)
 
     def close(self) -> None:
@@ -130,5 +147,6 @@ def plain(spec: SandboxSpec) -> SandboxSpec:
         profile=spec.profile,
         user=spec.user,
         python_env=spec.python_env,
+        image=spec.image,
         allow_degraded=("*",),  # judged at the claim, against what is asked for then
     )
