@@ -57,6 +57,14 @@ def test_files_as_values(sandbox: RemoteSandbox) -> None:
     assert "ä" == files.read_text("text")
 
 
+def test_a_file_that_does_not_say_how_long_it_is(sandbox: RemoteSandbox) -> None:
+    files = sandbox.files
+    assert sandbox.exec(["cat", "/proc/cpuinfo"]).stdout[:60] == files.read("/proc/cpuinfo")[:60]
+    assert files.read("/proc/version")[6:13] == files.read("/proc/version", offset=6, max_bytes=7)
+    files.write("empty", b"")
+    assert (b"", b"") == (files.read("empty"), files.read("empty", offset=3))
+
+
 def test_files_as_streams(sandbox: RemoteSandbox) -> None:
     with sandbox.files.open_write("streamed") as file:
         file.write(b"one ")

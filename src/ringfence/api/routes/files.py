@@ -49,11 +49,15 @@ async def read(
     caller: TheCaller,
     range_: Annotated[str, Header(alias="range", max_length=100)] = "",
 ) -> Response:
-    """A file, whole or in part, as it is."""
+    """A file, whole or in part, as it is; whole where nobody knows how long it is, as in `/proc`."""
     live = await service.need(sandbox_id, caller)
     file: BinaryIO = await _run(service, live, "open_read", path)
+    size = 0
     try:
-        size = os.fstat(file.fileno()).st_size
+        size = await _size(service, live, file, path)
+        if not size:  # nothing, or as much as comes
+            pieces = _pieces(service, live, file, 0, None)
+            return StreamingResponse(pieces, media_type="application/octet-stream")
         start, end = ranges.part_of(range_, size) or (0, size)
         is_part = (start, end) != (0, size)
     except ValueError:
@@ -73,23 +77,40 @@ async def read(
     )
 
 
+async def _size(service: Service, live: Live, file: BinaryIO, path: str) -> int:
+    """How long it says it is; some backends have a pipe in place of the file."""
+    if file.seekable():
+        return os.fstat(file.fileno()).st_size
+    found: FileInfo = await _run(service, live, "stat", path, follow=True)
+    return found.size_bytes
+
+
 async def _pieces(
-    service: Service, live: Live, file: BinaryIO, start: int, end: int
+    service: Service, live: Live, file: BinaryIO, start: int, end: int | None
 ) -> AsyncIterator[bytes]:
-    """What was promised, or an error: never less that looks whole."""
+    """What was promised, or an error: never less that looks whole. Without `end`, all that comes."""
+    at = start if file.seekable() else 0
     try:
         with live.use.call():
-            while start < end:
-                size = min(_CHUNK, end - start)
+            while end is None or at < end:
+                size = _CHUNK if end is None else min(_CHUNK, end - at)
                 data = await service.lanes.call(
-                    os.pread, file.fileno(), size, start, key=live.sandbox_id, lane=COPIES
+                    _read, file, at, size, key=live.sandbox_id, lane=COPIES
                 )
                 if not data:
+                    if end is None:
+                        return
                     raise IoError("the file became shorter while it was read", retryable=True)
-                start += len(data)
-                yield data
+                at += len(data)
+                if at > start:
+                    yield data[max(0, start - at + len(data)) :]
     finally:
         file.close()
+
+
+def _read(file: BinaryIO, at: int, size: int) -> bytes:
+    """Of a pipe, what comes next."""
+    return os.pread(file.fileno(), size, at) if file.seekable() else file.read(size)
 
 
 @router.put("/content", response_model=Info, openapi_extra=_BODY)

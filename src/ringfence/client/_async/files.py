@@ -37,16 +37,18 @@ class AsyncRemoteFiles:
         """The whole file, or at most `max_bytes` of it from `offset` on."""
         found, params = bytearray(), {"path": path}
         headers = {"range": f"bytes={offset}-"} if offset else {}
-        if offset and (await self.stat(path, follow=True)).size_bytes <= offset:
+        if offset and 0 < (await self.stat(path, follow=True)).size_bytes <= offset:
             return b""  # HTTP has no range for nothing
         async with self._transport.stream(
             "GET", f"{self._at}/content", params=params, headers=headers, timeout=_CONTENT_S
         ) as response:
+            # Of a file that does not say how long it is, as in /proc, there are no parts.
+            start = offset if response.status_code == 200 else 0
             async for chunk in response.aiter_raw():
                 found += chunk
-                if max_bytes is not None and len(found) >= max_bytes:
+                if max_bytes is not None and len(found) >= start + max_bytes:
                     break
-        return bytes(found if max_bytes is None else found[:max_bytes])
+        return bytes(found[start:] if max_bytes is None else found[start : start + max_bytes])
 
     async def read_text(self, path: str) -> str:
         """The whole file as text, bad bytes replaced."""
