@@ -10,11 +10,10 @@ from __future__ import annotations
 import _signal as signal
 import gc
 import posix as os
-import select
 
-from ..linux import files, mounts, namespaces, privileges, signals
+from ..linux import files, mounts, namespaces, privileges
 from . import build, cgroups, hull, idmap, init, placeholders, wire
-from .zygote import rename_process
+from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from .hull import HullPlan
     from .placeholders import Placeholder
     from .plan import Tree
-
-CONTROL_FD = 3
 
 
 def main() -> None:
@@ -47,28 +44,14 @@ class Kept:
         self.id, self.directories = plan["id"], plan["cgroup_dirs"]
 
 
-class Keeper:
+class Keeper(Parent):
     """Owns the processes and cgroups of every hull it made."""
 
     def __init__(self, host: wire.Socket) -> None:
-        self.host = host
+        super().__init__(host)
         self.hulls: dict[int, Kept] = {}  # by pid of PID 1
         # What the host removes, and we only when it is gone, by sandbox id; see zygote.Zygote.
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
-        self.signal_fd = signals.signalfd([signal.SIGCHLD])
-
-    def run(self) -> None:
-        """Serve, then clean up."""
-        poll = select.poll()
-        poll.register(self.host.fileno(), select.POLLIN)
-        poll.register(self.signal_fd, select.POLLIN)
-        while True:
-            for fd, _event in poll.poll():
-                if fd == self.signal_fd:
-                    os.read(self.signal_fd, 4096)
-                    self.reap()
-                elif not self.serve_one():
-                    return self.clean_up()
 
     def serve_one(self) -> bool:
         message, fds = wire.receive(self.host)
@@ -185,25 +168,9 @@ class Keeper:
         """Fork a helper that goes into a hull; it answers on `reply` itself."""
         from . import aboard
 
-        if os.fork() == 0:
-            status = 1
-            try:
-                aboard.serve(request, reply, fds)
-                status = 0
-            finally:
-                os._exit(status)
+        fork_helper(aboard.serve, request, reply, fds)
 
     # -- ending -----------------------------------------------------------------------------
-
-    def reap(self) -> None:
-        while True:
-            try:
-                pid, _status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.forget(pid)
 
     def forget(self, pid: int) -> None:
         """The PID namespace is empty now: nothing is left that the cgroups could hold."""

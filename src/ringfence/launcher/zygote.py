@@ -11,12 +11,12 @@ import errno
 import gc
 import marshal
 import posix as os
-import select
 import sys
 import time
 
-from ..linux import cdata, files, mounts, privileges, signals
+from ..linux import files, mounts, privileges
 from . import build, cgroups, enter, idmap, init, newborn, placeholders, wire
+from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .placeholders import Placeholder
     from .plan import Shape, Tree
 
-CONTROL_FD = 3
 _MOST_TEMPLATES = 16
 _DYING_S = 5.0
 
@@ -49,16 +48,6 @@ def main() -> None:
     os._exit(0)  # an interpreter takes milliseconds to end in style
 
 
-def rename_process(name: bytes) -> None:
-    """Replace the command line, which would show paths of the host to every sandbox."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc(5), stat 48 and 49
-    cdata.memset(start, 0, end - start)
-    cdata.memmove(start, name, min(len(name), end - start - 1))
-    privileges.set_name(name)
-
-
 class Owned:
     """What must be undone once a sandbox is empty.
 
@@ -70,11 +59,11 @@ class Owned:
         self.id, self.directories, self.read = sandbox_id, directories, read
 
 
-class Zygote:
+class Zygote(Parent):
     """Owns the processes and cgroups of every sandbox it made."""
 
     def __init__(self, host: wire.Socket) -> None:
-        self.host = host
+        super().__init__(host)
         self.sandboxes: dict[int, Owned] = {}  # by pid of PID 1
         self.ended: dict[str, list[str]] = {}  # cgroups that the host may still read, by sandbox id
         # What the host removes, and we only when it is gone, by sandbox id: two who remove the same
@@ -84,20 +73,6 @@ class Zygote:
         self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
         self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
-        self.signal_fd = signals.signalfd([signal.SIGCHLD])
-
-    def run(self) -> None:
-        """Serve, then clean up."""
-        poll = select.poll()
-        poll.register(self.host.fileno(), select.POLLIN)
-        poll.register(self.signal_fd, select.POLLIN)
-        while True:
-            for fd, _event in poll.poll(self.drop_late()):
-                if fd == self.signal_fd:
-                    os.read(self.signal_fd, 4096)
-                    self.reap()
-                elif not self.serve_one():
-                    return self.clean_up()
 
     def serve_one(self) -> bool:
         message, fds = wire.receive(self.host)
@@ -324,13 +299,7 @@ class Zygote:
             sandbox_id = request["plan"]["id"]
             self.placeholders.setdefault(sandbox_id, []).extend(request["placeholders"])
             self.notes[sandbox_id] = request["note"]
-        if os.fork() == 0:
-            status = 1
-            try:
-                enter.serve(request, reply, fds)
-                status = 0
-            finally:
-                os._exit(status)
+        fork_helper(enter.serve, request, reply, fds)
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -357,16 +326,6 @@ class Zygote:
                 self.forget(pid)
                 break
         self.bury(sandbox_id, [])
-
-    def reap(self) -> None:
-        while True:
-            try:
-                pid, _status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.forget(pid)
 
     def forget(self, pid: int) -> None:
         """The PID namespace is empty now: nothing is left that the cgroups could hold."""

@@ -10,7 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
-    from typing import Any, Self
 else:
     from .record import dataclass, field
 
@@ -41,6 +40,8 @@ class ExecRequest(Noun):
         pty: `(rows, columns)` to run on a terminal, whose output is all on stdout.
         stream_stdin: Keep stdin open for the caller to write to, instead of `stdin`.
     """
+
+    _in_bytes = ("stdin",)
 
     argv: tuple[str, ...]
     cwd: str | None = None
@@ -80,20 +81,6 @@ class ExecRequest(Noun):
     def has_stdin(self) -> bool:
         """Whether the process reads from us rather than from /dev/null."""
         return self.stdin is not None or self.stream_stdin
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object; `stdin` as text, plus `stdin_base64` where text loses bytes."""
-        form = jsonform.dump(self)
-        if self.stdin is not None:
-            form.update(jsonform.bytes_to_json("stdin", self.stdin))
-        return form
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form."""
-        given = jsonform.json_object(data, cls.__name__)
-        jsonform.bytes_from_json(given, "stdin")
-        return super().from_json(given)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,6 +135,8 @@ class ExecResult(Noun):
             because a surviving child still held the stream.
     """
 
+    _in_bytes = ("stdout", "stderr")
+
     stdout: bytes = b""
     stderr: bytes = b""
     exit_code: int | None = None
@@ -186,21 +175,6 @@ class ExecResult(Noun):
     def text(self) -> str:
         """Short for `stdout_text`."""
         return self.stdout_text
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object; output as text, plus `*_base64` where text loses bytes."""
-        form = jsonform.dump(self)
-        form.update(jsonform.bytes_to_json("stdout", self.stdout))
-        form.update(jsonform.bytes_to_json("stderr", self.stderr))
-        return form
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form."""
-        given = jsonform.json_object(data, cls.__name__)
-        jsonform.bytes_from_json(given, "stdout")
-        jsonform.bytes_from_json(given, "stderr")
-        return super().from_json(given)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -15,7 +15,7 @@ from .spec import LIGHT, TIERS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Self
+    from typing import Any
 
 _YEAR_S = 366 * 86_400
 _MOST_MIB = 2**40
@@ -79,6 +79,8 @@ class ExecutionRequest(Noun):
             case. `memory_mb` counts MiB, 1.0 of `cpus` is one core.
     """
 
+    _in_bytes = ("stdin",)
+
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=FrozenMap)
@@ -109,20 +111,6 @@ class ExecutionRequest(Noun):
         if self.id is not None:
             put(self, "id", check_id(self.id))
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object; `stdin` as text, plus `stdin_base64` where text loses bytes."""
-        form = jsonform.dump(self)
-        if self.stdin is not None:
-            form.update(jsonform.bytes_to_json("stdin", self.stdin))
-        return form
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form."""
-        given = jsonform.json_object(data, cls.__name__)
-        jsonform.bytes_from_json(given, "stdin")
-        return super().from_json(given)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExecutionUsage(Noun):
@@ -148,6 +136,8 @@ class ExecutionResult(Noun):
             its sandbox is gone; empty before it has begun.
     """
 
+    _in_bytes = ("stdout", "stderr")
+
     id: str
     status: ExecutionStatus
     tier: str = LIGHT
@@ -170,19 +160,8 @@ class ExecutionResult(Noun):
     exec_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object; output as text, plus `*_base64` where text loses bytes."""
-        form = {**jsonform.dump(self), "status": str(self.status)}
-        form.update(jsonform.bytes_to_json("stdout", self.stdout))
-        form.update(jsonform.bytes_to_json("stderr", self.stderr))
-        return form
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form."""
-        given = jsonform.json_object(data, cls.__name__)
-        jsonform.bytes_from_json(given, "stdout")
-        jsonform.bytes_from_json(given, "stderr")
-        return super().from_json(given)
+        """See `Noun.to_json`."""
+        return {**super().to_json(), "status": str(self.status)}
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

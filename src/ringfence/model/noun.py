@@ -19,6 +19,7 @@ class Noun:
 
     __dataclass_fields__: Mapping[str, Any]
     __match_args__: tuple[str, ...]  # the names of the fields, in order
+    _in_bytes: tuple[str, ...] = ()  # those that hold bytes
 
     def _values(self) -> tuple[object, ...]:
         return tuple([getattr(self, name) for name in self.__match_args__])
@@ -37,8 +38,12 @@ class Noun:
         return f"{type(self).__name__}({inner})"
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
-        return jsonform.dump(self)
+        """The JSON object of all fields; bytes as text, plus `*_base64` where text loses some."""
+        form = jsonform.dump(self)
+        for name in self._in_bytes:
+            if (value := getattr(self, name)) is not None:
+                form.update(jsonform.bytes_to_json(name, value))
+        return form
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -47,6 +52,10 @@ class Noun:
         Raises:
             InvalidRequest: Not an object; an unknown, missing or bad field, named in `field`.
         """
+        if cls._in_bytes:
+            data = jsonform.json_object(data, cls.__name__)
+            for name in cls._in_bytes:
+                jsonform.bytes_from_json(data, name)
         return cls(**jsonform.take(cls, data, cls._nested()))
 
     @classmethod

@@ -9,7 +9,8 @@ from ...launcher import wire
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, isolation_error, kill, last_words
+from ..local.hulls import Hulls, kill, last_words
+from ..local.refusals import error_of
 from ..local.sizes import sizes
 from . import plan as planning
 from . import runsc
@@ -176,7 +177,7 @@ class GvisorBackend(Hulls):
             if pidfd >= 0:
                 kill(pidfd)
             if isinstance(exc, Refused):
-                raise isolation_error(exc) from exc
+                raise error_of(exc) from exc
             raise
         sandbox.join_network(GvisorNetwork(sandbox, sockets, draft.trusted))
         return sandbox

@@ -8,12 +8,12 @@ from __future__ import annotations
 import datetime
 import os
 
-from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ..local.host import host
 from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.reports import UNREADABLE, read_all, unreadable
 from .inspection import Inspection
 from .limits import KERNEL_BYTES, host_pids
 from .plan import ROOTFS
@@ -36,17 +36,9 @@ def read_posture(sandbox: GvisorSandbox) -> tuple[Protection, ...]:
     """Every protection of a live sandbox."""
     try:
         seen = Inspection(sandbox)
-    except (OSError, RingfenceError, ValueError, KeyError) as exc:
-        return (Protection("all", DEGRADED, f"could not be read back: {exc}"),)
-    found = [_checked(name, check, seen) for name, check in _CHECKS.items()]
-    return tuple(each for each in found if each is not None)
-
-
-def _checked(name: str, check: Check, seen: Inspection) -> Protection | None:
-    try:
-        return check(seen)
-    except (OSError, RingfenceError, ValueError, KeyError) as exc:
-        return Protection(name, DEGRADED, f"could not be read back: {exc}")
+    except UNREADABLE as exc:
+        return (unreadable("all", exc),)
+    return read_all(_CHECKS, seen)
 
 
 # -- the guest's kernel -------------------------------------------------------------------------

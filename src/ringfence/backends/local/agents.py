@@ -12,6 +12,7 @@ from ...model.mount import ALWAYS_THERE, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from . import identity
+from .base import LocalBackend
 from .session import check_least, is_own, session_root
 from .sizes import DEFAULT_OPEN_FILES
 
@@ -30,7 +31,7 @@ LEAST_OPEN_FILES = (64, "the agent lives under it too")
 _ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
 
 
-class AgentBackend:
+class AgentBackend(LocalBackend):
     """The part of `Backend` that is the same for all of them.
 
     Args:
@@ -50,7 +51,7 @@ class AgentBackend:
     not_strong = not_root = no_rules = no_limits = ""
 
     def __init__(self, egress: Callable[[], Egress] | None) -> None:
-        self._egress = egress
+        super().__init__(egress)
         self._lock = allocate_lock()
         self._live: dict[str, GuestSandbox] = {}
         self._making: set[str] = set()
@@ -108,14 +109,6 @@ class AgentBackend:
                 raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
             self._making.add(spec.id)
         return spec.id
-
-    def egress(self) -> Egress:
-        """Who moves the data of forwarded connections."""
-        if self._egress is not None:
-            return self._egress()
-        from ...egress.client import shared
-
-        return shared()
 
     def prewarm(self, spec: SandboxSpec) -> NoReturn:
         self.check(spec)

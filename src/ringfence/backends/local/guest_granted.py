@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...model.granted import SandboxCapabilities
 from ...model.limits import Limits
+from ...model.mount import MEMORY_DIR
 from . import template
 from .attempts import blocked_categories
 
@@ -20,21 +21,17 @@ def granted(sandbox: GuestSandbox) -> SandboxCapabilities:
     Raises:
         LifecycleError: It is suspended, or has ended.
     """
-    sandbox.require_awake()
-    places = [*template.WRITABLE, template.HOME, "/var/tmp"]
-    paths = list(dict.fromkeys([*_SYSTEM, *places, *(m.target for m in sandbox.mounts)]))
-    words = sandbox.ask("rights", paths)[0].decode()
-    rights = dict(zip(paths, (words[i : i + 2] for i in range(0, len(words), 2)), strict=True))
-    writable = tuple(sorted(path for path, right in rights.items() if right[1] == "1"))
+    readable, writable = _rights(sandbox)
     bounds = [int(word) for word in sandbox.ask("bounds")[0].split()]
     asked = sandbox.spec.limits
     kept = [mount.target for mount in sandbox.mounts if mount.host_path is not None]
+    kept += [MEMORY_DIR] if sandbox.spec.memory_dir else []
     return SandboxCapabilities(
         id=sandbox.id,
         backend=sandbox.backend.name,
         profile=sandbox.spec.profile,
         can_write_filesystem=bool(writable),
-        readable_paths=tuple(sorted(path for path, right in rights.items() if right[0] == "1")),
+        readable_paths=readable,
         writable_paths=writable,
         limits=Limits(
             wall_time_s=asked.wall_time_s, open_files=bounds[1], output_bytes=asked.output_bytes
@@ -45,6 +42,20 @@ def granted(sandbox: GuestSandbox) -> SandboxCapabilities:
         ),
         is_persistent=any(target in writable for target in kept),
     )
+
+
+def _rights(sandbox: GuestSandbox) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of the places one would look at: those that can be read, and those that can be written to."""
+    sandbox.require_awake()
+    places = [*template.WRITABLE, template.HOME, "/var/tmp"]
+    paths = list(dict.fromkeys([*_SYSTEM, *places, *(m.target for m in sandbox.mounts)]))
+    words = sandbox.ask("rights", paths)[0].decode()
+    found = dict(zip(paths, (words[i : i + 2] for i in range(0, len(words), 2)), strict=True))
+    readable, writable = (
+        tuple(sorted(path for path, right in found.items() if right[which] == "1"))
+        for which in (0, 1)
+    )
+    return readable, writable
 
 
 def status_of_agent(sandbox: GuestSandbox) -> dict[str, str]:

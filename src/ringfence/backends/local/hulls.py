@@ -7,13 +7,13 @@ import select
 import signal
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, IsolationError, RingfenceError, Unsupported
+from ...errors import InvalidRequest, Unsupported
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher.spawn import KEEPER
 from ...model.ids import new_id
 from . import cgroups, identity, journal
+from .base import LocalBackend
 from .launched import Launched
-from .network import refused_by_kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from ...egress.client import Egress
     from ...launcher.hull import HullPlan
-    from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ...snapshots.catalogue import Catalogue
-    from .answers import Refused
 
     class Hulled(Protocol):
         """What such a backend must know of its sandboxes."""
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 _DYING_MS = 30_000
 
 
-class Hulls:
+class Hulls(LocalBackend):
     """The shared part of such a backend; see `Backend`.
 
     Args:
@@ -51,10 +48,8 @@ class Hulls:
         egress: Who moves the data of forwarded connections; None is the process that this one shares.
     """
 
-    name = ""
-
     def __init__(self, state_dir: str | None, egress: Callable[[], Egress] | None) -> None:
-        self._egress, self._state_dir = egress, state_dir
+        super().__init__(egress, state_dir)
         self._lock, self._first_use = allocate_lock(), allocate_lock()
         self._keeper: Launched | None = None
         self._layout: cgroups.Layout | None = None
@@ -127,14 +122,6 @@ class Hulls:
             sandbox.terminate()
         keeper.bury()
 
-    def egress(self) -> Egress:
-        """Who moves the data of forwarded connections."""
-        if self._egress is not None:
-            return self._egress()
-        from ...egress.client import shared
-
-        return shared()
-
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
         with self._first_use:
@@ -154,20 +141,6 @@ class Hulls:
     def _hold(self, lock_fd: int) -> None:
         """The keeper shares the lock: ids stay ours until its last sandbox is gone."""
         self.keeper().tell("hold", None, [lock_fd])
-
-    # -- snapshots and the end ----------------------------------------------------------------
-
-    def snapshots(self) -> list[Snapshot]:
-        return self.catalogue().list()
-
-    def delete_snapshot(self, snapshot_id: str) -> None:
-        self.catalogue().delete(snapshot_id)
-
-    def catalogue(self) -> Catalogue:
-        """Where snapshots are kept; made with the first one."""
-        from ...snapshots.catalogue import Catalogue, default_directory
-
-        return Catalogue(self._state_dir or default_directory(), self.name)
 
     def close(self) -> None:
         for sandbox in list(self._hulled.values()):
@@ -197,16 +170,3 @@ def kill(pidfd: int) -> None:
     poll.register(pidfd, select.POLLIN)
     poll.poll(_DYING_MS)
     os.close(pidfd)
-
-
-def isolation_error(exc: Refused) -> RingfenceError:
-    """Why a hull was not built."""
-    if (exc.strerror or "").startswith("network "):
-        return refused_by_kernel(exc)
-    hint = "run `ringfence doctor` to see what this host allows"
-    if (exc.strerror or "").startswith("create") and exc.errno in (1, 13, 28, 38):
-        hint = (
-            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
-        )
-    return IsolationError(f"the sandbox was not started: {exc.strerror or exc}", hint=hint)

@@ -8,8 +8,10 @@ from ...model.state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Protocol, TypeVar
+
+    T = TypeVar("T")
 
     class Readable(Protocol):
         """A sandbox whose protections are read from the kernel."""
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
             ...
 
     S = TypeVar("S", bound=Readable)
+
+UNREADABLE = (OSError, RingfenceError, ValueError, KeyError)
 
 
 def unavailable(backend: str, exc: Exception, capabilities: Iterable[str]) -> BackendReport:
@@ -45,3 +49,23 @@ def read_or_last(sandbox: S, read: Callable[[S], tuple[Protection, ...]]) -> tup
     elif not sandbox.last_protections:
         return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
     return sandbox.last_protections
+
+
+def read_all(
+    checks: Mapping[str, Callable[[T], Protection | None]], seen: T
+) -> tuple[Protection, ...]:
+    """What each check finds in `seen`, those left out that do not apply; see `unreadable`."""
+    found = [_checked(name, check, seen) for name, check in checks.items()]
+    return tuple(each for each in found if each is not None)
+
+
+def _checked(name: str, check: Callable[[T], Protection | None], seen: T) -> Protection | None:
+    try:
+        return check(seen)
+    except UNREADABLE as exc:
+        return unreadable(name, exc)
+
+
+def unreadable(name: str, exc: Exception) -> Protection:
+    """A protection of which nobody can say that it is there."""
+    return Protection(name, DEGRADED, f"could not be read back: {exc}")

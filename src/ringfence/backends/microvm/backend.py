@@ -15,7 +15,8 @@ from ...model.ids import new_id
 from ...model.spec import STRONG, SandboxSpec
 from ..local.answers import Refused
 from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, isolation_error, kill, last_words
+from ..local.hulls import Hulls, kill, last_words
+from ..local.refusals import error_of
 from . import booted, kernel, qemu
 from . import plan as planning
 from .accelerator import accelerator
@@ -164,7 +165,7 @@ class MicrovmBackend(Hulls):
         if word != b"READY":
             number, _, text = word[1:].partition(b" ")
             problem = Refused(int(number or b"5"), text.decode("utf-8", "replace"))
-            raise isolation_error(problem)
+            raise error_of(problem)
         return started.line.carry()
 
     def _start(
@@ -207,7 +208,7 @@ class MicrovmBackend(Hulls):
         except BaseException as exc:
             started.give_up()
             if isinstance(exc, Refused):
-                raise isolation_error(exc) from exc
+                raise error_of(exc) from exc
             raise
         return started
 
@@ -323,7 +324,7 @@ def _said(started: Started, timeout_s: float) -> bytes:
     try:
         return started.line.first_word(started.pidfd, timeout_s)
     except Refused as exc:
-        raise isolation_error(exc) from exc
+        raise error_of(exc) from exc
     except IsolationError as exc:
         said = last_words(started.errors) or "it ended without a word"
         raise IsolationError(

@@ -12,8 +12,8 @@ from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
 from ..local.accounts import check_profile
 from ..local.answers import Refused, answer
+from ..local.base import LocalBackend
 from ..local.host import Host, host, out_of_files
-from ..local.network import refused_by_kernel
 from . import planner
 from .burst import Ahead, Burst, kind_of
 from .profiles import Profile, profile_named
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...policy.seccomp import SeccompPolicy
-    from ...snapshots.catalogue import Catalogue
     from ..local.execs import LocalExec
     from ..local.holder import Holder
     from ..local.images import Held
@@ -45,7 +44,7 @@ _READY_S = 60.0
 _BEHIND_THE_CGROUP = 8  # processes
 
 
-class NativeBackend:
+class NativeBackend(LocalBackend):
     """See `Backend`.
 
     Args:
@@ -70,7 +69,7 @@ class NativeBackend:
         holder: Holder | None = None,
         ahead: bool | None = None,
     ) -> None:
-        self._egress = egress
+        super().__init__(egress, state_dir)
         self._keeping: Keeping | None = None
         if holder is not None:
             from .keeping import Keeping
@@ -78,7 +77,6 @@ class NativeBackend:
             self._keeping = Keeping(self, holder)
         self._burst = Burst(self, ahead)
         self.profiles = dict(profiles or {})
-        self._state_dir = state_dir
         self._lock, self._first_use = allocate_lock(), allocate_lock()
         self._early = zygote
         self._zygote: Zygote | None = None
@@ -272,7 +270,7 @@ class NativeBackend:
             ours.close()
             zygote.clear_up(plan["id"], plan["cgroup_dirs"], [])
             if isinstance(exc, Refused):
-                from .refusals import error_of
+                from ..local.refusals import error_of
 
                 raise error_of(exc) from exc
             raise
@@ -374,9 +372,7 @@ class NativeBackend:
             ours.close()
             if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
                 raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
-            if (exc.strerror or "").startswith("network "):
-                raise refused_by_kernel(exc) from exc
-            from .refusals import error_of
+            from ..local.refusals import error_of
 
             raise error_of(exc) from exc
         except BaseException:
@@ -402,14 +398,6 @@ class NativeBackend:
             self._keeping.begin(sandbox, sockets)
         sandbox.serve_network()
         return sandbox
-
-    def egress(self) -> Egress:
-        """Who serves the sockets of sandboxes here; started on first use."""
-        if self._egress is not None:
-            return self._egress()
-        from ...egress.client import shared
-
-        return shared()
 
     def released(self, sandbox: NativeSandbox) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
@@ -607,18 +595,6 @@ class NativeBackend:
         from . import snapshots
 
         return snapshots.save(sandbox, self.catalogue(), metadata)
-
-    def snapshots(self) -> list[Snapshot]:
-        return self.catalogue().list()
-
-    def delete_snapshot(self, snapshot_id: str) -> None:
-        self.catalogue().delete(snapshot_id)
-
-    def catalogue(self) -> Catalogue:
-        """Where snapshots are kept; made with the first one."""
-        from ...snapshots.catalogue import Catalogue, default_directory
-
-        return Catalogue(self._state_dir or default_directory(), NAME)
 
     def close(self) -> None:
         for sandbox in list(self._live.values()):

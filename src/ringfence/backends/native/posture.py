@@ -5,7 +5,6 @@ What cannot be read back is never claimed: the check then says degraded, and why
 
 from __future__ import annotations
 
-from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
@@ -13,6 +12,7 @@ from ..local import cgroups
 from ..local.host import host
 from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.reports import read_all
 from .inspection import Inspection
 
 TYPE_CHECKING = False
@@ -47,15 +47,7 @@ _PAGE = 4096
 
 def read_posture(seen: Inspection) -> tuple[Protection, ...]:
     """Every protection of a live sandbox."""
-    found = [_checked(name, check, seen) for name, check in _CHECKS.items()]
-    return tuple(each for each in found if each is not None)
-
-
-def _checked(name: str, check: Check, seen: Inspection) -> Protection | None:
-    try:
-        return check(seen)
-    except (OSError, RingfenceError, ValueError, KeyError) as exc:
-        return Protection(name, DEGRADED, f"could not be read back: {exc}")
+    return read_all(_CHECKS, seen)
 
 
 # -- identity ---------------------------------------------------------------------------------

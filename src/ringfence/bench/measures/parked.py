@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 
 from ...errors import RingfenceError
 from ...sandbox import Sandbox
 from .. import processes
+from ..daemon import allow_open_files
 from ..rows import HIGHER, VALUE, Row, Target
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def _memory_row(count: int) -> Row:
 def measure_count(settings: Settings) -> Iterator[Row]:
     """As many as asked for, or as this machine gives; each of a sample still answers."""
     target = Target(VALUE, HIGHER, must=1000, aim=5000)
-    _allow_open_files()
+    allow_open_files()
     sandboxes: list[Sandbox] = []
     before = processes.available_bytes()
     started = time.perf_counter()
@@ -99,16 +99,3 @@ def _silence(sandbox: Sandbox) -> str:
 def _sample(sandboxes: list[Sandbox]) -> list[Sandbox]:
     step = max(1, len(sandboxes) // 10)
     return sandboxes[::step]
-
-
-def _allow_open_files() -> None:
-    """As many open files as this process may have; root may raise even that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in ((1 << 17, 1 << 17), (hard, hard)):
-        if soft >= wanted[0]:
-            return
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
-        except (ValueError, OSError):
-            continue
-        return

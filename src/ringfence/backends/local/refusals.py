@@ -11,7 +11,7 @@ from ..local.host import out_of_files
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...errors import RingfenceError
-    from ..local.answers import Refused
+    from .answers import Refused
 
 # Why there can be no mount at a target, as far as that is the target's own fault.
 _BAD_TARGETS = {
@@ -25,6 +25,10 @@ _BAD_TARGETS = {
 
 def error_of(exc: Refused) -> RingfenceError:
     """The error for a start that the kernel refused, with the fix that fits."""
+    if (exc.strerror or "").startswith("network "):
+        from .network import refused_by_kernel
+
+        return refused_by_kernel(exc)
     hint = "run `ringfence doctor` to see what this host allows"
     text = exc.strerror or str(exc)
     if problem := out_of_files(exc):
