@@ -7,9 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
 from tests.leaks import Census, take_census, wait_for_calm
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+_PATIENCE_S = 30.0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +52,7 @@ def nothing_leaks() -> Iterator[None]:
     before: Census = take_census()
     yield
     _close_shared_backends()
-    grown = wait_for_calm(before, patience_s=5.0)
+    grown = wait_for_calm(before, patience_s=_PATIENCE_S)
     if grown:
         lines = "\n".join(f"  {kind}: {thing}" for kind, thing in grown)
         pytest.fail(f"the test run left behind:\n{lines}", pytrace=False)
