@@ -22,17 +22,19 @@ class Server:
 
     Attributes:
         step: A file; with a label of `faulty.STEPS` in it, the daemon kills itself there.
+        module: Which runs the daemon, and is told that file first.
     """
 
     def __init__(self, state: Path) -> None:
         self.state, self.step = state, state.parent / f"{state.name}.step"
+        self.module = "tests.daemon.faulty"
         self.process: subprocess.Popen[str] | None = None
         transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"))
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
 
     def start(self, *options: str, faulty: bool = True) -> None:
         """Start it; returns when it answers."""
-        what = [sys.executable, "-m", "tests.daemon.faulty", str(self.step)] if faulty else SERVE
+        what = [sys.executable, "-m", self.module, str(self.step)] if faulty else SERVE
         self.process = subprocess.Popen(
             [*what, "serve", "--json", "--state-dir", str(self.state), *options],
             stdout=subprocess.PIPE,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from contextlib import suppress
 
 from ..errors import RingfenceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..store.store import Store
 
 _EVERY_S = 15.0
+_SURVEY_S = 600.0  # between two looks at every file
+_BATCH = 100  # records that are read at once: there may be tens of thousands
 
 
 class Keeping:
@@ -38,7 +41,7 @@ class Keeping:
         self._before = before
         self._store, self._directory = store, directory
         self._most_bytes, self._most_records = most_bytes, most_records
-        self._since = 0
+        self._since, self._survey_at = 0, 0.0
         self._wake, self._over = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="ringfence-keeping", daemon=True)
         self._thread.start()
@@ -58,34 +61,53 @@ class Keeping:
     def _run(self) -> None:
         while not self._over:
             with suppress(RingfenceError, OSError):
-                self.tidy()
+                is_due = time.monotonic() >= self._survey_at or self._since > self._most_bytes // 8
+                self.tidy() if is_due else self._tidy_records()
             self._wake.wait(_EVERY_S)
             self._wake.clear()
 
     def tidy(self) -> None:
-        """Remove it now."""
-        self._since = 0
+        """Look at everything now, and remove what is too much."""
+        self._since, self._survey_at = 0, time.monotonic() + _SURVEY_S
+        self._tidy_records()
+        total = self._survey()
+        for exec_id, sandbox, _ in self._oldest():
+            if total <= self._most_bytes:
+                return
+            total -= _size(os.path.join(self._directory, sandbox, exec_id))
+            self._remove_output(sandbox, exec_id)
+
+    def _tidy_records(self) -> None:
         self._before()
-        ended = self._store.execs.ended()
-        known = {sandbox for _, sandbox, _ in ended}
-        used = {}
+        records = self._store.execs
+        while (over := records.count_ended() - self._most_records) > 0:
+            batch = records.ended(most=min(over, _BATCH))
+            for exec_id, sandbox, _ in batch:
+                self._remove_output(sandbox, exec_id)
+            with self._store.together():
+                for exec_id, _, _ in batch:
+                    records.remove(exec_id)
+
+    def _oldest(self) -> Iterator[tuple[str, str, float]]:
+        """Execs that have ended, the one that ended first at the start."""
+        after = (0.0, "")
+        while batch := self._store.execs.ended(after, _BATCH):
+            yield from batch
+            after = batch[-1][2], batch[-1][0]
+
+    def _survey(self) -> int:
+        """Bytes on disk; what belongs to no sandbox that is known is removed."""
+        total = 0
         for sandbox in _names(self._directory):
             here = os.path.join(self._directory, sandbox)
-            if sandbox not in known and self._store.sandbox(sandbox) is None:
+            if self._store.sandbox(sandbox) is None:
                 shutil.rmtree(here, ignore_errors=True)
                 continue
-            for exec_id in _names(here):
-                used[exec_id] = _size(os.path.join(here, exec_id))
-        over, total = len(ended) - self._most_records, sum(used.values())
-        for exec_id, sandbox, _ in ended:
-            if over <= 0 and total <= self._most_bytes:
-                return
-            if over > 0:
-                self._store.execs.remove(exec_id)
-                over -= 1
-            if exec_id in used:
-                shutil.rmtree(os.path.join(self._directory, sandbox, exec_id), ignore_errors=True)
-                total -= used[exec_id]
+            total += sum(_size(os.path.join(here, exec_id)) for exec_id in _names(here))
+        return total
+
+    def _remove_output(self, sandbox: str, exec_id: str) -> None:
+        shutil.rmtree(os.path.join(self._directory, sandbox, exec_id), ignore_errors=True)
 
 
 def _names(directory: str) -> list[str]:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from .live import Live
 
-_KEPT = 10_000
+_KEPT = 10_000  # as tuples: nouns would take four times the memory, and few are ever asked for
+
+_Kept = tuple[int, str, float, str, str, str, str, tuple[tuple[str, str], ...]]
 
 
 class Events:
@@ -23,7 +25,7 @@ class Events:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[Event] = deque(maxlen=_KEPT)
+        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         self._listeners: list[Callable[[Event], None]] = []
         self._seq = 0
         self.epoch = f"{time.time_ns():x}"
@@ -33,20 +35,15 @@ class Events:
         """It happened just now."""
         with self._lock:
             self._seq += 1
-            event = Event(
-                seq=self._seq,
-                kind=kind,
-                time=time.time(),
-                sandbox_id=live.sandbox_id,
-                session_id=live.id,
-                client_id=live.client_id,
-                reason=live.reason,
-                details=FrozenMap(details),
-            )
-            self._kept.append(event)
+            more = tuple(details.items())
+            ids = live.sandbox_id, live.id, live.client_id
+            kept: _Kept = (self._seq, kind, time.time(), *ids, live.reason, more)
+            self._kept.append(kept)
             listeners = list(self._listeners)
-        for listener in listeners:
-            listener(event)
+        if listeners:
+            event = _event(kept)
+            for listener in listeners:
+                listener(event)
 
     @property
     def last(self) -> int:
@@ -57,9 +54,9 @@ class Events:
     def since(self, seq: int) -> tuple[list[Event], int]:
         """What came after `seq`, and how many of those are no longer kept."""
         with self._lock:
-            found = [each for each in self._kept if each.seq > seq]
-            first = self._kept[0].seq if self._kept else self._seq + 1
-        return found, max(0, first - seq - 1)
+            found = [each for each in self._kept if each[0] > seq]
+            first = self._kept[0][0] if self._kept else self._seq + 1
+        return [_event(each) for each in found], max(0, first - seq - 1)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Hear of everything from now on, until the returned function is called."""
@@ -72,3 +69,7 @@ class Events:
                     self._listeners.remove(listener)
 
         return stop
+
+
+def _event(kept: _Kept) -> Event:
+    return Event(*kept[:7], FrozenMap(kept[7]))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Looking at a sandbox may block while it is slow to answer: that must not hold up the others.
 _HANDS = 4
+_LEAST_DUE = 64
 _GRAIN_S = 0.02  # sessions that are due this close together are looked at together
 
 
@@ -32,6 +33,7 @@ class Reaper:
         self._changed = threading.Condition()
         # By weak reference: what has ended must not be kept until it would have been looked at.
         self._due: list[tuple[float, int, ReferenceType[Live]]] = []
+        self._most_due = _LEAST_DUE  # entries, until those that say nothing are looked for
         self._count = itertools.count()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -61,7 +63,17 @@ class Reaper:
         with self._changed:
             live.next_look = due
             heapq.heappush(self._due, (due, next(self._count), weakref.ref(live)))
+            if len(self._due) > self._most_due:
+                self._forget()
             self._changed.notify()
+
+    def _forget(self) -> None:
+        """Of sessions that end soon there would be thousands of entries, until each is due."""
+        self._due = [
+            each for each in self._due if (live := each[2]()) and live.next_look == each[0]
+        ]
+        heapq.heapify(self._due)
+        self._most_due = 2 * len(self._due) + _LEAST_DUE
 
     def _run(self) -> None:
         tidy = self._clock.now()

@@ -93,10 +93,23 @@ class ExecRecords:
         sql = "SELECT * FROM execs WHERE ended_at IS NULL ORDER BY id"
         return [_read(row) for row in self._database.rows(sql)]
 
-    def ended(self) -> list[tuple[str, str, float]]:
-        """Id, sandbox and end of all others, the one that ended first at the start."""
-        sql = "SELECT id, sandbox, ended_at FROM execs WHERE ended_at IS NOT NULL ORDER BY ended_at"
-        return [(row["id"], row["sandbox"], row["ended_at"]) for row in self._database.rows(sql)]
+    def ended(
+        self, after: tuple[float, str] = (0.0, ""), most: int = 100
+    ) -> list[tuple[str, str, float]]:
+        """Id, sandbox and end of others, the one that ended first at the start.
+
+        Args:
+            after: End and id of the last one that is known.
+        """
+        sql = """SELECT id, sandbox, ended_at FROM execs
+            WHERE ended_at IS NOT NULL AND (ended_at, id) > (?, ?) ORDER BY ended_at, id LIMIT ?"""
+        rows = self._database.rows(sql, (*after, most))
+        return [(row["id"], row["sandbox"], row["ended_at"]) for row in rows]
+
+    def count_ended(self) -> int:
+        """How many have."""
+        sql = "SELECT count(*) FROM execs WHERE ended_at IS NOT NULL"
+        return int(self._database.rows(sql)[0][0])
 
     def remove(self, exec_id: str) -> None:
         """Forget it, and the key that it was asked for under."""

@@ -21,7 +21,7 @@ class Zygote(Launched):
 
     def __init__(self, started: Started | None = None, *, outlives: bool = False) -> None:
         super().__init__("zygote", ZYGOTE, started, outlives=outlives)
-        self._told: list[tuple[str, list[str]]] = []  # what it was asked to clear up, lately
+        self._told: list[tuple[str, tuple[str, ...]]] = []  # what it was asked to clear up, lately
         self._watched = select.epoll()
         self._watched.register(self._pidfd, select.EPOLLIN)
 
@@ -68,7 +68,7 @@ class Zygote(Launched):
         self._tell_of("drop", sandbox_id, directories, [])
 
     def _tell_of(self, verb: str, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
-        self._told.append((sandbox_id, directories))
+        self._told.append((sandbox_id, tuple(directories)))
         if len(self._told) >= _MOST_UNREAD + _AT_ONCE:
             del self._told[:_AT_ONCE]
         self.note(verb, sandbox_id, fds)
@@ -81,4 +81,4 @@ class Zygote(Launched):
         """
         for sandbox_id, directories in self._told:
             if sandbox_id not in living:
-                cgroups.remove(directories)
+                cgroups.remove(list(directories))

@@ -1,0 +1,20 @@
+"""How the C library keeps memory: mallopt(3), of glibc alone."""
+
+from __future__ import annotations
+
+import ctypes
+
+M_ARENA_MAX = -8  # malloc.h
+
+
+def mallopt(param: int, value: int) -> bool:
+    """Set a parameter of malloc; False where the C library has none.
+
+    Source: mallopt(3).
+    """
+    try:
+        call = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False  # musl, say
+    call.argtypes, call.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return bool(call(param, value))
