@@ -36,6 +36,7 @@ class _Unsaid(logging.Filter):
     _LINES = (
         "ASGI callable returned without completing response.",
         "ASGI callable returned without completing handshake.",
+        "Cancel %s running task(s), timeout graceful shutdown exceeded",  # they are answered
     )
 
     def filter(self, record: logging.LogRecord) -> bool:

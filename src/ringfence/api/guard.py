@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import RingfenceError, TooLarge, Unauthenticated, Unsupported
+from ..errors import RingfenceError, ServerUnreachable, TooLarge, Unauthenticated, Unsupported
 from . import door, problems
 from .admission import Body
 from .service import Caller, Service
@@ -50,6 +51,9 @@ class Guard:
                 await self._app(scope, request.body(), request.send)
         except RingfenceError as exc:
             await request.refuse(exc)
+        except asyncio.CancelledError:
+            # Only the server's own end cuts a request short: there is no caller to pass that on to.
+            await request.break_off()
         finally:
             request.note()
 
@@ -183,6 +187,12 @@ class _Passing:
             return
         more = {} if self._caller else {"connection": "close"}
         await problems.problem(error, more)(self._scope, self._receive, self.send)
+
+    async def break_off(self) -> None:
+        """The server stops, and waits no longer: say so, unless an answer is under way."""
+        if not self._status and self._scope["type"] == "http":
+            hint = "it is not known what became of it: look when the server is back"
+            await self.refuse(ServerUnreachable("the server is stopping", hint=hint))
 
     def write_down(self) -> None:
         """Into the audit log, where it changed something or was refused: once, and before it is told."""

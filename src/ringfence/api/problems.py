@@ -59,6 +59,7 @@ STATUS = {
     "connect_failed": 502,
     "registry": 502,
     "resource_exhausted": 503,
+    "server_unreachable": 503,
     "timeout": 504,
     "storage_full": 507,
 }

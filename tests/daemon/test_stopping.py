@@ -1,0 +1,32 @@
+"""SIGTERM while somebody waits: they are told, and the log has nothing to alarm anybody."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.daemon.servers import Server
+from tests.native.outside import until
+
+
+def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    server.start()
+    assert server.process is not None
+    execs = f"/sandboxes/{server.make()}/execs"
+    with ThreadPoolExecutor(1) as client:
+        body = {"argv": ["sleep", "1000"], "wait": True}
+        waiting = client.submit(server.http.post, f"/v1{execs}", json=body)
+        assert until(lambda: server.ask("GET", execs)["items"], 30)
+
+        server.process.send_signal(signal.SIGTERM)
+        answer = waiting.result(60)
+
+    assert (503, "server_unreachable") == (answer.status_code, answer.json()["code"])
+    assert "retry-after" in answer.headers
+    assert 0 == server.process.wait(60)
+    said = capfd.readouterr().err
+    assert "sandbox ended" in said, "the control: this is its log"
+    assert "Traceback" not in said
+    assert '"level":"error"' not in said
