@@ -111,6 +111,26 @@ def test_what_the_configuration_says(create: Create, tmp_path: Path, store: Imag
     assert "1000\n/tmp\n/x c\n" == asked.stdout_text
 
 
+@pytest.mark.root  # an ordinary user has one id to give
+@not_docker
+def test_users_that_the_image_names(create: Create, image: str) -> None:
+    with create(image) as sandbox:
+        sandbox.shell("mkdir -m 0777 /srv/open")
+        said = sandbox.exec(
+            [
+                "sh",
+                "-c",
+                "id -u; echo $HOME; cd /srv/open; echo x > mine; echo x > /srv/app/theirs",
+            ],
+            user="app",
+        )
+        kept = sandbox.shell("cat /srv/open/mine; ls /srv/app").stdout_text
+
+    assert "1234\n/srv/app\n" == said.stdout_text, said
+    assert "ermission denied" in said.stderr_text
+    assert "x\nnew\n" == kept, "the control: what it may write is written"
+
+
 def test_nothing_but_one_program(create: Create, tmp_path: Path, store: ImageStore) -> None:
     """No C library, no shell, no directory: commands, files and trees work all the same."""
     require("gcc")
