@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, run, start
 
 BLOB = bytes(range(256)) * 4096  # 1 MiB that no text codec would survive
@@ -124,13 +126,30 @@ def test_closed_descriptors_are_nothing_and_nowhere() -> None:
         assert 3 == result.returncode, result
 
 
-def test_a_full_device_is_our_failure_and_says_so() -> None:
-    with open("/dev/full", "wb") as full:
-        process = start("--", "echo", "x", stdout=full, stderr=subprocess.PIPE)
-        _, complaint = process.communicate(timeout=PATIENCE_S)
+@pytest.mark.parametrize(
+    "words", ["run -- echo x", "run --json -- echo x", "run --help", "--version", "completion bash"]
+)
+def test_a_full_device_is_our_failure_and_says_so(words: str) -> None:
+    """And a closed one is nobody's."""
+    command = [*RINGFENCE, *words.split()]
+    result = subprocess.run(
+        ["sh", "-c", '"$@" >/dev/full', "sh", *command],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&- <&-', "sh", *command],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
-    assert 125 == process.returncode
-    assert b"ringfence: standard output: No space left on device\n" == complaint
+    assert 125 == result.returncode
+    assert b"ringfence: standard output: No space left on device\n" == result.stderr
+    assert (0, b"") == (closed.returncode, closed.stderr)
 
 
 def test_our_own_descriptors_stay_outside() -> None:

@@ -257,6 +257,24 @@ def test_signals_that_the_caller_ignores_are_not_ignored_inside() -> None:
         assert (0, "") == caller.finish()
 
 
+_UMASK = """
+os.umask(0o777)
+with Sandbox.create(mounts=[sys.argv[1] + ":/work:rw"]) as sandbox:
+    say(sandbox.exec(["sh", "-c", "umask; umask 077; echo x > /work/made"]).stdout_text)
+"""
+
+
+def test_the_callers_umask_shuts_nobody_out(private_dir: Path) -> None:
+    """Not even itself, from what it keeps for later."""
+    for _ in range(2):
+        with Caller(
+            _UMASK, private_dir, env={"XDG_RUNTIME_DIR": str(private_dir / "run")}
+        ) as caller:
+            assert "0022\n" == caller.hear()
+            assert (0, "") == caller.finish()
+    assert {"made", "run"} >= set(os.listdir(private_dir))
+
+
 _FEW_FILES = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """The `ringfence` command; returns its exit code."""
     argv = sys.argv[1:]
+    _open_standard_descriptors()
     try:
         if argv[:1] == ["run"]:
             _run(argv)
@@ -47,7 +48,16 @@ def main() -> int:
         from .terminal import complain
 
         complain(exc, _remote_command(argv))
+        _drop_what_cannot_be_written()
         return OWN_FAILURE
+
+
+def _drop_what_cannot_be_written() -> None:
+    """What lies in a buffer for a full disk: the interpreter would fail on it again, with another code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _remote_command(argv: Sequence[str]) -> Command | None:
@@ -63,7 +73,6 @@ def _run(argv: Sequence[str]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until ours listens: a KeyboardInterrupt in the middle of an import may get lost there.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _open_standard_descriptors()
     if _starts_native(argv):
         # It boots on another core while this one still reads its own modules.
         from ..launcher.spawn import spawn
@@ -91,7 +100,10 @@ def _open_standard_descriptors() -> None:
         fd = os.open(os.devnull, os.O_RDWR)
         if fd > 2:
             os.close(fd)
-            return
+            break
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # it was closed when the interpreter came up
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _starts_native(argv: Sequence[str]) -> bool:

@@ -68,10 +68,14 @@ def print_error(exc: BaseException) -> None:
     """The object for a failure of our own."""
     if not isinstance(exc, RingfenceError):
         exc = RingfenceError(f"{type(exc).__name__}: {exc}")
-    _print({"error": exc.to_json()})
+    try:
+        _print({"error": exc.to_json()})
+    except OSError:
+        pass  # perhaps that was the failure
 
 
 def _print(value: dict[str, Any]) -> None:
+    """Raises OSError where it cannot be written; that nobody reads it is none."""
     data = memoryview(json.dumps(value).encode() + b"\n")
     while data:
         try:
@@ -82,5 +86,5 @@ def _print(value: dict[str, Any]) -> None:
             poll = select.poll()
             poll.register(1, select.POLLOUT)
             poll.poll()
-        except OSError:
-            return  # nobody reads it
+        except BrokenPipeError:
+            return

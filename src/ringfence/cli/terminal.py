@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "bold": "1", "dim": "2"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _EVERY_S = 0.1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def say(text: str) -> None:
@@ -38,6 +40,8 @@ def describe(exc: BaseException, command: Command | None = None) -> str:
     """The line that `complain` prints, without the name in front."""
     from ..errors import RingfenceError
 
+    if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
+        return f"standard output: {exc.strerror}"  # nothing else here is written without a name
     if not isinstance(exc, RingfenceError):
         return f"internal error: {type(exc).__name__}: {exc} (RINGFENCE_DEBUG=1 shows where)"
     where = command.flag_of(exc.field) if command and exc.field else exc.field

@@ -37,10 +37,14 @@ def runtime_directory() -> str | None:
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
         info = os.lstat(base)
+        # In a shared /tmp somebody else may have made it first.
+        if info.st_uid != os.geteuid() or info.st_mode & 0o170022 != 0o040000:
+            return None
+        if info.st_mode & 0o700 != 0o700:
+            os.chmod(base, 0o700)  # made under a strange umask: we could not enter it ourselves
     except OSError:
         return None
-    # In a shared /tmp somebody else may have made it first.
-    return base if info.st_uid == os.geteuid() and info.st_mode & 0o170022 == 0o040000 else None
+    return base
 
 
 def note(sandbox_id: str, made: list[Placeholder], label: str = "") -> str | None:
