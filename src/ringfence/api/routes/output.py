@@ -89,14 +89,17 @@ async def _bytes(service: Service, run: Run, stream: int, offset: int, follow: b
     reader = Reader(track, offset)
     first = await service.lanes.call(reader.next, _PIECE)
     begin, data = (first.offset, first.data) if first else (offset, b"")
-    # Of what is there now the body's end is known: the next gap, or the present.
-    end = next((end for start, end in track.kept if start <= begin < end), begin)
+    # Of what is there now the body's end is known: the next gap, or the present. It goes on coming while
+    # we look: what was not there when we read is for the next request, or for following.
+    kept = track.kept
+    end = next((end for start, end in kept if data and start <= begin < end), begin)
+    has_gap = any(start > end for start, _ in kept)
     headers = {
         **_DONE,
         "x-ringfence-offset": str(begin),
         "x-ringfence-dropped-bytes": str(first.dropped_bytes if first else 0),
     }
-    if follow and not closed and end >= track.total:
+    if follow and not closed and not has_gap:
         body = _follow(service, run, stream, reader, data)
         return StreamingResponse(body, media_type=BYTES, headers=headers)
     headers["x-ringfence-next-offset"] = str(end)
