@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from ringfence import Mount, Sandbox
-from ringfence.errors import InvalidRequest
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.errors import InvalidRequest, IsolationError
 from ringfence.model.mount import READ_WRITE
 from tests.native.conftest import MakeSandbox
 
@@ -77,3 +79,38 @@ def test_as_many_mounts_as_there_may_be(make: MakeSandbox, other: Path) -> None:
         Sandbox.create(mounts=mounts)
 
     assert before.shell("true").ok
+
+
+CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+
+def reaches(sandbox: Sandbox, source: Path, target: str, path: str) -> bool:
+    """Whether a socket is connected to, once `source` was attached, if that was let through."""
+    try:
+        sandbox.mount(f"{source}:{target}")
+    except IsolationError:
+        return False
+    return sandbox.exec(["python3", "-c", CONNECT, path], timeout_s=30.0).ok
+
+
+def test_a_socket_of_the_host_is_not_reached_through_what_is_attached(
+    make: MakeSandbox, with_controls: NativeBackend, other: Path, private_dir: Path
+) -> None:
+    """Nor in the second directory, nor when it is the source itself."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(private_dir / "s"))
+        server.listen()
+        sandbox, control = make(), make(backend=with_controls, profile="unix-sockets")
+        sandbox.mount(f"{other}:/first")
+
+        assert reaches(control, private_dir, "/late", "/late/s")
+        assert not reaches(sandbox, private_dir, "/late", "/late/s")
+        assert not reaches(sandbox, private_dir / "s", "/socket", "/socket")
+
+
+def test_a_mounted_file_takes_no_sockets_away(make: MakeSandbox, other: Path) -> None:
+    """There can be none of the host's in it; a mounted directory is another matter."""
+    bind = "import socket; socket.socket(socket.AF_UNIX).bind('/tmp/s')"
+    with_file = make(mounts=[f"{other / 'kept'}:/data/kept"])
+    assert with_file.exec(["python3", "-c", bind]).ok
+    assert "enforced" == {p.name: p.status for p in with_file.protections()}["unix_sockets"]

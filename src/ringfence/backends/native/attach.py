@@ -8,6 +8,7 @@ import stat
 from ...errors import FileExists, InvalidRequest, IsolationError
 from ...model.mount import READ_ONLY
 from ...model.session import ResolvedMount
+from ...policy import landlock
 from ..local import journal
 from ..local.answers import Refused
 from ..local.host import host
@@ -44,7 +45,7 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
     draft = planner.Draft(sandbox.spec, sandbox.id, sandbox.uid, sandbox.first_host_id)
     try:
         tree = planner.host_tree(draft, mount, here)
-        if sandbox.unix_sockets and not sandbox.host_directory:
+        if may_reach_sockets(sandbox):
             refuse_sockets(tree["source"])
         target = mount.target
         link = ""
@@ -67,7 +68,7 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         sandbox.note = journal.note(sandbox.id, made, sandbox.backend.label())
     finally:
         draft.close()
-    sandbox.host_directory = True
+    sandbox.host_directory |= not os.path.isfile(tree["source"])
     return ResolvedMount(mount.target, mount.access, tree["source"])
 
 
@@ -129,6 +130,14 @@ def _at(mount: Mount, target: str) -> Mount:
     return mount if mount.target == target else replace(mount, target=target)
 
 
+def may_reach_sockets(sandbox: NativeSandbox) -> bool:
+    """Whether a host's socket in what is attached could be connected to, unasked for."""
+    if not sandbox.unix_sockets or sandbox.profile.unix_sockets:
+        return False
+    rules = landlock.plan_landlock(host().landlock_abi, writable=(), writable_files=())
+    return not (sandbox.profile.landlock and rules.refuses_host_sockets)
+
+
 def refuse_sockets(source: str) -> None:
     """A directory with unix sockets is not shown to a sandbox that may connect to them.
 
@@ -136,16 +145,21 @@ def refuse_sockets(source: str) -> None:
         IsolationError: It has one, or is too large to tell.
     """
     seen = 0
+    _refuse_socket(source)
     for directory, names, files in os.walk(source):
         for name in files:
-            if stat.S_ISSOCK(os.lstat(os.path.join(directory, name)).st_mode):
-                raise IsolationError(
-                    f"{os.path.join(directory, name)} is a unix socket, and this sandbox may connect to it",
-                    hint="give the mount when the sandbox is created: it then has no unix sockets",
-                )
+            _refuse_socket(os.path.join(directory, name))
         seen += len(names) + len(files)
         if seen > _SCANNED_ENTRIES:
             raise IsolationError(
                 f"{source} has too many files to look for unix sockets in it",
                 hint="give the mount when the sandbox is created",
             )
+
+
+def _refuse_socket(path: str) -> None:
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise IsolationError(
+            f"{path} is a unix socket, and this sandbox may connect to it",
+            hint="give the mount when the sandbox is created: it then has no unix sockets",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 
 from ...errors import InvalidRequest, Unsupported
 from ...linux import namespaces
@@ -160,7 +161,8 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
         return
     index = len(draft.trees)
     draft.trees.append(host_tree(draft, mount, host))
-    draft.host_directory = True
+    # A socket of the host's may be in it, or come into it; a file stays what it was when it was pinned.
+    draft.host_directory |= not stat.S_ISREG(os.fstat(draft.fds[-1]).st_mode)
     _add_mount_point(draft, mount.target, draft.trees[index]["source"])
     draft.steps.append(("bind", mount.target, index))
     draft.mounts.append(ResolvedMount(mount.target, mount.access, draft.trees[index]["source"]))

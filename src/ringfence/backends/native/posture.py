@@ -13,6 +13,7 @@ from ..local.host import host
 from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import read_all
+from .attach import may_reach_sockets
 from .inspection import Inspection
 
 TYPE_CHECKING = False
@@ -143,6 +144,10 @@ def _unix_sockets(seen: Inspection) -> Protection:
         return Protection(
             name, MISSING, "sockets in mounted host directories can be reached", _profile_fix(seen)
         )
+    if sandbox.host_directory and may_reach_sockets(sandbox):
+        why = "those that the host makes later in a directory that was attached can be reached"
+        fix = "give the mount when the sandbox is created: it then has no unix sockets"
+        return Protection(name, DEGRADED, why, fix)
     return Protection(name, ENFORCED, "only those made inside can be reached")
 
 
