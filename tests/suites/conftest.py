@@ -12,7 +12,7 @@ collect_ignore_glob = [] if os.environ.get("RINGFENCE_SUITE") else ["*/test_*.py
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What asks nothing of a backend is judged once, and not again over another one or as root."""
+    """Some is judged once, and not again over another backend or as root."""
     if "-" not in os.environ.get("RINGFENCE_SUITE", "").replace("-next", ""):
         return
     once = [item for item in items if item.get_closest_marker("once")]

@@ -14,3 +14,7 @@ def look(seconds: int) -> str:
         f"sleep 9{seconds} & until pgrep -fx 'sleep 9{seconds}' >/dev/null; do :; done; kill $!; "
         f"if pgrep -fx 'sleep {seconds}' >/dev/null; then echo {LEFT}; else echo {NONE}; fi"
     )
+
+
+TIMEOUTS_S = (1, 5, 25)
+"""A command says something at once; on a busy machine at once may be late: then a longer one is tried."""

@@ -8,7 +8,18 @@ import os
 import sys
 
 from . import report
-from .measures import backends, create, egress, files, images, parked, run, server, throughput
+from .measures import (
+    adapters,
+    backends,
+    create,
+    egress,
+    files,
+    images,
+    parked,
+    run,
+    server,
+    throughput,
+)
 from .measures import exec as exec_
 from .rows import Missing, Row
 from .settings import Settings
@@ -30,6 +41,7 @@ MEASURES: dict[str, Measure] = {
     "images": images.measure,
     "live": parked.measure_count,
     "egress": egress.measure,
+    "adapters": adapters.measure,
     "server": server.measure,
     "backends": backends.measure,
 }
@@ -45,6 +57,7 @@ _EXAMPLES = """measures:
   images      an image of 500 MiB unpacked; beside tar x
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back
+  adapters    importing each, beyond its framework where that is installed
   backends    with --backends: gVisor beside runsc, Docker beside docker exec
   egress      a network policy's price, and what goes through it; beside the host's own network
 

@@ -204,8 +204,8 @@ BENCH = Command(
         Option("backends", "", "measure gVisor and Docker instead, beside their own command lines"),
         HELP,
     ),
-    words="create exec run throughput parked files images live egress server backends",
-    details="Without a MEASURE all of create, exec, run, throughput, parked, files, images, live, egress.",
+    words="create exec run throughput parked files images live egress adapters server backends",
+    details="Without a MEASURE all but server and backends.",
     examples=(
         ("the server", "ringfence bench --server --quick"),
         ("everything, in seconds", "ringfence bench --quick"),
@@ -302,6 +302,7 @@ MCP = Command(
     options=(
         Option("http", "HOST:PORT", "streamable HTTP at /mcp, on a loopback address only"),
         Option("server", "URL", "make the sandboxes on this Ringfence server, not here"),
+        *(option for option in RUN.options if option.name == "pull"),
         *(option for option in RUN.options if option.name not in _NOT_OF_A_SANDBOX),
         HELP,
     ),

@@ -55,6 +55,14 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def command_of(given: dict[str, Any], command: list[str]) -> list[str]:
     """Fetch the image of `run` if need be; the command, or what the image runs."""
+    image = needed(given)
+    if not command and not image.argv:
+        raise InvalidRequest("the image says nothing of what to run: give a command", field="argv")
+    return command or image.argv
+
+
+def needed(given: dict[str, Any]) -> Image:
+    """The image of --image, fetched as --pull says."""
     policy = given.get("pull", "missing")
     if policy not in _PULL:
         raise InvalidRequest(f"{policy!r} is not one of {', '.join(_PULL)}", field="--pull")
@@ -68,11 +76,7 @@ def command_of(given: dict[str, Any], command: list[str]) -> list[str]:
         except ImageNotFound:
             if policy == "never":
                 raise
-    if image is None:
-        image = _fetch(name, store, None, plain_http=False)
-    if not command and not image.argv:
-        raise InvalidRequest("the image says nothing of what to run: give a command", field="argv")
-    return command or image.argv
+    return image or _fetch(name, store, None, plain_http=False)
 
 
 # -- verbs ---------------------------------------------------------------------------------------

@@ -40,12 +40,24 @@ def main(argv: Sequence[str]) -> int:
         ) from exc
     from ..integrations.origin import Origin
 
+    _fetch_image(given)
+
     origin = Origin(options, given.get("server"))
     if address is None:
         serve_stdio(origin)
     else:
         serve_http(origin, *address, os.environ.get(TOKEN, ""))
     return 0
+
+
+def _fetch_image(given: dict[str, Any]) -> None:
+    """Once, before anybody waits for a sandbox; a server has images of its own."""
+    if "server" in given and "pull" in given:
+        raise InvalidRequest("a server fetches no image for its clients", field="--pull")
+    if "server" not in given and ("image" in given or "pull" in given):
+        from .image import needed
+
+        needed(given)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from google.adk.code_executors.code_execution_utils import (
 )
 
 from ringfence.integrations.adk import OUTPUT_BYTES, RingfenceCodeExecutor
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -70,6 +70,7 @@ def test_too_much_output_is_cut_and_says_so(executor: RingfenceCodeExecutor) -> 
     assert "was cut" in cut.stderr
 
 
+@pytest.mark.once
 def test_fifty_at_once(tmp_path: Path) -> None:
     """ADK waits in threads: fifty of them."""
     mount = at_once.mount(tmp_path)
@@ -99,3 +100,8 @@ def test_over_a_server() -> None:
         executor = RingfenceCodeExecutor(server=server)
         assert "42\n" == executor.execute_code(NOBODY, CodeExecutionInput("print(6 * 7)")).stdout
         executor.terminate()
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("adk")

@@ -10,7 +10,7 @@ from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
 
 from ringfence.integrations.autogen import OUTPUT_BYTES, RingfenceCodeExecutor
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -62,6 +62,7 @@ async def test_too_much_output_is_cut_and_says_so() -> None:
     assert "was cut" in cut[1]
 
 
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     mount = at_once.mount(tmp_path)
 
@@ -89,3 +90,8 @@ async def test_over_a_server() -> None:
     with serving() as server:
         async with RingfenceCodeExecutor(server=server) as executor:
             assert (0, "2\n") == await run(executor, ("python", "print(1 + 1)"))
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("autogen")

@@ -14,7 +14,7 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from ringfence.integrations.harbor import OUTPUT_BYTES, RingfenceEnvironment
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -142,6 +142,7 @@ async def test_too_much_output_is_cut_and_says_so(tmp_path: Path) -> None:
     assert "was cut" in cut.stderr
 
 
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     meeting = tmp_path / "meeting"
     meeting.mkdir()
@@ -198,3 +199,8 @@ def test_what_would_have_to_be_built_is_refused(tmp_path: Path) -> None:
             trial_paths=TrialPaths(tmp_path / "trial"),
             task_env_config=EnvironmentConfig(),
         )
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("harbor")

@@ -25,7 +25,7 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironment
 from ringfence.model.spec import OWN_ROOT
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -124,6 +124,7 @@ def test_a_task_finds_it_by_name(tmp_path: Path) -> None:
     assert 1.0 == log.results.scores[0].metrics["accuracy"].value
 
 
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     async def one(number: int) -> int:
         environment = await make(mounts=[at_once.mount(tmp_path)])
@@ -154,3 +155,8 @@ async def test_over_a_server(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             await environment.read_file("nothing")
         await end(environment)
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("inspect_ai")

@@ -20,9 +20,12 @@ from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from ringfence.images.archive import load
+from ringfence.images.store import ImageStore
 from ringfence.integrations.mcp import server as serving
 from ringfence.integrations.origin import Origin
-from tests.suites import at_once, remote
+from tests.images.conftest import small
+from tests.suites import at_once, imports, left, remote
 from tests.suites.examples import output_of
 from tests.suites.mcp import asking, plain
 from tests.suites.places import options
@@ -161,12 +164,48 @@ async def test_the_command_over_stdio(tmp_path: Path) -> None:
     assert ["fetch_outputs"] == [name for name, tool in tools.items() if not tool.output_schema]
 
 
+async def test_the_command_with_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
+    made = small().as_layout(tmp_path / "layout")
+    load(made, "small:1", store=ImageStore())
+
+    async with over_stdio("--image", "small:1", "--pull", "never") as session:
+        assert "ID=small\n" == await run(session, "cat /etc/os-release")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--image", "nowhere:1", "--pull", "never"), "nowhere:1"),
+        (("--image", "small:1", "--pull", "often"), "'often' is not one of"),
+        (("--pull", "always"), "there is none"),
+        (
+            ("--server", "unix:/nowhere", "--image", "small:1", "--pull", "always"),
+            "fetches no image",
+        ),
+    ],
+)
+def test_images_that_cannot_be_had(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
+    answer = subprocess.run(
+        ["ringfence", "mcp", *arguments],
+        env={**os.environ, "RINGFENCE_IMAGES": str(tmp_path / "images")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (125, "") == (answer.returncode, answer.stdout)
+    assert why in answer.stderr
+
+
 async def test_processes_outputs_and_reset(url: str) -> None:
     async with over_http(url) as session:
         name = (await call(session, "start_process", command="echo up; sleep 4351"))["process"]
         seen = await call(session, "watch_process", process=name, wait_s=30)
         stopped = await call(session, "stop_process", process=name)
-        gone = await run(session, "pgrep -f 'sleep 435[1]'; true")
+        gone = await run(session, left.look(4351))
         await run(session, "echo made > $RINGFENCE_OUTPUTS_DIR/a.txt")
         outputs = await session.call_tool("fetch_outputs", {})
         await call(session, "reset")
@@ -174,7 +213,7 @@ async def test_processes_outputs_and_reset(url: str) -> None:
 
     assert ("up\n", True) == (seen["stdout"], seen["running"])
     assert (False, 137) == (stopped["running"], stopped["exit_code"])
-    assert ("", "") == (gone, fresh)
+    assert ("none\n", "") == (gone, fresh)
     assert "made\n" == outputs.content[1].resource.text
 
 
@@ -194,7 +233,7 @@ async def test_sessions_do_not_meet(url: str) -> None:
     async with over_http(url) as one, over_http(url) as other:
         await run(one, "echo secret > /tmp/mine; sleep 4352 >/dev/null 2>&1 &")
         assert "secret\n" == await run(one, "cat /tmp/mine")
-        assert "" == await run(other, "cat /tmp/mine; pgrep -f 'sleep 435[2]'")
+        assert "none\n" == await run(other, f"cat /tmp/mine; {left.look(4352)}")
 
 
 async def test_without_sessions_the_sandbox_has_a_name(url: str) -> None:
@@ -234,7 +273,7 @@ async def test_cancelled_it_leaves_no_process(url: str) -> None:
                 while "began" not in await run(session, "ls /tmp"):
                     await anyio.sleep(0.05)
                 tasks.cancel_scope.cancel()
-            while await run(session, "pgrep -f 'sleep 435[3]'; true"):
+            while "none\n" != await run(session, left.look(4353)):
                 await anyio.sleep(0.05)
     assert not scope.cancelled_caught
 
@@ -274,6 +313,7 @@ async def test_without_the_token_nobody_comes_in() -> None:
     assert 401 != let_in.status_code
 
 
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     app = serving.http_app(Origin(options(mounts=[at_once.mount(tmp_path)])), host="127.0.0.1")
     codes: list[int] = []
@@ -315,3 +355,8 @@ async def test_over_a_server(tmp_path: Path) -> None:
             assert "there" == await run(session, "cat a")
             assert ("there", True) == (seen["stdout"], seen["running"])
             assert not stopped["running"]
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("mcp.server")

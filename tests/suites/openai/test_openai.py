@@ -22,7 +22,7 @@ from ringfence.integrations.openai_agents import (
     RingfenceSandboxClient,
     RingfenceSandboxClientOptions,
 )
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -172,6 +172,7 @@ async def test_cancelled_it_leaves_no_process(session: Any) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     client = RingfenceSandboxClient(**options(mounts=[at_once.mount(tmp_path)]))
 
@@ -196,3 +197,8 @@ async def test_over_a_server(tmp_path: Path) -> None:
 @pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "sandbox" in output_of("openai_agent", tmp_path)
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("openai_agents")

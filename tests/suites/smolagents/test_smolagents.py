@@ -12,7 +12,7 @@ import pytest
 from smolagents.utils import AgentError
 
 from ringfence.integrations.smolagents import RingfenceExecutor
-from tests.suites import at_once, left
+from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
 from tests.suites.remote import serving
@@ -87,6 +87,7 @@ def test_over_a_server(tmp_path: Path) -> None:
         executor.cleanup()
 
 
+@pytest.mark.once
 def test_fifty_at_once(tmp_path: Path) -> None:
     """smolagents waits in threads: fifty of them."""
     mount = at_once.mount(tmp_path)
@@ -108,3 +109,8 @@ def test_fifty_at_once(tmp_path: Path) -> None:
 @pytest.mark.once
 def test_the_example(tmp_path: Path) -> None:
     assert "120" in output_of("smolagents_agent", tmp_path)
+
+
+@pytest.mark.once
+def test_importing_it_is_cheap() -> None:
+    imports.assert_cheap("smolagents")
