@@ -20,7 +20,7 @@ from pathlib import Path
 
 FENCE = re.compile(r"^```(\w*)\s*$")
 NOT_RUN = re.compile(r"^<!-- not run: (?P<reason>.+?) -->$")
-TIMEOUT_S = 60
+TIMEOUT_S = 180  # a busy machine starts a command in a second
 
 
 @dataclass(frozen=True)
