@@ -16,7 +16,18 @@ def test_a_crowd_finds_nothing_wrong() -> None:
     assert report.ok, (report.errors[:5], report.violations[:5], report.left)
     assert report.cycles >= 10
     assert report.lists >= 3
-    assert report.memory_after_bytes - report.memory_before_bytes < 64 << 20
+    assert report.memory_bytes[-1] - report.memory_bytes[0] < 64 << 20
+
+
+def test_nor_when_the_daemon_is_killed_meanwhile() -> None:
+    """No sandbox is lost or comes back, and each ends once: whatever was asked when it was killed."""
+    with Daemon(max_sandboxes=40, max_waiting=60) as daemon:
+        report = crowd.run(daemon, 8, 3.0, kills=3)
+
+    assert report.ok, (report.errors[:5], report.violations[:5], report.left)
+    assert 3 == report.kills
+    assert report.cycles >= 5
+    assert report.lists >= 3
 
 
 def history(*lists: tuple[float, float, set[str]]) -> History:

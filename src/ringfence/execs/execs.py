@@ -95,9 +95,12 @@ class Execs:
         request = _with_input(request)
         run = self._new_run(live, request)
         self._put(run.view())
-        return self._begin(live, run, request, attend_s)
+        self._drive(run, self._begin(live, run, request), attend_s)
+        return run
 
-    def start_once(self, live: Live, request: ExecRequest, key: str) -> tuple[Run, bool]:
+    def start_once(
+        self, live: Live, request: ExecRequest, key: str, *, attend_s: float = 0.0
+    ) -> tuple[Run, bool]:
         """`start`, but what was asked for under `key` before is not started again; whether it is new.
 
         Keys are a sandbox's own, and kept as long as the exec can be found.
@@ -109,15 +112,17 @@ class Execs:
         asked = digest(request.to_json())
         with self._manager.keys.turn(f"exec in {live.sandbox_id}", key):
             run = self._new_run(live, request)
-            if self._records.add_under_key(_record(run.view()), key, asked):
-                return self._begin(live, run, request), True
-            run.spool.close()
-            known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
-            if was_asked != asked:
-                raise InvalidRequest("this key was used for another request", field="key")
-            return self.find(live.sandbox_id, known), False
+            if not self._records.add_under_key(_record(run.view()), key, asked):
+                run.spool.close()
+                known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
+                if was_asked != asked:
+                    raise InvalidRequest("this key was used for another request", field="key")
+                return self.find(live.sandbox_id, known), False
+            pump = self._begin(live, run, request)
+        self._drive(run, pump, attend_s)
+        return run, True
 
-    def _begin(self, live: Live, run: Run, request: ExecRequest, attend_s: float = 0.0) -> Run:
+    def _begin(self, live: Live, run: Run, request: ExecRequest) -> SpooledPump:
         try:
             run.prepare()
             begun = live.watched.start(request, label=run.id)
@@ -127,8 +132,7 @@ class Execs:
             raise
         self.counts.began()
         told.began(run.view())
-        self._attend(live, run, begun, request, attend_s)
-        return run
+        return self._attend(live, run, begun, request)
 
     def _new_run(self, live: Live, request: ExecRequest) -> Run:
         most = request.max_output_bytes
@@ -155,13 +159,10 @@ class Execs:
         return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes))
 
     def _attend(
-        self,
-        live: Live,
-        run: Run,
-        begun: BackendExec,
-        request: ExecRequest,
-        attend_s: float = 0.0,
-    ) -> None:
+        self, live: Live, run: Run, begun: BackendExec, request: ExecRequest
+    ) -> SpooledPump:
+        """What moves its bytes; it is to be driven."""
+
         def ended(status: ExecStatus, cut: bool) -> bool:
             view = run.final(ExecState.ENDED, status=status, truncated=cut)
             return self._end(run, view, pump.release)
@@ -170,6 +171,9 @@ class Execs:
         run.attend(pump)
         with self._lock:
             self._runs[run.id] = run
+        return pump
+
+    def _drive(self, run: Run, pump: SpooledPump, attend_s: float = 0.0) -> None:
         try:
             if attend_s and run_for(pump, attend_s) is not None:
                 return
@@ -301,7 +305,7 @@ class Execs:
             request = ExecRequest(
                 view.argv, timeout_s=view.timeout_s, pty=view.pty, stream_stdin=takes_input
             )
-            self._attend(live, run, live.watched.adopt(begun), request)
+            self._drive(run, self._attend(live, run, live.watched.adopt(begun), request))
 
     def close(self) -> None:
         """Remove nothing more; forget what is not on disk. What runs is not touched."""

@@ -44,8 +44,8 @@ async def start(
     call, key, is_new = service.lanes.call, live.sandbox_id, True
     attend_s = _ATTENDED_S if body.wait else 0.0
     if idempotency_key:
-        once = execs.start_once
-        run, is_new = await call(once, live, body.request, idempotency_key, key=key)
+        once, asked = execs.start_once, idempotency_key
+        run, is_new = await call(once, live, body.request, asked, key=key, attend_s=attend_s)
     else:
         run = await call(execs.start, live, body.request, key=key, attend_s=attend_s)
     if not body.wait or not await wait_for(run, body.wait_s):
