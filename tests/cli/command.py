@@ -13,7 +13,7 @@ import ringfence
 
 SOURCE = str(Path(ringfence.__file__).parent.parent)
 RINGFENCE = [sys.executable, "-m", "ringfence"]
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -23,7 +23,9 @@ ALWAYS_ENFORCED = EXPECTED - {"landlock", "memory_limit", "cpu_limit"}
 
 
 def _native() -> dict[str, Any]:
-    found = json.loads(ringfence_command("doctor", "--json").stdout)
+    result = ringfence_command("doctor", "--json")
+    assert 0 == result.returncode, result.stderr.decode()
+    found = json.loads(result.stdout)
     return next(each for each in found["backends"] if "native" == each["backend"])
 
 

@@ -40,8 +40,11 @@ _TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
 class Exec:
     """One running process tree."""
 
-    def __init__(self, number: int, uid: int, reply: wire.Socket, deadline: float) -> None:
-        self.number, self.uid, self.reply, self.deadline = number, uid, reply, deadline
+    def __init__(
+        self, number: int, command: str, uid: int, reply: wire.Socket, deadline: float
+    ) -> None:
+        self.number, self.command, self.uid = number, command, uid
+        self.reply, self.deadline = reply, deadline
         self.pid = 0
         self.failure_fd = -1  # of `forked.start`
         self.started_ns = time.monotonic_ns()
@@ -140,7 +143,8 @@ class Agent(FileRequests):
         uid: int,
     ) -> None:
         self.last_number = number
-        run = Exec(number, uid, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
+        deadline = time.monotonic() + timeout_s if timeout_s else 0.0
+        run = Exec(number, argv[0], uid, reply, deadline)
         stage, opened = wire.STAGE_TERMINAL, list(streams)
         try:
             # Two streams: standard input is the guest's own /dev/null.
@@ -360,7 +364,8 @@ class Agent(FileRequests):
             OSError: EBUSY, with who holds a stream, a file or a connection of the host's.
         """
         busy = ["an open file or connection"] if self.flows else []
-        busy += [f"exec {number}" for number in self.execs]
+        # By what was asked for: it may not have begun yet.
+        busy += [f"exec {run.number} ({run.command})" for run in self.execs.values()]
         busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
