@@ -33,6 +33,7 @@ def _gvisor() -> None:
 
 class TestGvisor(BackendConformance):
     patience_s: ClassVar[float] = 120.0
+    binds_late: ClassVar[bool] = False
 
     def make_backend(self) -> GvisorBackend:
         return GvisorBackend(state_dir=_state.name)

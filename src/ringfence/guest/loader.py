@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec
+from _frozen_importlib import (
+    ModuleSpec,  # importlib.machinery would read files, which cost most inside
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...errors import InvalidRequest, IsolationError, SandboxLost, Unsupported
+from ...errors import InvalidRequest, IsolationError, SandboxLost
 from ...launcher import wire
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
@@ -197,12 +197,10 @@ class GvisorBackend(Hulls):
         return backend_report(self)
 
     def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
-        planning.check(spec)
-        raise Unsupported(
-            "gVisor decides mounts and limits when it starts",
-            backend=NAME,
-            operation="prewarm",
-        )
+        from . import warm
+
+        warm.check(spec)
+        return warm.GvisorWarm(self.provision(spec))
 
     def restore(
         self,

@@ -437,7 +437,7 @@ def _bundle(draft: Draft) -> dict[str, Any]:
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": agent_code.argv(_AGENT, foreign=draft.image is not None),
-            "env": [f"PATH={template.PATH}", "LANG=C.UTF-8"],
+            "env": [f"PATH={template.PATH}", "LC_ALL=C"],
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),

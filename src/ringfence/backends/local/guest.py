@@ -93,6 +93,13 @@ class GuestSandbox(LocalSandbox):
         self._environment = environment(spec, {})
         self.network: SandboxNetwork | None = None
 
+    def begin(self, spec: SandboxSpec) -> None:
+        """Be somebody's, from now on, under a spec that differs in what the host alone keeps."""
+        self.spec, self._created = spec, time.monotonic()
+        self._environment = environment(
+            spec, self.network.environment() if self.network is not None else {}
+        )
+
     def join_network(self, network: SandboxNetwork) -> None:
         """Begin to answer what its programs ask of the network; when that fails, it has ended."""
         self.network = network

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from ...backends.registry import backend_named
 from ...errors import RingfenceError
+from ...model.spec import STRONG, SandboxSpec
 from ...sandbox import Sandbox
 from ..peers import gather, oci
 from ..peers.peer import CommandPeer, program
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 _LIFE = "create, first exec, terminate"
+_WARM_LIFE = "the same from a warm pool, built before the clock starts"
 _EXEC = "exec of true in a live sandbox"
 _LIFE_TARGET = Target(must=1.0, aim=0.5)
 _EXEC_TARGETS = {"runsc": Target(must=0.4, aim=0.1), "docker": Target(must=0.5, aim=0.1)}
@@ -44,12 +49,12 @@ def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
     with gather.Gathered({"runsc do": _runsc_do}) as gathered:
         yield from gathered.missing
         contenders = {name: peer.run_true for name, peer in gathered.peers.items()}
-        ours = {OURS: lambda: _one_life(backend)}
-        samples = take_turns({**ours, **contenders}, settings.slow_rounds)
-        targets = {"runsc do": _LIFE_TARGET}
-        yield from rows(
-            f"{backend}: {_LIFE}", "backends", samples, list(contenders) or [""], targets
-        )
+        for what, life in ((_LIFE, _one_life), (_WARM_LIFE, _one_warm_life)):
+            ours = {OURS: partial(life, backend)}
+            samples = take_turns({**ours, **contenders}, settings.slow_rounds)
+            targets = {"runsc do": _LIFE_TARGET}
+            peers = list(contenders) or [""]
+            yield from rows(f"{backend}: {what}", "backends", samples, peers, targets)
 
 
 def _execs(
@@ -73,3 +78,14 @@ def _one_life(backend: str) -> None:
     with Sandbox.create(backend=backend) as sandbox:
         if not sandbox.exec(["true"]).ok:
             raise AssertionError("`true` failed in the sandbox")
+
+
+def _one_warm_life(backend: str) -> float:
+    """As what a pool does: seconds from the claim on."""
+    spec = SandboxSpec(tier=STRONG)
+    warm = backend_named(backend).prewarm(spec)
+    started = time.perf_counter()
+    with Sandbox(warm.claim(spec)) as sandbox:
+        if not sandbox.exec(["true"]).ok:
+            raise AssertionError("`true` failed in the sandbox")
+    return time.perf_counter() - started

@@ -1,0 +1,86 @@
+"""Warm sandboxes: booted ahead, agent and all, for whoever asks for one of the same kind.
+
+gVisor is told at its start what a guest is shown and how much it may have, so a warm sandbox is a
+whole one. Nothing of anybody's is in it, and nothing has run but the agent. What the host alone
+keeps of a spec is bound by the claim: environment, labels, time and output limits.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from dataclasses import replace
+
+from ...errors import InvalidRequest, LifecycleError, Unsupported
+from ...model.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...model.spec import SandboxSpec
+    from .sandbox import GvisorSandbox
+
+NAME = "gvisor"
+
+
+class GvisorWarm:
+    """See `WarmSandbox`."""
+
+    def __init__(self, sandbox: GvisorSandbox) -> None:
+        self.id, self._kind = sandbox.id, kind_of(sandbox.spec)
+        self._sandbox, self._lock, self._is_kept = sandbox, allocate_lock(), True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still waits."""
+        return self._is_kept and self._sandbox.state is not State.TERMINATED
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Whether `claim` can make it what `spec` asks for."""
+        from . import plan
+
+        plan.check(spec)
+        return is_bindable(spec) and kind_of(spec) == self._kind
+
+    def claim(self, spec: SandboxSpec) -> GvisorSandbox:
+        """The sandbox that waited, under this spec."""
+        if not self._take() or self._sandbox.state is State.TERMINATED:
+            raise LifecycleError(f"{self.id} was claimed or has ended before")
+        try:
+            if spec.id not in (None, self.id) or not self.fits(spec):
+                raise InvalidRequest("this warm sandbox cannot become what is asked for")
+            self._sandbox.begin(spec)
+        except BaseException:
+            self._sandbox.terminate()
+            raise
+        return self._sandbox
+
+    def discard(self) -> None:
+        """End it unused."""
+        if self._take():
+            self._sandbox.terminate()
+
+    def _take(self) -> bool:
+        with self._lock:
+            taken, self._is_kept = self._is_kept, False
+        return taken
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises Unsupported where none can wait for what `spec` asks for."""
+    if not is_bindable(spec):
+        raise Unsupported(
+            "a warm gVisor sandbox has neither mounts nor secrets nor an image: those are somebody's, "
+            "and decided when gVisor starts",
+            backend=NAME,
+            operation="prewarm",
+        )
+
+
+def is_bindable(spec: SandboxSpec) -> bool:
+    """Whether nothing of the spec is somebody's own before it is claimed."""
+    return not (spec.mounts or spec.memory_dir or spec.secrets or spec.image)
+
+
+def kind_of(spec: SandboxSpec) -> SandboxSpec:
+    """All of a spec but what a claim binds."""
+    limits = replace(spec.limits, wall_time_s=None, output_bytes=None)
+    return replace(spec, id=None, env={}, labels={}, ttl_s=None, limits=limits)
