@@ -85,7 +85,7 @@ def _one_warm_life(backend: str) -> float:
     spec = SandboxSpec(tier=STRONG)
     warm = backend_named(backend).prewarm(spec)
     started = time.perf_counter()
-    with Sandbox(warm.claim(spec)) as sandbox:
+    with Sandbox(warm.claim(spec), spec) as sandbox:
         if not sandbox.exec(["true"]).ok:
             raise AssertionError("`true` failed in the sandbox")
     return time.perf_counter() - started
