@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 ESCAPED = "escaped"
 HELD = "held"
 INCONCLUSIVE = "inconclusive"
-STATUSES = (HELD, INCONCLUSIVE, ESCAPED)
+NOT_APPLICABLE = "not_applicable"
+STATUSES = (NOT_APPLICABLE, HELD, INCONCLUSIVE, ESCAPED)
 """From best to worst."""
 
 CRITICAL, HIGH, MEDIUM, LOW = "critical", "high", "medium", "low"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 from ..backends.registry import new_backend
@@ -9,8 +10,10 @@ from ..errors import NetworkPolicyError, Unsupported
 from . import outside
 from .canaries import RO, RO_FILE, RW, Canaries
 from .inside import Found, registered, run_inside
+from .probes.ipc import SOCKET_OF_OWN
 from .probes.kit import BOTH, LIMITED, MOUNTED, PLAIN, Probe
-from .result import INCONCLUSIVE, ProbeResult, worst
+from .result import ESCAPED, HELD, INCONCLUSIVE, NOT_APPLICABLE, ProbeResult, worst
+from .scope import OWN_KERNEL, why_not
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,9 +22,11 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend
     from .lab import Lab
+    from .outside.register import OutsideProbe
 
 __all__ = ["ProbeResult", "run_attack"]
 _AT_ONCE = 4
+_SOCKET = "ipc.socket-of-own"
 
 
 def run_attack(
@@ -58,7 +63,12 @@ def run_attack(
 
 def attack_from_outside(lab: Lab) -> Iterator[ProbeResult]:
     """The probes that run on the host: one by one, but together those that only wait."""
-    probes = outside.registered().values()
+    probes = []
+    for probe in outside.registered().values():
+        if why := why_not(probe.id, lab.backend.name):
+            yield _left_out(probe, why)
+        else:
+            probes.append(probe)
     for probe in probes:
         if not probe.waits:
             yield probe.attack(lab)
@@ -68,13 +78,16 @@ def attack_from_outside(lab: Lab) -> Iterator[ProbeResult]:
 
 def attack_from_inside(lab: Lab) -> list[ProbeResult]:
     """The probes that run inside, in three kinds of sandbox: plain, with mounts, with a policy."""
-    probes = registered()
+    everything = registered()
+    left_out = {id: why for id in everything if (why := why_not(id, lab.backend.name))}
+    probes = {id: probe for id, probe in everything.items() if id not in left_out}
     found: dict[str, list[ProbeResult]] = {id: [] for id in probes}
     for kind in (PLAIN, MOUNTED, LIMITED):
         chosen = [id for id, probe in probes.items() if _belongs(probe, kind)]
         for id, result in _run(lab, kind, chosen).items():
             found[id].append(_judge(probes[id], kind, *result))
-    return [worst(results) for results in found.values()]
+    none_ran = [_left_out(everything[id], why) for id, why in left_out.items()]
+    return [*(worst(results) for results in found.values()), *none_ran]
 
 
 def _belongs(probe: Probe, kind: str) -> bool:
@@ -93,7 +106,16 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
         return _run_limited(lab, chosen, context)
     context["targets"] = [RO, RW, RO_FILE]
     with lab.mounted() as sandbox:
-        return run_inside(sandbox, chosen, context)
+        found = run_inside(sandbox, chosen, context)
+    if _SOCKET in found and lab.backend.name in OWN_KERNEL:
+        # A kernel of the guest's own may have sockets that no program of the host can connect to.
+        found[_SOCKET] = _socket_on_host(lab)
+    return found
+
+
+def _socket_on_host(lab: Lab) -> tuple[str, str]:
+    there = os.path.lexists(os.path.join(lab.canaries.rw, SOCKET_OF_OWN))
+    return (ESCAPED, "it is on the host") if there else (HELD, "none came to be on the host")
 
 
 def _run_limited(lab: Lab, chosen: list[str], context: dict[str, Any]) -> Found:
@@ -105,6 +127,18 @@ def _run_limited(lab: Lab, chosen: list[str], context: dict[str, Any]) -> Found:
         return dict.fromkeys(only_here, (INCONCLUSIVE, f"no network policy here: {exc}"))
     with sandbox:
         return run_inside(sandbox, chosen, context)
+
+
+def _left_out(probe: Probe | OutsideProbe, why: str) -> ProbeResult:
+    return ProbeResult(
+        id=probe.id,
+        area=probe.area,
+        severity=probe.severity,
+        description=probe.description,
+        status=NOT_APPLICABLE,
+        evidence=why,
+        control=probe.control,
+    )
 
 
 def _judge(probe: Probe, kind: str, status: str, evidence: str) -> ProbeResult:

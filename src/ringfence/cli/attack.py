@@ -12,15 +12,26 @@ if TYPE_CHECKING:
 
     from ..attack.result import ProbeResult
 
-_COLOUR_OF = {"held": "green", "inconclusive": "yellow", "escaped": "red"}
+_COLOUR_OF = {
+    "held": "green",
+    "not_applicable": "green",
+    "inconclusive": "yellow",
+    "escaped": "red",
+}
 
 
-def main(*, as_json: bool) -> int:
-    """Run the probes; 0 when nothing escaped."""
+def main(*, as_json: bool, backend: str | None = None) -> int:
+    """Run the probes; 0 when nothing escaped.
+
+    Args:
+        backend: The name of what is attacked; None is native.
+    """
     from ..attack.runner import run_attack
+    from ..backends.registry import backend_named
 
     screen = None if as_json else _Screen()
-    results = run_attack(screen.show if screen else None)
+    attacked = backend_named(backend) if backend else None
+    results = run_attack(screen.show if screen else None, attacked)
     escaped = [each for each in results if each.breaks]
     if screen:
         screen.conclude(results)
@@ -29,14 +40,18 @@ def main(*, as_json: bool) -> int:
     return 1 if escaped else 0
 
 
+_WORDS = {"not_applicable": "not for it"}
+
+
 class _Screen:
     def __init__(self) -> None:
         self._colours = Colours(sys.stdout.fileno())
 
     def show(self, result: ProbeResult) -> None:
-        status = self._colours.paint(_COLOUR_OF.get(result.status, "red"), f"{result.status:<12}")
+        colour, word = _COLOUR_OF.get(result.status, "red"), _WORDS.get(result.status)
+        status = self._colours.paint(colour, f"{word or result.status:<12}")
         print(f"{status}  {result.severity:<8}  {result.id}: {_one_line(result.description)}")
-        if result.status != "held":
+        if result.status not in ("held", "not_applicable"):
             print(f"{'':<12}  {'':<8}  {_one_line(result.evidence)}")
         sys.stdout.flush()
 
@@ -45,7 +60,7 @@ class _Screen:
 
 
 def counts(results: list[ProbeResult]) -> dict[str, int]:
-    """How many of each status there are; all three are always named."""
+    """How many of each status there are; all are always named."""
     found = dict.fromkeys(_COLOUR_OF, 0)
     for each in results:
         found[each.status] += 1

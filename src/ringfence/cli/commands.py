@@ -181,6 +181,7 @@ DOCTOR = Command(
     options=(
         JSON,
         Option("attack", "", "run the bundled escape probes inside a sandbox here"),
+        Option("backend", "NAME", "with --attack: the backend that is attacked"),
         HELP,
     ),
     details="Exits 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if "attack" in given:
         from .attack import main as attack
 
-        return attack(as_json="json" in given)
+        return attack(as_json="json" in given, backend=given.get("backend"))
     reports = _reports()
     if "json" in given:
         _print_json(reports)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _IPC_STAT = 2
+SOCKET_OF_OWN = "own.socket"
 
 
 # -- System V and POSIX objects ---------------------------------------------------------------
@@ -184,7 +185,7 @@ def _send_away(ours: socket.socket, theirs: socket.socket, path: str, what: str)
 @probe("ipc.socket-of-own", "high", UNIX_SOCKETS, where=MOUNTED)
 def socket_of_own(context: dict[str, Any]) -> Outcome:
     """No socket may be made in a writable mount, for a program of the host to connect to."""
-    path = f"{context['rw']}/own.socket"
+    path = f"{context['rw']}/{SOCKET_OF_OWN}"
 
     def bind() -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

@@ -7,6 +7,7 @@ of them are protected. What lies open is `open`, a directory, and some files.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 
@@ -193,7 +194,7 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
     ),
     "chmod": (
         "A protected directory must not be made writable.",
-        lambda rw: call("chmod", f"{rw}/.git/hooks".encode(), 0o777),
+        lambda rw: _chmod(f"{rw}/.git/hooks"),
     ),
     "xattr": (
         "A protected file must not get attributes.",
@@ -202,6 +203,15 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
     "bind-over": ("A protected directory must not be covered by another mount.", _bind_over),
     "unmount": ("Its protection must not be unmounted.", _unmount),
 }
+
+
+def _chmod(path: str) -> int:
+    """The call's result; an error too where the kernel says yes and does nothing, as gVisor's does."""
+    before = os.stat(path).st_mode
+    result = call("chmod", path.encode(), 0o777)
+    return -errno.EPERM if result == 0 and os.stat(path).st_mode == before else result
+
+
 _NEEDS_PRIVILEGE = {"bind-over", "unmount"}
 _STAND_IN = "none: the stand-in is only there where it protects"
 _FIXED = {
