@@ -187,6 +187,10 @@ def _make(name: str) -> Backend:
         from .fake import FakeBackend
 
         return FakeBackend()
+    if name == "gvisor":
+        from .gvisor.ahead import is_on
+
+        return new_backend(name, ahead=is_on())
     if name != "native":
         return new_backend(name)
     from .native.backend import NativeBackend

@@ -13,7 +13,8 @@ from ..local.hulls import Hulls, kill, last_words
 from ..local.refusals import error_of
 from ..local.sizes import sizes
 from . import plan as planning
-from . import runsc
+from . import runsc, warm
+from .ahead import Ahead
 from .limits import KERNEL_BYTES, host_pids
 from .network import GvisorNetwork
 from .sandbox import GvisorSandbox
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from ..local.images import Held
     from ..local.launched import Launched
     from ..local.sizes import Sizes
-    from ..protocol import WarmSandbox
     from .runsc import Runsc
+    from .warm import GvisorWarm
 
 NAME = planning.NAME
 _READY_S = 60.0
@@ -44,7 +45,9 @@ class GvisorBackend(Hulls):
     Args:
         path: The `runsc` to use; None looks on PATH and in the usual places.
         state_dir: Where snapshots are kept; None is this user's data directory.
-        egress: Who moves the data of forwarded connections; None is the process that this one shares.
+        egress: Who serves networks and moves the data of forwarded connections; None is the process
+            that this one shares.
+        ahead: In a burst, build the next sandbox while the last one runs.
     """
 
     name = NAME
@@ -55,8 +58,10 @@ class GvisorBackend(Hulls):
         path: str | None = None,
         state_dir: str | None = None,
         egress: Callable[[], Egress] | None = None,
+        ahead: bool = False,
     ) -> None:
         super().__init__(state_dir, egress)
+        self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
 
     def runsc(self) -> Runsc:
@@ -70,7 +75,11 @@ class GvisorBackend(Hulls):
     # -- provisioning -----------------------------------------------------------------------
 
     def provision(self, spec: SandboxSpec) -> GvisorSandbox:
-        return self._provision(spec, content=-1)
+        if self._ahead is None:
+            return self._provision(spec, content=-1)
+        sandbox = self._ahead.take(spec) or self._provision(spec, content=-1)
+        self._ahead.follow(spec)
+        return sandbox
 
     def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> GvisorSandbox:
         if spec.image is None:
@@ -191,16 +200,19 @@ class GvisorBackend(Hulls):
 
     # -- the rest of the contract -------------------------------------------------------------
 
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+        super().close()
+
     def report(self) -> BackendReport:
         from .report import backend_report
 
         return backend_report(self)
 
-    def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
-        from . import warm
-
+    def prewarm(self, spec: SandboxSpec) -> GvisorWarm:
         warm.check(spec)
-        return warm.GvisorWarm(self.provision(spec))
+        return warm.GvisorWarm(self._provision(spec, content=-1))
 
     def restore(
         self,
