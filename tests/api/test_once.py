@@ -98,6 +98,16 @@ def test_an_upload_that_breaks_off_leaves_what_was_there(
     )
 
 
+def test_what_may_not_be_written_is_not_replaced(client: httpx.Client, base: str) -> None:
+    client.post(f"{base}/execs", json={"script": "echo a > f; chmod 444 f", "wait": True})
+    at = {"path": "f"}
+    refused = client.put(f"{base}/files/content", params=at, content=b"other")
+    assert (403, "permission_denied") == (refused.status_code, refused.json()["code"])
+    assert b"a\n" == client.get(f"{base}/files/content", params=at).content
+    client.post(f"{base}/execs", json={"script": "chmod 644 f", "wait": True})
+    assert 200 == client.put(f"{base}/files/content", params=at, content=b"other").status_code
+
+
 def test_nobody_reads_half_of_a_file(daemon: Daemon, client: httpx.Client, base: str) -> None:
     """Written over and over, it is always one of the two, whoever looks."""
     one, two = b"1" * 3_000_000, b"2" * 2_000_000

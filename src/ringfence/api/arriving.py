@@ -40,7 +40,10 @@ class Arriving:
     def _open(self, append: bool, mode: int) -> BinaryIO:
         there = None if append else self._there()
         if not append and (there is None or there.kind == FILE):
-            self._path = there.path if there is not None else self._path
+            if there is not None:
+                self._path = there.path
+                # Who may not write to a file may not replace it either, whatever its directory allows.
+                self._files.open_write(self._path, append=True).close()
             parent, slash, _name = self._path.rpartition("/")
             beside = f"{parent}{slash}.ringfence-{os.urandom(8).hex()}"
             with suppress(FileError):  # else the path itself says what is wrong with it
