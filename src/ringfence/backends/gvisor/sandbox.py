@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from _thread import RLock
 
 from ...errors import ExecError, LifecycleError, Unsupported
 from ...launcher import wire
 from ...model.state import State
-from ...model.stats import SandboxStats
 from ..local import identity, journal
 from ..local.answers import Refused
-from ..local.guest import GuestSandbox
 from ..local.host import host
-from ..local.sandbox import InCgroup
+from ..local.hulled import HulledSandbox
 from . import plan as planning
 
 TYPE_CHECKING = False
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from .runsc import Runsc
 
 
-class GvisorSandbox(InCgroup, GuestSandbox):
+class GvisorSandbox(HulledSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
@@ -69,29 +66,9 @@ class GvisorSandbox(InCgroup, GuestSandbox):
 
         return sandbox_protections(self)
 
-    def _read_stats(self, state: State) -> SandboxStats:
-        """Cgroup counters for all of gVisor; the agent's for what is inside."""
-        pids = memory = disk = inodes = None
-        if state in (State.PROVISIONED, State.RUNNING):
-            pids, memory, disk, inodes = (int(word) for word in self.ask("usage")[0].split())
-        return SandboxStats(
-            state=state,
-            cpu_ns=self.group.cpu_ns(),
-            memory_bytes=memory if memory is not None else self.group.memory_bytes(),
-            peak_memory_bytes=self.group.peak_memory_bytes(),
-            pids=pids,
-            disk_bytes=disk,
-            inodes=inodes,
-            uptime_s=time.monotonic() - self._created,
-            execs=self._execs,
-            degraded=self._degraded(),
-        )
-
     def _degraded(self) -> tuple[str, ...]:
-        names = [] if self.group.version else ["memory_limit"]
-        if self.spec.limits.cpus and not self.group.holds_cpus:
-            names.append("cpu_limit")
-        return tuple(names)
+        memory = () if self.group.version else ("memory_limit",)
+        return (*memory, *super()._degraded())
 
     def _may_be(self, uid: int) -> bool:
         return uid == self.uid or (

@@ -9,11 +9,9 @@ from ...errors import IoError, LifecycleError
 from ...guest import channels
 from ...launcher import wire
 from ...model.state import State
-from ...model.stats import SandboxStats
 from ..local import saving
 from ..local.answers import Refused, answer
-from ..local.guest import GuestSandbox
-from ..local.sandbox import InCgroup
+from ..local.hulled import HulledSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from .plan import Draft
 
 
-class MicrovmSandbox(InCgroup, GuestSandbox):
+class MicrovmSandbox(HulledSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
@@ -61,28 +59,6 @@ class MicrovmSandbox(InCgroup, GuestSandbox):
         from ..local.guest_granted import granted
 
         return granted(self)
-
-    def _read_stats(self, state: State) -> SandboxStats:
-        """The host's counters for the emulator; the guest's own for what is inside."""
-        pids = memory = disk = inodes = None
-        if state in (State.PROVISIONED, State.RUNNING):
-            pids, memory, disk, inodes = (int(word) for word in self.ask("usage")[0].split())
-        return SandboxStats(
-            state=state,
-            cpu_ns=self.group.cpu_ns(),
-            memory_bytes=memory if memory is not None else self.group.memory_bytes(),
-            peak_memory_bytes=self.group.peak_memory_bytes(),
-            pids=pids,
-            disk_bytes=disk,
-            inodes=inodes,
-            uptime_s=time.monotonic() - self._created,
-            execs=self._execs,
-            degraded=self._degraded(),
-        )
-
-    def _degraded(self) -> tuple[str, ...]:
-        asked = self.spec.limits.cpus and not self.group.holds_cpus
-        return ("cpu_limit",) if asked else ()
 
     def _may_be(self, uid: int) -> bool:
         return uid <= 0xFFFF
