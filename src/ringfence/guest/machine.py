@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         gid: int
         steps: list[tuple[Any, ...]]
         trees: list[tuple[str, int]]  # places in the host's share, or devices; MOUNT_ATTR_*
+        image: int  # which of them the root is of, below what is written; -1: the steps make it all
         agent: Settings
 
 
@@ -178,12 +179,28 @@ def _make_root(waking: Waking) -> None:
     mounts.mount("ringfence", _ROOT, "tmpfs", flags, size)
     os.chdir(_ROOT)
     os.umask(0)
+    if waking["image"] >= 0:
+        dev = build.enter_image(trees[waking["image"]])
+        _move()
+        # A link in an image may lead to "/", which from here on is its own.
+        _furnish(waking, trees, proc, dev)
+    else:
+        _furnish(waking, trees, proc)
+        _move()
+    os.umask(0o022)
+    privileges.set_no_new_privs()
+
+
+def _furnish(waking: Waking, trees: list[int], proc: int, dev: int = -1) -> None:
+    """Take the steps, in the root that is the current directory."""
     shape: Any = waking
     fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    build.run_steps(build.NewRoot(fd, shape, trees, proc), waking["steps"])
+    build.run_steps(build.NewRoot(fd, shape, trees, proc, dev), waking["steps"])
     os.close(fd)
-    os.umask(0o022)
+
+
+def _move() -> None:
+    """Make the current directory, which is a mount, the root."""
     mounts.mount(".", "/", "none", mounts.MS_MOVE)
     os.chroot(".")
     os.chdir("/")
-    privileges.set_no_new_privs()

@@ -145,7 +145,7 @@ def build_root(
     if image < 0:
         _run_here(shape, steps, trees, proc, dev)
     else:
-        dev = _step("root of the image", _enter_image, image)
+        dev = _step("root of the image", enter_image, image)
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
@@ -164,7 +164,7 @@ def _run_here(
     os.close(root_fd)
 
 
-def _enter_image(image: int) -> int:
+def enter_image(image: int) -> int:
     """Put the private tmpfs over an image's files, and go there; returns a tree for its /dev."""
     for name in ("dev", "root"):
         os.mkdir(name, 0o755)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ..local.hulls import Hulled
     from ..local.images import Held
     from ..local.launched import Launched
     from ..local.sizes import Sizes
@@ -190,13 +189,6 @@ class GvisorBackend(Hulls):
             raise
         sandbox.join_network(GvisorNetwork(sandbox, sockets, draft.trusted))
         return sandbox
-
-    def released(self, sandbox: Hulled) -> None:
-        """Called by a sandbox whose PID namespace was seen empty."""
-        image: Held | None = getattr(sandbox, "image", None)
-        if image is not None:
-            image.close()
-        super().released(sandbox)
 
     # -- the rest of the contract -------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from . import identity
 from .base import LocalBackend
-from .session import check_least, is_own, session_root
+from .session import are_own, check_least, is_own, session_root
 from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
@@ -71,18 +71,14 @@ class AgentBackend(LocalBackend):
         if not spec.network.is_none:
             raise NetworkPolicyError(self.no_rules, field="network")
         for name in _ELSEWHERE:
-            if getattr(spec, name) and not (name == "mounts" and self._are_own(spec)):
+            allowed = name == "mounts" and self.has_own_mounts and are_own(spec.mounts)
+            if getattr(spec, name) and not allowed:
                 raise self.refusal(name, name)
         self._check_limits(spec)
 
     def root_is_nobody(self) -> bool:
         """Whether root inside is nobody in particular on the host."""
         return False
-
-    def _are_own(self, spec: SandboxSpec) -> bool:
-        """Whether all mounts are empty directories of the session's."""
-        each_is = [each.source == "" and each.access == READ_WRITE for each in spec.mounts]
-        return self.has_own_mounts and all(each_is)
 
     def _check_limits(self, spec: SandboxSpec) -> None:
         for name, capability in can.LIMITED_BY.items():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...egress.client import Egress
     from ...launcher.hull import HullPlan
     from ...model.spec import SandboxSpec
+    from .images import Held
 
     class Hulled(Protocol):
         """What such a backend must know of its sandboxes."""
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         group: cgroups.Group
         first_host_id: int
         keeper: Launched
+        image: Held | None
 
         def terminate(self) -> None:
             """See `BackendSandbox`."""
@@ -98,6 +100,8 @@ class Hulls(LocalBackend):
     def released(self, sandbox: Hulled) -> None:
         """Called by a sandbox whose PID namespace was seen empty."""
         launcher_cgroups.remove(sandbox.group.directories)
+        if sandbox.image is not None:
+            sandbox.image.close()
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._hulled.pop(sandbox.id, None)

@@ -65,6 +65,11 @@ def all_mounts(spec: SandboxSpec) -> list[Mount]:
     return outermost_first([*memory, *spec.mounts])
 
 
+def are_own(mounts: Sequence[Mount]) -> bool:
+    """Whether all are empty, writable directories of the session's."""
+    return all(mount.source == "" and mount.access == READ_WRITE for mount in mounts)
+
+
 def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     """The error for a mount whose source cannot be had."""
     return InvalidRequest(

@@ -103,7 +103,7 @@ _packed: dict[tuple[int, bool], bytes] = {}
 def packed_for_image(uid: int) -> bytes:
     """The same for a root whose files are an image's: what every program needs besides them."""
     if uid not in _packed_for_image:
-        _packed_for_image[uid] = marshal.dumps(_image_root(uid))
+        _packed_for_image[uid] = marshal.dumps(image_root(uid))
     return _packed_for_image[uid]
 
 
@@ -111,14 +111,19 @@ _packed_for_image: dict[int, bytes] = {}
 _REPLACED = ("hosts", "hostname", "resolv.conf")
 
 
-def _image_root(uid: int) -> tuple[list[Tree], Steps]:
+def image_root(uid: int, *, first: int = 0) -> tuple[list[Tree], Steps]:
+    """The trees and steps that furnish an image's root, from within it.
+
+    Args:
+        first: The number of the first of these trees among all.
+    """
     steps: Steps = [("image_dir", "/dev", 0o755, False), ("image_dev",)]
     # In a /dev that is new.
     steps += [step for step in _LAYOUT if step[1].startswith("/dev/")]
     steps += _image_layout(uid)
     trees: list[Tree] = []
     for name in _DEVICES:
-        steps.append(("show", f"/dev/{name}", len(trees), False))
+        steps.append(("show", f"/dev/{name}", first + len(trees), False))
         trees.append(tree(f"/dev/{name}", DEVICE))
     rest = [step for step in after_binds() if step[0] != "proc"]
     return trees, [*steps, ("image_proc",), *rest]

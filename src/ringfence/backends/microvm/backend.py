@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...egress.client import Egress
     from ...model.capabilities import BackendReport
     from ..local.cgroups import Group
+    from ..local.images import Held
     from ..protocol import WarmSandbox
     from .booted import Machines
 
@@ -111,7 +112,8 @@ class MicrovmBackend(Hulls):
         Raises:
             BackendUnavailable: There is only software emulation, which is taken by name alone.
         """
-        planning.check(spec)
+        if spec.image is None:  # else what it says is checked with all the rest
+            planning.check(spec)
         if self.machines().accelerator != qemu.KVM:
             raise BackendUnavailable(
                 "KVM boots no guest here; software emulation is slow, and not promised to hold",
@@ -120,11 +122,25 @@ class MicrovmBackend(Hulls):
         return self.provision(spec)
 
     def _provision(self, spec: SandboxSpec, content: int) -> MicrovmSandbox:
+        if spec.image is None:
+            return self._provision_over(None, spec, content)
+        from ..local import images
+
+        spec, image = images.hold(spec)
+        try:
+            return self._provision_over(image, spec, content)
+        except BaseException:
+            image.close()
+            raise
+
+    def _provision_over(
+        self, image: Held | None, spec: SandboxSpec, content: int
+    ) -> MicrovmSandbox:
         planning.check(spec)
         machines = self.machines()
         sandbox_id = self._new_id(spec)
         try:
-            sandbox = self._make(spec, sandbox_id, machines)
+            sandbox = self._make(spec, sandbox_id, machines, image)
             self._hulled[sandbox_id] = sandbox
         except OSError as exc:
             if problem := out_of_files(exc):
@@ -136,19 +152,22 @@ class MicrovmBackend(Hulls):
             sandbox.load(content)
         return sandbox
 
-    def _make(self, spec: SandboxSpec, sandbox_id: str, machines: Machines) -> MicrovmSandbox:
+    def _make(
+        self, spec: SandboxSpec, sandbox_id: str, machines: Machines, image: Held | None
+    ) -> MicrovmSandbox:
         size = planning.sizes_of(spec, host())
         mib = qemu.memory_mib(size.memory_bytes)
         memory, initrd = machines.machine(
             mib, lambda path, out: self.boot(machines, mib, path, out)
         )
         with _HostId(self, keep=True) as first:
-            draft = planning.Draft(spec, sandbox_id, first)
+            draft = planning.Draft(spec, sandbox_id, first, image)
             file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 started = self._start(machines, draft, mib, initrd, incoming=file)
             finally:
                 os.close(file)
+                draft.close()
             try:
                 waking: Any = planning.waking(draft, size)
                 started.line.say(marshal.dumps(waking))
@@ -201,7 +220,7 @@ class MicrovmBackend(Hulls):
         started = Started(line, Monitor(near), group, errors)
         try:
             with line.far, far:
-                passed = [line.far.fileno(), errors, *more]
+                passed = [line.far.fileno(), errors, *more, *draft.fds]
                 body, [started.pidfd] = keeper.ask("create", plan, passed)
             started.pid = int(body)
             group.hurry(True)  # until it is ready: what is measured is what the guest does

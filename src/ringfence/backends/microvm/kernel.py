@@ -11,11 +11,11 @@ from ...errors import BackendUnavailable
 
 PLACES = ("/var/lib/ringfence/kernel", "~/.local/share/ringfence/kernel", "/")
 VARIABLE = "RINGFENCE_GUEST_KERNEL"
-_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p")
+_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 _MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
 _NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
 HINT = (
-    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console and 9p: "
+    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, 9p and overlay: "
     f"`dpkg -x linux-image-*-amd64.deb {PLACES[0]}`; or name the directory in {VARIABLE}"
 )
 

@@ -13,7 +13,8 @@ from ...model.mount import ALWAYS_THERE, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import identity, setid, template
-from ..local.session import check_least, is_own, session_root
+from ..local.host import host
+from ..local.session import are_own, check_least, must_make, session_root
 from ..local.sizes import sizes
 
 TYPE_CHECKING = False
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ...launcher.hull import HullPlan
     from ...launcher.plan import Tree
     from ..local.host import Host
+    from ..local.images import Held
     from ..local.sizes import Sizes
 
     Steps = list[tuple[Any, ...]]
@@ -77,10 +79,9 @@ def check(spec: SandboxSpec) -> None:
     limits = ("io_bytes_per_s", "idle_timeout_s", "network_bytes")
     for operation, field, asked, why in (
         ("secrets", "secrets", spec.secrets, _NO_EGRESS),
-        ("mount", "mounts", spec.mounts, _NO_MOUNTS),
+        ("mount", "mounts", not are_own(spec.mounts), _NO_MOUNTS),
         ("mount", "memory_dir", spec.memory_dir, _NO_MOUNTS),
         ("denied_paths", "deny", spec.deny, _NO_MOUNTS),
-        ("image", "image", spec.image, "a machine shows the host's programs"),
         *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None, "") for n in limits),
     ):
         if asked:
@@ -105,23 +106,49 @@ class Draft:
 
     Args:
         first_host_id: 0 when rootless.
+        image: What the root is of; None: the template's.
+
+    Attributes:
+        shown: What the machine sees of the host, an image's files first.
+        fds: What pins the image's files, until the hull is there.
     """
 
-    def __init__(self, spec: SandboxSpec, sandbox_id: str, first_host_id: int) -> None:
+    def __init__(
+        self, spec: SandboxSpec, sandbox_id: str, first_host_id: int, image: Held | None = None
+    ) -> None:
         self.spec, self.id, self.first_host_id = spec, sandbox_id, first_host_id
-        self.uid = identity.uid_of(spec.user)
-        guest, self.shown = template.guest_root(self.uid)
-        self.guest: Steps = [step for step in guest if step[1] != "/proc"]
+        self.uid, self.image = identity.uid_of(spec.user), image
+        self.shown: list[Tree] = []
+        self.guest: Steps = []
+        self.fds: list[int] = []
+        if image is None:
+            guest, self.shown = template.guest_root(self.uid)
+            self.guest += [step for step in guest if step[1] != "/proc"]
+        else:
+            self._show_image(image)
         if spec.profile == OWN_ROOT:
             self.guest += template.for_accounts()
-        self.mounts = [ResolvedMount(target, READ_WRITE) for target in ALWAYS_THERE.values()]
+        targets = [*ALWAYS_THERE.values(), *(mount.target for mount in spec.mounts)]
+        self.mounts = [ResolvedMount(target, READ_WRITE) for target in targets]
         if spec.python_env:
             for source, target, attributes in template.python_environment():
                 self.guest.append(("bind", target, len(self.shown)))
                 self.shown.append(template.tree(source, attributes))
 
+    def _show_image(self, image: Held) -> None:
+        trusted = host().trusted_root
+        image.appear_as(self.first_host_id, trusted)
+        self.fds.append(os.open(image.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        image.tree["fd"] = 0 if trusted else -1
+        self.shown.append(image.tree)
 
-def hull(draft: Draft, host: Host, argv: list[str], files: dict[str, str], passes: int) -> HullPlan:
+    def close(self) -> None:
+        """Close what pinned the image."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passes: int) -> HullPlan:
     """The emulator's walls: what it sees of the host is its program, and what the guest sees.
 
     Args:
@@ -143,18 +170,18 @@ def hull(draft: Draft, host: Host, argv: list[str], files: dict[str, str], passe
         steps.append(("show", target, len(trees), os.path.isdir(source)))
         trees.append(template.tree(source, attributes))
     steps += [step for step in template.links() if step[1].count("/") == 1 and step[0] == "symlink"]
-    ids = f"0 {host.uid} 1", f"0 {host.gid} 1"
-    if host.trusted_root:
+    ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
+    if here.trusted_root:
         ids = (f"0 {draft.first_host_id} 1",) * 2
     return {
         "id": draft.id,
         "namespaces": _NAMESPACES,
         "uid_map": ids[0],
         "gid_map": ids[1],
-        "deny_setgroups": not host.trusted_root,
+        "deny_setgroups": not here.trusted_root,
         "uid": 0,
         "gid": 0,
-        "scratch": host.scratch,
+        "scratch": here.scratch,
         "trees": trees,
         "steps": steps,
         "network": None,
@@ -179,7 +206,7 @@ def hull(draft: Draft, host: Host, argv: list[str], files: dict[str, str], passe
         "cgroup_version": 0,
         "placeholders": [],
         "note": "",
-        "trusted_root": host.trusted_root,
+        "trusted_root": here.trusted_root,
     }
 
 
@@ -187,12 +214,18 @@ def waking(draft: Draft, size: Sizes) -> Waking:
     """What the machine is told: nothing in it is any other machine's."""
     shown = [(str(i), template.READ_ONLY) for i in range(len(draft.shown))]
     steps = list(draft.guest)
-    for name in _DEVICES:
-        steps.append(("show", f"/dev/{name}", len(shown), False))
-        shown.append((f"/dev/{name}", template.DEVICE))
-    steps += template.after_binds()
+    if draft.image:
+        devices, furnishing = template.image_root(draft.uid, first=len(shown))
+        shown += [(tree["source"], tree["attributes"]) for tree in devices]
+        steps = [*furnishing, *steps]
+    else:
+        for name in _DEVICES:
+            steps.append(("show", f"/dev/{name}", len(shown), False))
+            shown.append((f"/dev/{name}", template.DEVICE))
+        steps += template.after_binds()
+    steps += [("session_dir", mount.target) for mount in draft.spec.mounts]
     workdir = session_root(draft.spec)
-    if is_own(workdir):
+    if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         steps.append(("session_dir", workdir))
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: size.open_files}
     if draft.spec.limits.disk_bytes:
@@ -208,6 +241,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
         "gid": draft.uid,
         "steps": steps,
         "trees": shown,
+        "image": 0 if draft.image else -1,
         "agent": {
             "own_kernel": True,
             "uid": draft.uid,

@@ -34,6 +34,7 @@ _CAN = (
     can.DISK_QUOTA,
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
+    can.IMAGE,
 )
 _NO_EGRESS = "a machine has no network device, and does not go through the egress engine"
 _NO_MOUNTS = "nothing that a machine could write is shared with the host"
@@ -53,7 +54,6 @@ _CANNOT = {
     can.FORK: _NO_MEMORY,
     can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: "every machine is continued from one that has booted",
-    can.IMAGE: "a machine shows the host's programs, and no images yet",
     can.GPU: "the microVM backend passes none on",
 }
 _DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
