@@ -138,6 +138,9 @@ class MicrovmBackend(Hulls):
     ) -> MicrovmSandbox:
         planning.check(spec)
         machines = self.machines()
+        if image and not machines.kernel.has_overlays:
+            why = f"{machines.kernel.path} has no module overlay"
+            raise planning.refusal("image", "image", why, kernel.HINT)
         sandbox_id = self._new_id(spec)
         try:
             sandbox = self._make(spec, sandbox_id, machines, image)

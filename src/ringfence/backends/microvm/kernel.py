@@ -11,7 +11,8 @@ from ...errors import BackendUnavailable
 
 PLACES = ("/var/lib/ringfence/kernel", "~/.local/share/ringfence/kernel", "/")
 VARIABLE = "RINGFENCE_GUEST_KERNEL"
-_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
+_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p")
+_FOR_IMAGES = "overlay"
 _MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
 _NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
 HINT = (
@@ -38,6 +39,11 @@ class Kernel:
         """Modules that a machine needs and that this kernel does not have."""
         return [name for name in _NEEDED if name not in self._modules]
 
+    @property
+    def has_overlays(self) -> bool:
+        """Whether a machine can have a root of its own over an image's files."""
+        return _FOR_IMAGES in self._modules
+
     def modules(self) -> list[tuple[str, bytes]]:
         """Name and content of every module that a machine needs, in the order to load them."""
         found: dict[str, bytes] = {}
@@ -53,7 +59,7 @@ class Kernel:
                     add(other.replace("-", "_"))
             found[name] = content
 
-        for name in _NEEDED:
+        for name in (*_NEEDED, *([_FOR_IMAGES] if self.has_overlays else [])):
             add(name)
         return list(found.items())
 

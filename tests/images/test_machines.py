@@ -1,0 +1,69 @@
+"""Images in microVMs: one machine is booted, and every sandbox is continued from it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.microvm.backend import MicrovmBackend
+from ringfence.errors import Unsupported
+from ringfence.images.archive import load
+from ringfence.images.store import ImageStore
+from ringfence.sessions import BashConfig, SandboxBash
+from tests.features import guest_kernel, require
+from tests.images.making import Made, layer, program
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrovmBackend]:
+    for feature in ("user namespaces", "qemu-system-x86_64", "guest kernel"):
+        require(feature)
+    backend = MicrovmBackend(
+        kernel_place=guest_kernel(), cache_dir=str(tmp_path_factory.mktemp("machines"))
+    )
+    yield backend
+    backend.close()
+
+
+def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: ImageStore) -> None:
+    root = Path(store.root(store.find(image)))
+    options = {"image": image, "tier": "strong", "backend": machines}
+    with Sandbox.create(**options, user="app", workdir="/usr/new") as one:
+        said = one.shell("id -u; pwd; echo $GREETING $HOME; cat /etc/os-release; echo x > mine; ls")
+        one.files.write("/tmp/there", b"content")
+        assert b"content" == one.files.read("/tmp/there")
+        with pytest.raises(Unsupported):
+            one.snapshot()
+        store.remove(image)
+        assert 1 == len(store.collect()[1]), "its files are in use"
+    freed, in_use = store.collect()
+
+    assert "1234\n/usr/new\nhello /srv/app\nID=small\nmine\n" == said.stdout_text, said
+    assert (True, [], False) == (freed > 0, in_use, root.exists())
+
+
+def test_the_bash_tool_and_one_program(
+    machines: MicrovmBackend, image: str, store: ImageStore, tmp_path: Path
+) -> None:
+    require("gcc")
+    config = BashConfig(image=image, tier="strong", allow_degraded=("*",))
+    with SandboxBash(config=config, backend=machines) as tool:
+        said = tool.exec_command("rm /bin/touch; echo x > /etc/os-release; pwd; nothing-such")
+    assert ("/workspace\n", 127) == (said.stdout, said.exit_code), said
+    root = Path(store.root(store.find(image)))
+    assert "ID=small\n" == (root / "etc/os-release").read_text()
+
+    source = tmp_path / "answer.c"
+    source.write_text('#include <unistd.h>\nint main() { write(1, "answer\\n", 7); return 42; }\n')
+    subprocess.run(["gcc", "-static", "-o", str(tmp_path / "answer"), str(source)], check=True)
+    only = Made([layer(program("answer", str(tmp_path / "answer")))])
+    load(only.as_layout(tmp_path / "only"), "only", store=store)
+    with Sandbox.create(image="only", tier="strong", backend=machines) as sandbox:
+        ran = sandbox.exec(["/answer"])
+        sandbox.files.write("/root/there", b"content")
+        assert b"content" == sandbox.files.read("/root/there")
+    assert (42, b"answer\n") == (ran.exit_code, ran.stdout)
