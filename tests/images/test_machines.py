@@ -31,8 +31,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrovmBacken
 
 def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: ImageStore) -> None:
     root = Path(store.root(store.find(image)))
-    options = {"image": image, "tier": "strong", "backend": machines}
-    with Sandbox.create(**options, user="app", workdir="/usr/new") as one:
+    with Sandbox.create(
+        image=image, tier="strong", backend=machines, user="app", workdir="/usr/new"
+    ) as one:
         said = one.shell("id -u; pwd; echo $GREETING $HOME; cat /etc/os-release; echo x > mine; ls")
         one.files.write("/tmp/there", b"content")
         assert b"content" == one.files.read("/tmp/there")
