@@ -26,7 +26,7 @@ from tests.native.outside import (
     until,
 )
 
-GONE_WITHIN_S = 2.0
+GONE_WITHIN_S = 30.0
 LONG_S = 30.0
 
 
@@ -78,7 +78,7 @@ def test_nobody_comes(tmp_path: Path) -> None:
         zygote = quick.zygote().pid
         assert until(lambda: not children_of(zygote))
         before = lasting_fds(zygote)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while quick._burst._ahead is None:  # a slow machine has bursts too, now and then
             Sandbox.create(backend=quick).terminate()
             assert time.monotonic() < deadline_s

@@ -209,18 +209,25 @@ def test_the_sandbox_s_own_verbs_are_the_session_s(manager: SessionManager) -> N
 
 def test_nobody_waits_for_one_that_is_stuck(make_manager: MakeManager) -> None:
     """Somebody holds a session's lock for as long as it likes: expiry of the others goes on."""
-    manager = make_manager(idle_s=IDLE_S)
+    manager = make_manager(idle_s=600.0)
+    soon = SessionTimeouts(idle_s=IDLE_S)
     stuck = [manager.acquire(client_id="ann") for _ in range(2)]
-    others = [manager.acquire(client_id="bob") for _ in range(4)]
-    go = threading.Event()
+    held, go = threading.Barrier(len(stuck) + 1), threading.Event()
 
     def hold(live: Any) -> None:
         with live.lock:
-            go.wait(30)
+            held.wait(60)
+            go.wait(60)
 
     holders = [threading.Thread(target=hold, args=(lease._live,)) for lease in stuck]
     for holder in holders:
         holder.start()
+    held.wait(60)
+    for lease in stuck:  # only now: on a busy machine they would else be over before they are held
+        lease._live.timeouts = soon
+        manager.reaper.expect(lease._live)
+    options = AcquireOptions(timeouts=soon)
+    others = [manager.acquire(options=options, client_id="bob") for _ in range(4)]
     try:
         assert until(lambda: all(is_over(lease) for lease in others))
         assert not any(is_over(lease) for lease in stuck)
