@@ -279,6 +279,9 @@ def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | No
 
     copied = 0
     target.flush()
+    if not (source.seekable() and target.seekable()):  # a stream out of a guest, or into one
+        _copy_through(source, target, name, progress)
+        return
     try:
         for offset, end in _data_of(source.fileno()):
             os.lseek(target.fileno(), offset, os.SEEK_SET)
@@ -300,6 +303,11 @@ def _copy(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | No
             raise
     # Not a file with a size, but one of /proc, say; or in memory.
     source.seek(0)
+    _copy_through(source, target, name, progress)
+
+
+def _copy_through(source: BinaryIO, target: BinaryIO, name: str, progress: Progress | None) -> None:
+    copied = 0
     while data := source.read(_CHUNK):
         target.write(data)
         copied += len(data)
