@@ -20,8 +20,12 @@ from ringfence import (
 )
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.errors import SnapshotCorrupt, SnapshotNotFound
+from ringfence.images.archive import load
+from ringfence.images.store import ImageStore
 from ringfence.model.state import State
 from tests.features import require
+from tests.images.conftest import small
+from tests.images.making import Entry, Made, layer
 
 pytestmark = pytest.mark.root  # runsc restores nothing for an ordinary user
 
@@ -123,3 +127,25 @@ def test_a_managers_clients_go_on_too(backend: GvisorBackend) -> None:
         assert before["kept"] == after["kept"]
         assert first.session.sandbox_id != again.session.sandbox_id
         manager.delete_snapshot(saved.id, "ann")
+
+
+def test_each_has_a_machine_id_of_its_own(
+    backend: GvisorBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an image has one; the default root has none, nor has gVisor a boot id."""
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
+    base, before = small(), b"0123456789abcdef" * 2 + b"\n"
+    made = Made([*base.layers, layer(Entry("etc/machine-id", before))], base.config)
+    load(made.as_layout(tmp_path / "layout"), "known:1", store=ImageStore())
+    sandbox = Sandbox.create(image="known:1", backend=backend)
+    read = ["/bin/cat", "/etc/machine-id"]
+    assert before == sandbox.exec(read).stdout
+
+    saved = sandbox.checkpoint()
+
+    after = []
+    for _ in range(2):
+        with Sandbox.restore(saved.id, backend=backend) as again:
+            after.append(again.exec(read).stdout)
+    assert 3 == len({before, *after})
+    assert [33, 33] == [len(each) for each in after]

@@ -374,6 +374,7 @@ class Agent(FileRequests):
     def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:
         """After a restore: a name of its own. Answers with the number of the last exec before."""
         namespaces.sethostname(hostname)
+        looking.renew_machine_id()
         return b"%d" % self.last_number
 
     def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .sandbox import GvisorSandbox
     from .warm import GvisorWarm
 
-KEEP_S = 3.0  # creates this close together are a burst; so long is one kept that nobody comes for
+KEEP_S = 5.0  # creates this close together are a burst; so long is one kept that nobody comes for
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
 
