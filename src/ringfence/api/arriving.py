@@ -9,7 +9,7 @@ import os
 import shutil
 from contextlib import suppress
 
-from ..errors import FileError, RingfenceError
+from ..errors import FileError, ResourceExhausted, RingfenceError
 from ..model.files import FILE
 
 TYPE_CHECKING = False
@@ -46,10 +46,15 @@ class Arriving:
                 self._files.open_write(self._path, append=True).close()
             parent, slash, _name = self._path.rpartition("/")
             beside = f"{parent}{slash}.ringfence-{os.urandom(8).hex()}"
-            with suppress(FileError):  # else the path itself says what is wrong with it
+            try:
                 file = self._files.open_write(beside, mode=there.mode if there else mode)
                 self._beside = beside
                 return file
+            except FileError:
+                pass  # the path itself says what is wrong with it
+            except ResourceExhausted as exc:
+                exc.message = exc.message.replace(beside, self._path)
+                raise
         return self._files.open_write(self._path, append=append, mode=mode)
 
     def _there(self) -> FileInfo | None:

@@ -225,11 +225,13 @@ def _extract(
         _clear(target)
         os.link(way.to(member.linkname), target, follow_symlinks=False)
         return
+    elif not owners:
+        raise OSError(errno.EINVAL, "is not a file, directory or link", member.name)
     elif member.isfifo():
         _clear(target)
         os.mkfifo(target, member.mode)
     else:
-        return
+        return  # a device: what is restored has those of the sandbox
     if owners:
         _own(target, member)
     if not member.isdir():
