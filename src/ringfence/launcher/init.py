@@ -22,6 +22,7 @@ from . import forked, programs, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from .plan import Plan
@@ -78,6 +79,9 @@ class Init:
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
         self.next_look = 0.0  # of the memory watchdog
+        self.memory_device = (
+            -1
+        )  # where the kernel keeps files of memfd_create(2); -1: not known yet
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
         self.poll.register(signal_fd, select.POLLIN)
@@ -348,7 +352,10 @@ class Init:
         if now < self.next_look:
             return
         resident = {pid: _resident_bytes(pid) for pid in _pids()}
-        apart = _file_bytes() + _ipc_bytes()
+        held = self._memory_files(resident)
+        # What is mapped of them is resident already; so are files of the host, but as pages of their own.
+        mapped = sum(_resident_bytes(pid, shared=True) for pid in resident) if held else 0
+        apart = _file_bytes() + _ipc_bytes() + max(0, sum(held.values()) - mapped)
         most = self.plan["memory_watchdog_bytes"]
         used: dict[int, int] = {}
         if sum(resident.values()) + apart > most:
@@ -358,9 +365,26 @@ class Init:
         self.next_look = now + max(_WATCHDOG_S, 4 * (time.monotonic() - now))
         if sum(used.values()) + apart <= most:
             return
+        for pid, size in held.items():
+            used[_tag_of(pid)] = used.get(_tag_of(pid), 0) + size
         run = self.execs.get(TAG_BASE - max(used, key=lambda tag: used[tag], default=0))
         for victim in [run] if run else list(self.execs.values()):
             self._kill(victim, wire.KILLED_BY_MEMORY_WATCHDOG)
+
+    def _memory_files(self, pids: Iterable[int]) -> dict[int, int]:
+        """Bytes of memfd_create(2), which are in no file system, by the first who has each open."""
+        if self.memory_device < 0:
+            fd = os.memfd_create("which", os.MFD_CLOEXEC)
+            self.memory_device = os.fstat(fd).st_dev
+            os.close(fd)
+        seen: set[int] = set()
+        held: dict[int, int] = {}
+        for pid in pids:
+            for info in _open_files(pid):
+                if info.st_dev == self.memory_device and info.st_ino not in seen:
+                    seen.add(info.st_ino)
+                    held[pid] = held.get(pid, 0) + info.st_blocks * 512
+        return held
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -559,9 +583,24 @@ def _cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes(pid: int, *, shared: bool = False) -> int:
+    """All, or what of it is mapped from files and shared memory: proc(5), statm."""
     fields = _read(f"/proc/{pid}/statm").split()
-    return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0
+    return int(fields[1 + shared]) * resource.getpagesize() if len(fields) > 2 else 0
+
+
+def _open_files(pid: int) -> Iterator[os.stat_result]:
+    """Of a process; none when it has ended, or lets nobody look."""
+    directory = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.stat(f"{directory}/{name}")
+        except OSError:
+            continue
 
 
 def _own_bytes(pid: int) -> int:

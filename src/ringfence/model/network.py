@@ -132,8 +132,12 @@ class NetworkPolicy(Noun):
             return cls(UNRESTRICTED, learn=learn)
         if not given:
             checks.refuse("network", "must be none, unrestricted or a list of hosts")
+        rules = _split(given)
+        for word in ("none", UNRESTRICTED):
+            if word in rules:
+                checks.refuse("network", f"{word} stands alone, or is the name of no host here")
         policy: NetworkPolicy = jsonform.within(
-            "network", lambda some: cls(LIMITED, some, learn=learn), _split(given)
+            "network", lambda some: cls(LIMITED, some, learn=learn), rules
         )
         return policy
 

@@ -126,6 +126,11 @@ class TestPolicies:
     def test_what_is_no_list(self, text: str) -> None:
         assert field_of(lambda: NetworkPolicy.parse(text)).startswith("network.allowed_hosts")
 
+    @pytest.mark.parametrize("text", ["none,a.com", "a.com,unrestricted", "a.com, none"])
+    def test_words_for_a_whole_policy_stand_alone(self, text: str) -> None:
+        with pytest.raises(InvalidRequest, match="stands alone"):
+            NetworkPolicy.parse(text)
+
     @given(some.policies)
     def test_the_text_form_of_the_text_rules_comes_back(self, policy: NetworkPolicy) -> None:
         if policy.allowed_hosts and not policy.allowed_hosts[0].startswith("!"):

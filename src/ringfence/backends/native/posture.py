@@ -231,7 +231,8 @@ def _network(seen: Inspection) -> Protection:
 def _memory_limit(seen: Inspection) -> Protection:
     group, wanted, name = seen.sandbox.group, seen.sandbox.sizes.memory_bytes, can.MEMORY_LIMIT
     if not group.version:
-        why = f"{_mib(wanted)}: sampled every 50 ms and RLIMIT_DATA; {_no_cgroup(seen)}"
+        how = "sampled every 50 ms, what sockets hold left out, and RLIMIT_DATA"
+        why = f"{_mib(wanted)}: {how}; {_no_cgroup(seen)}"
         return Protection(name, DEGRADED, why, DELEGATE)
     found = memory_limit_bytes(group)
     if found is None or found > wanted + _PAGE:
