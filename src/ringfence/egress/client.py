@@ -109,6 +109,15 @@ class Egress:
             kind = self._kinds.setdefault(sandbox_id, PLAIN)  # of one that may reach nothing
         self._line(kind).relay({"id": sandbox_id, "port": port}, [client, server])
 
+    def expect(self, policy: NetworkPolicy) -> None:
+        """Start what ends TLS, should `policy` need that: it is slow to come up, and others start too.
+
+        Raises:
+            NetworkPolicyError: There can be none.
+        """
+        if policy.needs_tls_termination:
+            self._line(TLS)
+
     def make_authority(self, policy: NetworkPolicy) -> dict[str, str]:
         """A certificate authority for one sandbox: `cert`, for it to trust, and `key`; both PEM.
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 _ALWAYS_TLS, _ALWAYS_HTTP = frozenset((443, 8443)), frozenset((80,))
+_SILENCE_S = 0.2  # after which a client may be waiting for a server that speaks first
+_ANSWER_S = 1.0  # how long such a server may take when the client has not waited for it
 _PIECE = 16384
 _MOST_EARLY = 1 << 16  # bytes a client may send behind its first message before it is answered
 
@@ -57,15 +59,16 @@ async def serve(
         connection.join(client, server).start()
         return
     if _expected(connection):
-        await _serve_kind(connection, await _kind(connection, client), client, server)
-        return
-    server = server or await dial(connection)
-    opening = Opening()
-    if opening.feed(_at_hand(connection, client)) in (TLS, HTTP):
-        client.first = opening.data
-        await _serve_kind(connection, opening.verdict, client, server)
+        opening = await _begin(connection, client)
+        kind = _kind(connection, opening)
     else:
-        Gate(connection, opening, client, server).open()
+        server, opening = server or await dial(connection), Opening()
+        kind = opening.feed(_at_hand(connection, client))
+    if kind in (TLS, HTTP):
+        client.first = opening.data
+        await _serve_kind(connection, kind, client, server)
+    else:
+        Gate(connection, opening, client, server or await dial(connection)).open()
 
 
 async def dial(connection: Connection) -> SocketStream:
@@ -126,13 +129,15 @@ def _expected(connection: Connection) -> tuple[str, ...]:
     return ()
 
 
-async def _kind(connection: Connection, client: SocketStream) -> str:
-    """What the client speaks, where it is to be TLS or HTTP; it stays to be read.
+async def _begin(connection: Connection, client: SocketStream) -> Opening:
+    """The beginning of what the client says; empty when it may be waiting for the server to speak.
 
     Raises:
-        Refused: It is not what is expected.
+        Refused: It does not say enough to tell.
     """
     limits, opening = connection.sandbox.limits, Opening()
+    if await _is_silent(connection, client):
+        return opening
     try:
         with Deadline(limits.header_s):
             while opening.verdict == HOLD:
@@ -141,13 +146,38 @@ async def _kind(connection: Connection, client: SocketStream) -> str:
                     raise Refused("the client ended before it had said what it speaks")
                 opening.feed(more)
     except TimeoutError:
-        raise Refused(f"not enough within {limits.header_s:g} s to tell what is spoken") from None
-    client.unread(opening.data)
-    # Where it can only be HTTP, its parser tells the client what is wrong with anything else.
-    kind = TLS if opening.verdict == TLS else HTTP
-    if kind not in _expected(connection):
-        raise Refused(_other_than(connection, opening.verdict))
-    return kind
+        raise Refused(_not_enough(connection)) from None
+    return opening
+
+
+async def _is_silent(connection: Connection, client: SocketStream) -> bool:
+    """Whether nothing comes for a while, where the server may speak first."""
+    if connection.sandbox.terminates(connection.host, connection.port):
+        return False
+    try:
+        with Deadline(_SILENCE_S):
+            client.unread(await client.read(_PIECE))
+    except TimeoutError:
+        return True
+    return False
+
+
+def _kind(connection: Connection, opening: Opening) -> str:
+    """What the client speaks, where it is to be TLS or HTTP; anything else is up to the server.
+
+    Raises:
+        Refused: It is not what is expected.
+    """
+    expected, verdict = _expected(connection), opening.verdict
+    if HTTP in expected and verdict not in (HOLD, TLS):
+        return HTTP  # its parser tells the client what is wrong with anything else
+    if verdict in (HTTP, TLS) and verdict not in expected:
+        raise Refused(_other_than(connection, verdict))
+    return verdict
+
+
+def _not_enough(connection: Connection) -> str:
+    return f"not enough within {connection.sandbox.limits.header_s:g} s to tell what is spoken"
 
 
 def _other_than(connection: Connection, kind: str) -> str:
@@ -177,7 +207,11 @@ async def _serve_kind(
 
 
 class Gate:
-    """Passes on what the server says, and looks at what the client says until that is decided."""
+    """Passes on what the server says, and looks at what the client says until that is decided.
+
+    Where the port stands for TLS or HTTP, nothing else goes to the server before it has spoken:
+    one that speaks first speaks neither.
+    """
 
     def __init__(
         self,
@@ -190,12 +224,15 @@ class Gate:
         self._client, self._server = client.socket, server.socket
         self._relay: Relay = connection.join(client, server)
         self._timer: Timer | None = None
+        self._patience: Timer | None = None  # while the server is to speak first
 
     def open(self) -> None:
         """Begin."""
         relay, opening = self._relay, self._opening
         if opening.objection:
             relay.cut(opening.objection)
+        elif _expected(self._connection):
+            self._listen()
         elif opening.verdict == RAW:
             self._connection.is_opaque = True
             relay.out.put(opening.data)
@@ -206,10 +243,47 @@ class Gate:
                 relay.hand_over(opening.data)
             self._limit()
 
+    def _listen(self) -> None:
+        """Wait for the server, or for TLS or HTTP of a client that was slow."""
+        limits, is_silent = self._connection.sandbox.limits, self._opening.verdict == HOLD
+        seconds = limits.header_s if is_silent else min(limits.header_s, _ANSWER_S)
+        self._patience = self._connection.loop.later(seconds, self._refuse)
+        self._relay.on_heard = self._heard
+        self._relay.start(on_held=self._look)
+
+    def _heard(self) -> None:
+        """The server speaks first: from here on as on any other port."""
+        opening = self._opening
+        self._be_patient_no_more()
+        if self._relay.is_over:
+            return
+        if opening.verdict == RAW:
+            self._pass_on(opening.data)
+        elif opening.verdict == PASS:
+            self._relay.hand_over(opening.data)
+            self._look()
+
+    def _refuse(self) -> None:
+        connection, is_silent = self._connection, self._opening.verdict == HOLD
+        reason = _not_enough(connection) if is_silent else _other_than(connection, RAW)
+        if not self._relay.is_over:
+            connection.refuse(reason)
+            self._relay.cut(reason)
+
+    def _be_patient_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether there is something that must not be passed on before the server has spoken."""
+        return self._patience is not None and self._opening.verdict in (PASS, RAW)
+
     def _look(self) -> None:
         """Read what came, and decide as soon as it can be."""
         relay = self._relay
-        while not relay.is_over and not relay.out.prefix:
+        while not (relay.is_over or relay.out.prefix or self._must_wait):
             most = self._connection.sandbox.meter.grant(_PIECE, self._look)
             try:
                 more = self._client.recv(most or 1, 0 if most else MSG_PEEK)
@@ -246,6 +320,8 @@ class Gate:
             self._look_closer(kind)
         elif opening.objection:
             relay.cut(opening.objection)
+        elif self._must_wait:
+            return False
         elif kind == RAW:
             self._pass_on(opening.data if held else more)
         elif kind == PASS:
@@ -269,10 +345,12 @@ class Gate:
         self._relay.cut("the client does not say what it speaks")
 
     def _pass_on(self, data: bytes) -> None:
-        if _expected(self._connection):  # by the policy of now
-            self._relay.cut(_other_than(self._connection, RAW))
+        connection = self._connection
+        is_ended = connection.sandbox.terminates(connection.host, connection.port)  # by now
+        if is_ended or self._patience is not None:
+            self._relay.cut(_other_than(connection, RAW))
             return
-        self._connection.is_opaque = True
+        connection.is_opaque = True
         self._relay.start_out(data)
 
     def _look_closer(self, kind: str) -> None:
@@ -284,6 +362,7 @@ class Gate:
             # Where the server speaks first there is neither.
             self._relay.cut(f"{kind.upper()} where the server has spoken first")
         else:
+            self._be_patient_no_more()
             connection.relay = None
             client = connection.stream(self._opening.data)
             server = SocketStream(self._server)

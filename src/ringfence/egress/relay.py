@@ -35,6 +35,9 @@ class Relay:
     Args:
         meter: Of the sandbox; asked before bytes are taken.
         on_end: Called once, with the reason of a break, or "" when both sides ended in order.
+
+    Attributes:
+        on_heard: Called once, when something of the server's has gone to the client.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Relay:
         self._active_at = loop.now
         self._timer: Timer | None = None
         self._on_held: Callable[[], None] | None = None
+        self.on_heard: Callable[[], None] | None = None
 
     def start(self, *, on_held: Callable[[], None] | None = None) -> None:
         """Begin.
@@ -98,6 +102,9 @@ class Relay:
     def moved(self) -> None:
         """Something got through, or a side ended."""
         self._active_at = self._loop.now
+        if self.on_heard is not None and self.back.count:
+            self._loop.soon(self.on_heard)
+            self.on_heard = None
 
     def one_ended(self) -> None:
         """A direction is done; with the second one all is."""

@@ -7,6 +7,8 @@ over the system's own files, for programs that read those and no variable.
 
 from __future__ import annotations
 
+import functools
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,8 +81,8 @@ def plan_trust(authority: str, host_bundle: str, present: Iterable[str] = ()) ->
         host_bundle: The roots that the host trusts, PEM, comments and all; may be empty.
         present: Those of `SYSTEM_BUNDLES` and `JAVA_STORES` that are files inside, and no links.
     """
-    roots = certificates(host_bundle)
-    bundle = "".join([*roots, *certificates(authority)]).encode("ascii")
+    roots, entries, count = _of_the_host(host_bundle)
+    bundle = roots + "".join(certificates(authority)).encode("ascii")
     files = {AUTHORITY: authority.encode("ascii"), BUNDLE: bundle}
     over = {}
     for path in present:
@@ -89,7 +91,7 @@ def plan_trust(authority: str, host_bundle: str, present: Iterable[str] = ()) ->
         elif path in JAVA_STORES:
             over[path] = JAVA_STORE
     if JAVA_STORE in over.values():
-        files[JAVA_STORE] = java_store([*roots, authority])
+        files[JAVA_STORE] = _java_store(entries + _java_entry(count, authority), count + 1)
     env = {**dict.fromkeys(_WANT_ALL, BUNDLE), **dict.fromkeys(_WANT_ONE, AUTHORITY)}
     return Trust(env, files, over)
 
@@ -119,25 +121,39 @@ def certificates(text: str) -> list[str]:
     return found
 
 
+@functools.lru_cache(maxsize=2)
+def _of_the_host(bundle: str) -> tuple[bytes, bytes, int]:
+    """Of the host's roots: all as PEM, their entries in a Java store, and how many they are."""
+    roots = certificates(bundle)
+    entries = b"".join(_java_entry(number, root) for number, root in enumerate(roots))
+    return "".join(roots).encode("ascii"), entries, len(roots)
+
+
 def java_store(roots: Iterable[str]) -> bytes:
     """A Java key store (JKS) of trusted certificates, each PEM."""
+    entries = [_java_entry(number, root) for number, root in enumerate(roots)]
+    return _java_store(b"".join(entries), len(entries))
+
+
+def _java_entry(number: int, root: str) -> bytes:
     import binascii
+
+    content = binascii.a2b_base64(root.partition(_BEGIN)[2].partition(_END)[0])
+    return (
+        _JKS_TRUSTED.to_bytes(4, "big")
+        + _java_text(f"root-{number}")
+        + bytes(8)  # when it was added: always the same, so that the file is
+        + _java_text("X.509")
+        + len(content).to_bytes(4, "big")
+        + content
+    )
+
+
+def _java_store(entries: bytes, count: int) -> bytes:
     import hashlib
 
-    entries = []
-    for number, root in enumerate(roots):
-        encoded = root.partition(_BEGIN)[2].partition(_END)[0]
-        content = binascii.a2b_base64(encoded)
-        entries.append(
-            _JKS_TRUSTED.to_bytes(4, "big")
-            + _java_text(f"root-{number}")
-            + bytes(8)  # when it was added: always the same, so that the file is
-            + _java_text("X.509")
-            + len(content).to_bytes(4, "big")
-            + content
-        )
-    numbers = (_JKS_MAGIC, _JKS_VERSION, len(entries))
-    store = b"".join(number.to_bytes(4, "big") for number in numbers) + b"".join(entries)
+    numbers = (_JKS_MAGIC, _JKS_VERSION, count)
+    store = b"".join(number.to_bytes(4, "big") for number in numbers) + entries
     # A checksum, as the password is known to all.
     salted = _JKS_PASSWORD.encode("utf-16-be") + _JKS_WORDS + store
     return store + hashlib.sha1(salted, usedforsecurity=False).digest()

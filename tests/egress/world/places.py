@@ -19,6 +19,8 @@ OTHER_V4, OTHER_V6 = "203.0.113.200", "2001:db8::200"
 # Ports on which every address of the internet answers, each with the protocol spoken there.
 HTTP_PORTS = (80, 8080)
 HTTPS_PORTS = (443, 8443)
+EARLY = "203.0.113.80"
+"""Here a server that speaks first is on the ports of HTTP and HTTPS instead."""
 ECHO, DISCARD, SOURCE, BANNER, SMTP, DNS = 7, 9, 19, 22, 25, 53
 """Echo (TCP and UDP), a sink, a source of endless bytes, two that speak first, DNS (TCP and UDP)."""
 QUIC = 443  # UDP
@@ -88,6 +90,7 @@ ZONE: dict[str, Records | list[Records]] = {
     "db.test": _both(50),
     "ssh.test": _both(60),
     "echo.test": _both(70),
+    "early.test": {"A": [EARLY]},
     # What no test's policy allows.
     **dict.fromkeys(("evil.test", "nota.test", "a.test.evil.test", "*.tunnel.test"), _OTHER),
     # Resolvers that are slow, broken, or lie.

@@ -57,7 +57,10 @@ class Process:
             if ":" in host and not Path("/proc/net/if_inet6").exists():
                 continue
             self._kept.append(
-                await asyncio.start_server(serve, host, port, backlog=2048, **options)
+                # Of two on one port, the one of the address itself is asked.
+                await asyncio.start_server(
+                    serve, host, port, backlog=2048, reuse_port=True, **options
+                )
             )
 
     async def listen_datagrams(
@@ -136,6 +139,9 @@ async def serve_internet(process: Process) -> None:
         await process.listen(server.serve, port)
     for port in places.HTTPS_PORTS:
         await process.listen(server.serve, port, ssl=http.tls_context(certificates))
+    early = streams.recorded("early", record, streams.speaking_first(streams.BANNER))
+    for port in (*places.HTTP_PORTS, *places.HTTPS_PORTS):
+        await process.listen(early, port, (places.EARLY,))
     for name, port, serve in (
         ("echo", places.ECHO, streams.echo),
         ("discard", places.DISCARD, streams.discard),

@@ -154,6 +154,8 @@ class NativeBackend(LocalBackend):
 
     def _provision(self, spec: SandboxSpec, image: Held | None = None) -> NativeSandbox:
         profile = self._checked_profile(spec)
+        if spec.network.needs_tls_termination:
+            self.egress().expect(spec.network)
         zygote = self.zygote()
         ahead = None if image else self._burst.take(spec, kind_of(spec, profile), zygote)
         if ahead is not None:

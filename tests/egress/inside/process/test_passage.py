@@ -53,6 +53,31 @@ def test_who_speaks_first_does_not_matter(box: MakeBox) -> None:
     assert "hello" == echo["heard"]
 
 
+@pytest.mark.parametrize("port", [80, 443])
+def test_a_server_may_speak_first_where_tls_or_http_is_usual(box: MakeBox, port: int) -> None:
+    """Nobody mistakes it for either. A client may wait for it; on a port for TLS it need not."""
+    sandbox = box("early.test")
+
+    for say in [["", "hello\r\n"]] if port == 80 else [["", "hello\r\n"], ["SSH-2.0-x\r\n"]]:
+        found = attempt(sandbox, "tcp", host="early.test", port=port, say=say, pause_s=1.0)
+        assert found["heard"].startswith("SSH-2.0-")
+        assert found["heard"].endswith(f"you said {say[-1]}")
+
+
+@pytest.mark.parametrize(("port", "scheme"), [(80, "http"), (443, "tls")])
+def test_after_it_has_spoken_there_is_neither(box: MakeBox, port: int, scheme: str) -> None:
+    """Nor does a client that was slow lose anything where the server does not speak first."""
+    early, usual = box("early.test"), box("a.test")
+    say = {"http": request("a.test"), "tls": "\x16\x03\x01\0\x05"}[scheme]
+
+    cut = attempt(early, "tcp", host="early.test", port=port, say=["", say], pause_s=1.0)
+    assert cut["heard"].startswith("SSH-2.0-")
+    assert "ECONNRESET" == cut["error"]
+    if scheme == "http":
+        slow = attempt(usual, "tcp", host="a.test", port=port, say=["", say], pause_s=1.0)
+        assert " 200 " in slow["heard"]
+
+
 @pytest.mark.parametrize(
     "say", [["G", "o on"], ["hel", "lo\n", "GET / HTTP/1.1\r\n"], ["\r\n", "\x16\x03"]]
 )
