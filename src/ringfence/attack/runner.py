@@ -105,7 +105,12 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
     if kind == LIMITED:
         return _run_limited(lab, chosen, context)
     context["targets"] = [RO, RW, RO_FILE]
-    with lab.mounted() as sandbox:
+    try:
+        mounted = lab.mounted()
+    except Unsupported as exc:
+        only_here = [id for id in chosen if registered()[id].where == MOUNTED]
+        return dict.fromkeys(only_here, (INCONCLUSIVE, f"no mounts here: {exc}"))
+    with mounted as sandbox:
         found = run_inside(sandbox, chosen, context)
     if _SOCKET in found and lab.backend.name in OWN_KERNEL:
         # A kernel of the guest's own may have sockets that no program of the host can connect to.
