@@ -18,9 +18,11 @@ from ringfence.model.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
+from ringfence.spool.budget import EXHAUSTED
 from ringfence.spool.order import OUT
 from tests.features import require
 from tests.native.callers import Caller
+from tests.native.outside import until
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 PATIENCE_S = 20.0
@@ -93,6 +95,24 @@ def test_output_that_ended_first_goes_first_and_its_loss_is_told(
         gone.result().stdout,
     )
     assert 100 == gone.spool.tracks[OUT].dropped_bytes
+    execs.close()
+
+
+def test_what_runs_keeps_no_more_than_it_may_together(manager: SessionManager, live: Live) -> None:
+    execs = Execs(manager, most_running_bytes=1000)
+    says = "echo " + "x" * 799
+    request = ExecRequest(("sh", "-c", f"{says}; cat"), stream_stdin=True)
+    begun = [execs.start(live, request) for _ in range(2)]
+    assert until(lambda: [800, 800] == [each.view().stdout_bytes for each in begun])
+
+    assert [0, 600] == sorted(each.view().stdout_dropped_bytes for each in begun)
+    assert {"", EXHAUSTED} == {each.view().storage_fault for each in begun}
+    for each in begun:
+        each.end_input()
+        each.done.result(PATIENCE_S)
+        assert 0 == each.result().exit_code
+    after = run(execs, live, says).view()
+    assert (800, 0, "") == (after.stdout_bytes, after.stdout_dropped_bytes, after.storage_fault)
     execs.close()
 
 

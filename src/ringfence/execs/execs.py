@@ -19,6 +19,7 @@ from ..sandbox.pump import run_for
 from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..sessions.keys import digest
+from ..spool.budget import Budget
 from ..spool.spool import Spool
 from ..store.execs import ExecRecord
 from . import told
@@ -40,6 +41,7 @@ EXEC = "exec"
 SPOOL = "spool"
 KEPT_BYTES = 64 << 20
 MOST_BYTES = 8 << 30
+MOST_RUNNING_BYTES = 8 << 30
 MOST_RECORDS = 20_000
 
 
@@ -55,6 +57,7 @@ class Execs:
         kept_bytes: Of each stream on disk, where neither request nor sandbox says.
         most_bytes: On disk, of all together; beyond it the output that ended first goes first.
         most_records: Of execs that have ended.
+        most_running_bytes: On disk, of all that run together; beyond it their output is dropped and counted.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Execs:
         *,
         most_bytes: int = MOST_BYTES,
         most_records: int = MOST_RECORDS,
+        most_running_bytes: int = MOST_RUNNING_BYTES,
     ) -> None:
+        self._budget = Budget(most_running_bytes)
         self._manager, self._records = manager, manager.store.execs
         self._kept_bytes = kept_bytes
         directory = manager.store.directory
@@ -156,7 +161,8 @@ class Execs:
 
     def _spool(self, view: ExecView) -> Spool:
         place = os.path.join(self.directory, view.sandbox_id, view.id)
-        return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes))
+        budget = self._budget if view.running else None
+        return Spool(place, view.kept_bytes, (view.stdout_bytes, view.stderr_bytes), budget)
 
     def _attend(
         self, live: Live, run: Run, begun: BackendExec, request: ExecRequest
@@ -203,6 +209,7 @@ class Execs:
                 self._unwritten.append((view, release))
         self.counts.ended(view)
         told.ended(view)
+        run.spool.settle()
         run.end(view)
         if written:
             self._forget(view.id)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from .budget import Budget
+
 NAMES = ("stdout", "stderr")
 _END = 1 << 62
 
@@ -26,17 +28,24 @@ class Spool:
         directory: Its own; made with the first byte. What is there already is continued.
         limit: Bytes kept of each stream.
         totals: Of each stream, where they are known: what no file tells of was dropped.
+        budget: Of all that run, which this one shares until `settle`; None: it does not.
 
     Attributes:
         tracks: Standard output and standard error.
         totals: Bytes that came so far of each.
     """
 
-    def __init__(self, directory: str, limit: int, totals: Place = (0, 0)) -> None:
+    def __init__(
+        self,
+        directory: str,
+        limit: int,
+        totals: Place = (0, 0),
+        budget: Budget | None = None,
+    ) -> None:
         self.directory = directory
         self.tracks = (
-            Track(directory, "o", limit, totals[OUT]),
-            Track(directory, "e", limit, totals[ERR]),
+            Track(directory, "o", limit, totals[OUT], budget),
+            Track(directory, "e", limit, totals[ERR], budget),
         )
         # What others may see: told only once its order is known.
         self.totals: Place = (self.tracks[OUT].total, self.tracks[ERR].total)
@@ -74,6 +83,11 @@ class Spool:
         for number in (OUT, ERR) if stream is None else (stream,):
             self.tracks[number].close()
         self._ring()
+
+    def settle(self) -> None:
+        """It is over, and what is kept of it is counted elsewhere."""
+        for track in self.tracks:
+            track.settle()
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Have `callback` called, in the writer's thread, after each change; returns what ends that."""

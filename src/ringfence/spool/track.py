@@ -7,6 +7,7 @@ import os
 import select
 import time
 
+from .budget import EXHAUSTED, PLENTY, Budget
 from .reader import Reader
 from .segments import Segments
 
@@ -30,7 +31,15 @@ class Track:
         fault: What the disk said to that; empty when it never did.
     """
 
-    def __init__(self, directory: str, name: str, limit: int, total: int = 0) -> None:
+    def __init__(
+        self,
+        directory: str,
+        name: str,
+        limit: int,
+        total: int = 0,
+        budget: Budget | None = None,
+    ) -> None:
+        self._budget = budget or Budget(PLENTY)
         self.segments = Segments.found(directory, name)
         self.head_limit, self.tail_limit = limit - limit // 2, limit // 2
         self._file_bytes = min(max(self.tail_limit // _FILES_OF_TAIL, _SMALLEST), _LARGEST)
@@ -38,6 +47,7 @@ class Track:
         self.closed = False
         self.unwritten_bytes, self.fault = 0, ""
         self._splices, self._retry_at = True, 0.0
+        self._budget.spend(self.kept_bytes)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -65,6 +75,7 @@ class Track:
                 else:
                     self._at_fault(exc)
             else:
+                self._budget.spend(count)
                 self._advance(count)
                 return count
         try:
@@ -88,6 +99,7 @@ class Track:
             except OSError as exc:
                 self._at_fault(exc)
                 count = 0
+            self._budget.spend(count)
             if not count:
                 missing = self.total < self.head_limit or self.tail_limit > 0
                 self.unwritten_bytes += len(view) if missing else 0
@@ -100,12 +112,21 @@ class Track:
         self.segments.finish()
         self.closed = True
 
+    def settle(self) -> None:
+        """What it keeps is no longer that of something that runs."""
+        self._budget.spend(-self.kept_bytes)
+        self._budget = Budget(PLENTY)
+
     def _room(self) -> int:
         """How much may be added to the last file, which is made or opened if need be; 0 to drop."""
         if self._retry_at and time.monotonic() < self._retry_at:
             return 0
         head = self.total < self.head_limit
         if not head and not self.tail_limit:
+            return 0
+        left = self._budget.left
+        if not left:
+            self.fault = EXHAUSTED
             return 0
         try:
             start, end = self.segments.spans[-1] if self.segments.spans else (-1, -1)
@@ -118,7 +139,7 @@ class Track:
         except OSError as exc:
             self._at_fault(exc)
             return 0
-        return most - self.total
+        return min(most - self.total, left)
 
     def _at_fault(self, exc: OSError) -> None:
         self.fault = os.strerror(exc.errno or errno.EIO)
@@ -132,7 +153,9 @@ class Track:
             too_old = first < len(spans) - 1 and spans[first][1] <= self.total - self.tail_limit
             if not too_old and len(spans) <= _MOST_FILES:
                 return
-            self.segments.drop(min(first, len(spans) - 2))
+            index = min(first, len(spans) - 2)
+            self._budget.spend(spans[index][0] - spans[index][1])
+            self.segments.drop(index)
 
     # -- looking ------------------------------------------------------------------------------
 
