@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +31,16 @@ Where = tuple[Any, dict[str, Any]]
 @contextmanager
 def _native() -> Iterator[Where]:
     require("user namespaces")
-    yield NativeBackend(), {}
+    with tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-") as place:
+        yield NativeBackend(state_dir=place), {}
 
 
 @contextmanager
 def _gvisor() -> Iterator[Where]:
     require("user namespaces")
     require("runsc")
-    yield GvisorBackend(), {"tier": "strong"}
+    with tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-") as place:
+        yield GvisorBackend(state_dir=place), {"tier": "strong"}
 
 
 @contextmanager

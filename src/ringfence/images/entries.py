@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _END = bytes(_BLOCK)
+_SPACE = 0x20
 _MOST_EXTRA = 1 << 20  # bytes of an extended header or a long name
 _REGULAR, _LINK, _SYMLINK, _CHARACTER, _BLOCK_DEVICE, _DIRECTORY, _FIFO, _CONTIGUOUS = b"01234567"
 _EXTENDED, _GLOBAL, _LONG_NAME, _LONG_LINK = b"xgLK"
@@ -32,6 +33,8 @@ _KINDS = {
     _FIFO: stat.S_IFIFO,
     _LINK: 0,
 }
+
+_WITH_TARGET = (0, stat.S_IFLNK)
 
 
 class DamagedError(Exception):
@@ -53,8 +56,6 @@ class Entry:
     size: int
     modified_ns: int
     target: str
-    uid: int
-    gid: int
 
 
 class Source(Protocol):
@@ -117,7 +118,7 @@ class Entries:
 
     def _entry(self, header: bytes, extra: Mapping[str, str]) -> Entry:
         kind = _KINDS.get(header[156])
-        if kind is None or any(name.startswith("GNU.sparse") for name in extra):
+        if kind is None or (extra and any(name.startswith("GNU.sparse") for name in extra)):
             raise DamagedError(
                 f"it has an entry of type {chr(header[156])!r}, which layers have not"
             )
@@ -130,16 +131,13 @@ class Entries:
             if size < 0:
                 raise DamagedError("it has a file of less than no bytes")
         self._size, self._left = size, size + -size % _BLOCK
-        return Entry(
-            name,
-            kind,
-            _number(header[100:108]) & 0o7777,
-            size,
-            _nanoseconds(extra["mtime"]) if "mtime" in extra else _number(header[136:148]) * 10**9,
-            extra.get("linkpath") or _text(header[157:257]),
-            int(extra["uid"]) if "uid" in extra else _number(header[108:116]),
-            int(extra["gid"]) if "gid" in extra else _number(header[116:124]),
-        )
+        target = ""
+        if kind in _WITH_TARGET:
+            target = extra.get("linkpath") or _text(header[157:257])
+        modified_ns = _number(header[136:148]) * 10**9
+        if "mtime" in extra:
+            modified_ns = _nanoseconds(extra["mtime"])
+        return Entry(name, kind, _number(header[100:108]) & 0o7777, size, modified_ns, target)
 
     def _extra(self, header: bytes) -> bytes:
         size = _number(header[124:136])
@@ -192,10 +190,15 @@ def _name(header: bytes) -> str:
 
 
 def _text(field: bytes) -> str:
-    return os.fsdecode(field.partition(b"\0")[0])
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def _number(field: bytes) -> int:
+    if field[-1] <= _SPACE:  # as nearly all are
+        try:
+            return int(field[:-1], 8)
+        except ValueError:
+            pass
     if field[0] & 0x80:  # GNU: binary, of which the first bit says only that it is
         value = int.from_bytes(field)
         return (
@@ -218,7 +221,8 @@ def _records(data: bytes) -> dict[str, str]:
         name, is_one, value = record.partition(b"=")
         if not is_one:
             raise DamagedError("it has an extended header that is damaged")
-        found[os.fsdecode(name)] = os.fsdecode(value)
+        # With a NUL in it no file can have it, and whoever makes the file says so.
+        found[name.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
         at += int(digits)
     return found
 
