@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import Sandbox, SandboxSpec
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.native.backend import NativeBackend
@@ -209,6 +209,25 @@ def test_the_bash_tool_remembers(where: Where, image: str, store: ImageStore) ->
         kept = tool.exec_command("pwd; echo $KEPT")
 
     assert "/srv\nyes\n" == kept.stdout
+
+
+@not_docker
+def test_warm_ones(where: Where, image: str, store: ImageStore) -> None:
+    backend, options = where
+    warm, unused = (backend.prewarm(SandboxSpec(image=image, **options)) for _ in range(2))
+    spec = SandboxSpec(image=store.find(image).id, env={"MINE": "yes"}, **options)
+    assert warm.fits(spec)
+    assert not warm.fits(SandboxSpec(**options))
+    assert not warm.fits(SandboxSpec(image=image, user="app", **options)), "its files are root's"
+    with Sandbox(warm.claim(spec), spec) as sandbox:
+        said = sandbox.shell("cat /etc/os-release; echo $GREETING $MINE; pwd; id -u")
+    assert "ID=small\nhello yes\n/\n0\n" == said.stdout_text, said
+
+    found = store.remove(image)
+    assert not unused.fits(SandboxSpec(image=image, **options)), "its name means nothing any more"
+    assert [found.id] == store.collect()[1], "and yet its files are in use"
+    unused.discard()
+    assert [] == store.collect()[1]
 
 
 @not_docker

@@ -117,4 +117,6 @@ class Ahead:
 
 
 def _can_wait(spec: SandboxSpec) -> bool:
-    return spec.id is None and spec.network.is_none and is_bindable(spec)
+    # What an image's name means may change between two.
+    is_same = spec.id is None and spec.image is None and spec.network.is_none
+    return is_same and is_bindable(spec)

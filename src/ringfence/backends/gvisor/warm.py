@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ...errors import InvalidRequest, LifecycleError, Unsupported
 from ...model.state import State
+from ..local import images
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,19 +36,31 @@ class GvisorWarm:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Whether `claim` can make it what `spec` asks for."""
+        return self._fitting(spec) is not None
+
+    def _fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
+        """The spec, with what the image decides if there is one; None when `claim` cannot make it so."""
         from . import plan
 
+        if not is_bindable(spec) or (spec.image is None) != (self._kind.image is None):
+            return None
+        if spec.image is not None:
+            resolved = images.resolved(spec)
+            if resolved is None:
+                return None  # a cold start says why
+            spec = resolved
         plan.check(spec)
-        return is_bindable(spec) and kind_of(spec) == self._kind
+        return spec if kind_of(spec) == self._kind else None
 
     def claim(self, spec: SandboxSpec) -> GvisorSandbox:
         """The sandbox that waited, under this spec."""
         if not self._take() or self._sandbox.state is State.TERMINATED:
             raise LifecycleError(f"{self.id} was claimed or has ended before")
         try:
-            if spec.id not in (None, self.id) or not self.fits(spec):
+            wanted = self._fitting(spec)
+            if spec.id not in (None, self.id) or wanted is None:
                 raise InvalidRequest("this warm sandbox cannot become what is asked for")
-            self._sandbox.begin(spec)
+            self._sandbox.begin(wanted)
         except BaseException:
             self._sandbox.terminate()
             raise
@@ -68,7 +81,7 @@ def check(spec: SandboxSpec) -> None:
     """Raises Unsupported where none can wait for what `spec` asks for."""
     if not is_bindable(spec):
         raise Unsupported(
-            "a warm gVisor sandbox has neither mounts nor secrets nor an image: those are somebody's, "
+            "a warm gVisor sandbox has neither mounts nor secrets: those are somebody's, "
             "and decided when gVisor starts",
             backend=NAME,
             operation="prewarm",
@@ -77,7 +90,7 @@ def check(spec: SandboxSpec) -> None:
 
 def is_bindable(spec: SandboxSpec) -> bool:
     """Whether nothing of the spec is somebody's own before it is claimed."""
-    return not (spec.mounts or spec.memory_dir or spec.secrets or spec.image)
+    return not (spec.mounts or spec.memory_dir or spec.secrets)
 
 
 def kind_of(spec: SandboxSpec) -> SandboxSpec:

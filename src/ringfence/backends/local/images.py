@@ -6,7 +6,7 @@ import marshal
 import os
 from dataclasses import replace
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, RingfenceError
 from ...images import config
 from ...images.store import ImageStore
 from . import template
@@ -117,6 +117,16 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
     # By its id: a snapshot is restored over these very files, whatever the name means by then.
     spec = replace(spec, image=image.id, user=str(account.uid), env=env, workdir=workdir)
     return spec, held
+
+
+def resolved(spec: SandboxSpec) -> SandboxSpec | None:
+    """The spec as `hold` has it, for who holds the image's files already; None where nothing is meant."""
+    try:
+        wanted, held = hold(spec)
+    except RingfenceError:
+        return None
+    held.close()
+    return wanted
 
 
 def _is_name(name: str) -> bool:

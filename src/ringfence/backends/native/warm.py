@@ -12,7 +12,7 @@ import os
 import select
 from _thread import RLock
 
-from ...errors import ExecError, RingfenceError
+from ...errors import ExecError
 from ...model.limits import Limits
 from ...model.network import NetworkPolicy
 from ...model.spec import SandboxSpec
@@ -88,11 +88,11 @@ class NativeWarm:
         if len(spec.mounts) > MOST_MOUNTS or (spec.image is None) != (self.image is None):
             return None
         if spec.image is not None:
-            try:
-                spec, held = images.hold(spec)
-            except RingfenceError:
+            # A name may mean another image by now; what ours means is held.
+            resolved = images.resolved(spec)
+            if resolved is None:
                 return None  # a cold start says why
-            held.close()  # a name may mean another image by now; what ours means is held
+            spec = resolved
         return spec if shape_of(spec, self.backend.profiles) == self.shape else None
 
     def takes(self, plan: Plan) -> bool:
