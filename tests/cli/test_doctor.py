@@ -154,3 +154,13 @@ def test_run_on_such_a_host_refuses_and_names_the_switch() -> None:
     assert (125, b"") == (process.returncode, process.stdout)
     assert b"max_user_namespaces" in process.stderr
     assert 1 == process.stderr.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["gvisor"], b"--attack"), (["nobody", "--attack"], b"unknown backend")]
+)
+def test_a_backend_is_named_to_be_attacked(words: list[str], said: bytes) -> None:
+    result = ringfence_command("doctor", "--backend", *words)
+
+    assert (125, b"") == (result.returncode, result.stdout)
+    assert said in result.stderr

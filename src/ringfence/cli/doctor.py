@@ -6,6 +6,7 @@ import os
 import sys
 
 from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
+from ..errors import InvalidRequest
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
         from .attack import main as attack
 
         return attack(as_json="json" in given, backend=given.get("backend"))
+    if "backend" in given:
+        raise InvalidRequest("it names what is attacked", field="backend", hint="add --attack")
     reports = _reports()
     if "json" in given:
         _print_json(reports)
