@@ -11,7 +11,8 @@ import os
 import resource
 
 from ..launcher import wire
-from ..launcher.init import RLIMIT_RTTIME, TAG_BASE
+from ..launcher.init import TAG_BASE
+from ..launcher.processes import RLIMIT_RTTIME
 
 
 class Tags:

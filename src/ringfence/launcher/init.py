@@ -18,24 +18,21 @@ import select
 import time
 
 from ..linux import files, libc
-from . import forked, programs, wire
+from . import forked, processes, programs, wire
+from .processes import RLIMIT_RTTIME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Any
 
     from .plan import Plan
 
-RLIMIT_RTTIME = (
-    15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
-)
 TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
 _ABOVE_ALL = 64  # higher than any descriptor that is open by then; a low `ulimit -n` must allow it
 _WATCHDOG_S = 0.05
-_SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 # include/uapi/asm-generic/ioctls.h
 _TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
@@ -239,7 +236,7 @@ class Init:
 
     def _reap_one(self, pid: int) -> None:
         run = self.by_pid.pop(pid, None)
-        owner = run or self.execs.get(TAG_BASE - _tag_of(pid))
+        owner = run or self.execs.get(TAG_BASE - processes.tag_of(pid))
         # A zombie's own io file is closed to us; reaping it adds its counts to ours.
         if owner is not None:
             owner.dying.discard(pid)
@@ -281,7 +278,7 @@ class Init:
         report = run.report
         assert report is not None
         # A dying parent may still reap a child of its own, which then never comes to us.
-        run.dying = {pid for pid in run.dying if _tag_of(pid) == run.tag}
+        run.dying = {pid for pid in run.dying if processes.tag_of(pid) == run.tag}
         if run.killed_by and not run.dying:
             run.dying = self._kill_tree(run.tag)  # once more, to see that nothing is left
         if run.dying:
@@ -324,24 +321,24 @@ class Init:
         """
         alone = len(self.execs) < 2
         if alone:
-            _signal(-1, signal.SIGSTOP)  # one call, atomic in the kernel
+            processes.send(-1, signal.SIGSTOP)  # one call, atomic in the kernel
         mine: set[int] = set()
         for _ in range(_PASSES):
             fresh = [
                 pid
-                for pid in _pids()
-                if pid not in mine and _tag_of(pid) == tag and not _is_zombie(pid)
+                for pid in processes.pids()
+                if pid not in mine and processes.tag_of(pid) == tag and not processes.is_zombie(pid)
             ]
             if not fresh:
                 break
             if len(fresh) > _CROWD:
-                _signal(-1, signal.SIGSTOP)
+                processes.send(-1, signal.SIGSTOP)
                 alone = True
             for pid in fresh:
-                _signal(pid, signal.SIGSTOP)
+                processes.send(pid, signal.SIGSTOP)
             mine.update(fresh)
         for pid in mine:
-            _signal(pid, signal.SIGKILL)
+            processes.send(pid, signal.SIGKILL)
         if alone:
             self._do_continue(mine)
         return mine
@@ -351,22 +348,22 @@ class Init:
         now = time.monotonic()
         if now < self.next_look:
             return
-        resident = {pid: _resident_bytes(pid) for pid in _pids()}
+        resident = {pid: processes.resident_bytes(pid) for pid in processes.pids()}
         held = self._memory_files(resident)
         # What is mapped of them is resident already; so are files of the host, but as pages of their own.
-        mapped = sum(_resident_bytes(pid, shared=True) for pid in resident) if held else 0
-        apart = _file_bytes() + _ipc_bytes() + max(0, sum(held.values()) - mapped)
+        mapped = sum(processes.resident_bytes(pid, shared=True) for pid in resident) if held else 0
+        apart = processes.file_bytes() + processes.ipc_bytes() + max(0, sum(held.values()) - mapped)
         most = self.plan["memory_watchdog_bytes"]
         used: dict[int, int] = {}
         if sum(resident.values()) + apart > most:
             # That counted shared pages once for each process: 64 idle forks are not a bomb.
-            used = _look_closer(resident)
+            used = processes.look_closer(resident)
         # A closer look costs more: it must not become what the sandbox mostly does.
         self.next_look = now + max(_WATCHDOG_S, 4 * (time.monotonic() - now))
         if sum(used.values()) + apart <= most:
             return
         for pid, size in held.items():
-            used[_tag_of(pid)] = used.get(_tag_of(pid), 0) + size
+            used[processes.tag_of(pid)] = used.get(processes.tag_of(pid), 0) + size
         run = self.execs.get(TAG_BASE - max(used, key=lambda tag: used[tag], default=0))
         for victim in [run] if run else list(self.execs.values()):
             self._kill(victim, wire.KILLED_BY_MEMORY_WATCHDOG)
@@ -380,7 +377,7 @@ class Init:
         seen: set[int] = set()
         held: dict[int, int] = {}
         for pid in pids:
-            for info in _open_files(pid):
+            for info in processes.open_files(pid):
                 if info.st_dev == self.memory_device and info.st_ino not in seen:
                     seen.add(info.st_ino)
                     held[pid] = held.get(pid, 0) + info.st_blocks * 512
@@ -403,21 +400,21 @@ class Init:
 
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""
-        self.stopped_before = {pid for pid in _pids() if _state(pid) == "T"}
-        _signal(-1, signal.SIGSTOP)
+        self.stopped_before = {pid for pid in processes.pids() if processes.state(pid) == "T"}
+        processes.send(-1, signal.SIGSTOP)
 
     def _do_continue(self, but: set[int] | frozenset[int] = frozenset()) -> None:
-        for pid in _pids():
+        for pid in processes.pids():
             if pid not in self.stopped_before and pid not in but:
-                _signal(pid, signal.SIGCONT)
+                processes.send(pid, signal.SIGCONT)
 
     def _do_usage(self) -> bytes:
         """cpu ns, peak bytes, processes of all that was reaped and all that runs, as text."""
         past = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s, pids = past.ru_utime + past.ru_stime, _pids()
+        cpu_s, pids = past.ru_utime + past.ru_stime, processes.pids()
         ticks = os.sysconf("SC_CLK_TCK")
-        live_cpu = sum(_cpu_ticks(pid) for pid in pids) / ticks
-        memory = sum(_resident_bytes(pid) for pid in pids)
+        live_cpu = sum(processes.cpu_ticks(pid) for pid in pids) / ticks
+        memory = sum(processes.resident_bytes(pid) for pid in pids)
         values = (int((cpu_s + live_cpu) * 1e9), past.ru_maxrss * 1024, len(pids), memory)
         return " ".join(map(str, values)).encode()
 
@@ -528,137 +525,6 @@ def new_terminal(multiplexer: str, rows: int, columns: int) -> tuple[int, str]:
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
-
-
-def _signal(pid: int, signum: int) -> None:
-    try:
-        os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass  # gone, or another user's, whose own agent looks after it
-
-
-def _pids() -> list[int]:
-    ours = ("1", str(os.getpid()))
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name not in ours]
-
-
-def _tag_of(pid: int) -> int:
-    try:
-        return resource.prlimit(pid, RLIMIT_RTTIME)[1]
-    except OSError:
-        return 0
-
-
-def _read(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def _stat_fields(pid: int) -> list[bytes]:
-    """/proc/PID/stat from the state on: the name before it may contain anything, even ")"."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def _state(pid: int) -> str:
-    fields = _stat_fields(pid)
-    return fields[0].decode() if fields else "X"
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether nothing of `pid` runs any more: the first thread may end and leave others behind it."""
-    fields = _stat_fields(pid)
-    return not fields or (fields[0] in b"ZX" and int(fields[17]) <= 1)
-
-
-def _cpu_ticks(pid: int) -> int:
-    fields = _stat_fields(pid)
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
-
-
-def _resident_bytes(pid: int, *, shared: bool = False) -> int:
-    """All, or what of it is mapped from files and shared memory: proc(5), statm."""
-    fields = _read(f"/proc/{pid}/statm").split()
-    return int(fields[1 + shared]) * resource.getpagesize() if len(fields) > 2 else 0
-
-
-def _open_files(pid: int) -> Iterator[os.stat_result]:
-    """Of a process; none when it has ended, or lets nobody look."""
-    directory = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return
-    for name in names:
-        try:
-            yield os.stat(f"{directory}/{name}")
-        except OSError:
-            continue
-
-
-def _own_bytes(pid: int) -> int:
-    """Memory that only the process itself accounts for, shared pages divided by their users.
-
-    Files of the host are left out, as the kernel can drop them; those of the sandbox are counted
-    apart. A process that forbids this closer look is charged with all its pages.
-    """
-    wanted = (b"Pss_Anon:", b"Pss_Shmem:")
-    found = _sum_kib(_read(f"/proc/{pid}/smaps_rollup"), wanted)
-    if found is None:
-        found = _sum_kib(_read(f"/proc/{pid}/status"), (b"RssAnon:", b"RssShmem:"))
-    return found or 0
-
-
-def _sum_kib(text: bytes, names: tuple[bytes, ...]) -> int | None:
-    """The sum of the `name: N kB` lines, in bytes; None when there are none."""
-    counts = [int(line.split()[1]) for line in text.splitlines() if line.startswith(names)]
-    return sum(counts) * 1024 if counts else None
-
-
-def _look_closer(resident: dict[int, int]) -> dict[int, int]:
-    """Memory by tag: of a crowd, the largest processes and some of the others that stand for all."""
-    largest = sorted(resident, key=lambda pid: resident[pid], reverse=True)
-    others = largest[_CROWD // 2 :]
-    each_for = len(others) // (_CROWD // 2) + 1
-    used: dict[int, int] = {}
-    for pids, stands_for in (
-        (largest[: _CROWD // 2], 1),
-        (others[os.urandom(1)[0] % each_for :: each_for], each_for),
-    ):
-        for pid in pids:
-            tag = _tag_of(pid)
-            used[tag] = used.get(tag, 0) + _own_bytes(pid) * stands_for
-    return used
-
-
-def _file_bytes() -> int:
-    usage = os.statvfs("/")
-    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-
-
-def _ipc_bytes() -> int:
-    """Of System V objects, which belong to no process: proc(5), /proc/sysvipc.
-
-    Shared memory that is attached somewhere is counted there.
-    """
-    shm = sum(int(words[14]) for words in _ipc_lines("shm") if words[6] == b"0")
-    sem = sum(int(words[3]) * _SEMAPHORE_BYTES for words in _ipc_lines("sem"))
-    return shm + sem + sum(int(words[3]) for words in _ipc_lines("msg"))
-
-
-def _ipc_lines(kind: str) -> list[list[bytes]]:
-    try:
-        with open(f"/proc/sysvipc/{kind}", "rb") as file:
-            return [line.split() for line in file.readlines()[1:]]
-    except OSError:
-        return []  # a kernel without System V IPC
 
 
 def point_standard_descriptors_at_null() -> None:

@@ -32,6 +32,8 @@ _MODULES = (
     "ringfence.launcher.finding",
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
+    "ringfence.launcher.processes",
+    "ringfence.launcher.processes",
     "ringfence.launcher.programs",
     "ringfence.launcher.trees",
     "ringfence.launcher.watching",
