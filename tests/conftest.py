@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,9 @@ from tests.leaks import Census, take_census, wait_for_calm
 # How long an example takes says how busy the machine is, and nothing of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Under nohup(1) what we start would ignore it too, and tests that send it would wait for ever.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _PATIENCE_S = 30.0
 
