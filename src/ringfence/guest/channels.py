@@ -120,7 +120,7 @@ class Carrier:
                 self._flush()
                 for fd, events in self._epoll.poll():
                     self._ready(fd, events)
-        except (LineError, OSError):
+        except (LineError, OSError, ValueError):
             pass  # nobody is left who could be told: both ends find their sockets closed
         finally:
             for channel in list(self._channels.values()):

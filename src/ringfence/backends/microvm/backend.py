@@ -86,6 +86,7 @@ class MicrovmBackend(Hulls):
         self._cache_dir = cache_dir or booted.default_directory()
         self._found = allocate_lock()
         self._machines: Machines | None = None
+        self._report: BackendReport | None = None
 
     def machines(self) -> Machines:
         """Where booted ones are kept, for what was found on this host.
@@ -289,7 +290,10 @@ class MicrovmBackend(Hulls):
     def report(self) -> BackendReport:
         from .report import backend_report
 
-        return backend_report(self)
+        # What it is found out from does not change while this process lives; a failure may pass.
+        if self._report is None or not self._report.available:
+            self._report = backend_report(self)
+        return self._report
 
     def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
         planning.check(spec)

@@ -77,11 +77,13 @@ class ConformanceBase:
 
     Attributes:
         patience_s: How long anything may take; raise it for a slow backend.
+        soon_s: After so long a command runs out of its time that has to have begun by then.
         big_bytes: Size of what has to be streamed rather than held.
         refusals: How often each missing capability was refused clearly.
     """
 
     patience_s: ClassVar[float] = 60.0
+    soon_s: ClassVar[float] = 0.5
     big_bytes: ClassVar[int] = 4_000_003
     refusals: ClassVar[Counter[str]]
     _shared: ClassVar[Backend | None] = None

@@ -21,7 +21,7 @@ TREE = "setsid sleep 600 & (sleep 600 &) ; (setsid sleep 600 &) ; echo ready; "
 class Endings(ConformanceBase):
     def test_a_timeout_takes_the_whole_tree(self, sandbox: Lab) -> None:
         """And keeps the output so far."""
-        process = sandbox.start("sh", "-c", TREE + "sleep 600", timeout_s=0.5)
+        process = sandbox.start("sh", "-c", TREE + "sleep 600", timeout_s=self.soon_s)
 
         wait_done(process, self.patience_s)
 
@@ -34,7 +34,7 @@ class Endings(ConformanceBase):
     def test_a_timeout_cannot_be_ignored(self, sandbox: Lab) -> None:
         script = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
 
-        result = sandbox.sh(script, timeout_s=0.3)
+        result = sandbox.sh(script, timeout_s=self.soon_s)
 
         assert result.timed_out
         assert b"ready\n" == result.stdout

@@ -1,0 +1,65 @@
+"""The microVM backend passes the suite in machines of an emulator's, as whoever runs it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import pytest
+from tests.machines import machine_backend, require_machines
+
+from ringfence.backends.microvm.backend import MicrovmBackend
+from ringfence.model.spec import STRONG, SandboxSpec
+from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance.endings import Endings
+from ringfence.testing.conformance.environment import Environment
+from ringfence.testing.conformance.execs import Execs
+from ringfence.testing.conformance.lifecycle import Lifecycle
+from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.network import Network
+from ringfence.testing.conformance.reports import Reports
+from ringfence.testing.conformance.suspension import Suspension
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+while True:
+    client, _ = server.accept()
+    while data := client.recv(9999):
+        client.sendall(data)
+    client.close()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _microvm() -> None:
+    require_machines()
+
+
+class TestMicrovm(
+    Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
+):
+    """What is left out here does not depend on the machine: `tools/conformance.sh microvm` runs all of it."""
+
+    patience_s: ClassVar[float] = 180.0
+    soon_s: ClassVar[float] = 6.0
+
+    def make_backend(self) -> MicrovmBackend:
+        return machine_backend()
+
+    def make_spec(self, **changes: Any) -> SandboxSpec:
+        return SandboxSpec(**{"tier": STRONG, **changes})
+
+    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
+        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
+        return ("/usr/bin/python3", "-c", code)
+
+    def serve_argv(self, port: int) -> tuple[str, ...]:
+        return ("/usr/bin/python3", "-c", SERVER, str(port))
+
+
+if os.environ.get("RINGFENCE_TEST_ALL_OF") == "microvm":
+
+    class TestAllOfMicrovm(TestMicrovm, BackendConformance):
+        """Everything: under software emulation each of its machines takes most of a second."""
