@@ -58,7 +58,7 @@ _EXAMPLES = """measures:
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back
   adapters    importing each, beyond its framework where that is installed
-  backends    with --backends: gVisor beside runsc, Docker beside docker exec
+  backends    with --backends: gVisor beside runsc, Docker beside docker exec, a microVM beside a boot
   egress      a network policy's price, and what goes through it; beside the host's own network
 
 examples:

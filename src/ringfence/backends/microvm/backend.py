@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import socket
@@ -26,7 +27,7 @@ from .sandbox import MicrovmSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from ...egress.client import Egress
@@ -273,6 +274,14 @@ class MicrovmBackend(Hulls):
                     started.monitor.write_down(out)
             finally:
                 started.give_up()
+
+    @contextlib.contextmanager
+    def bootable(self) -> Iterator[Callable[[], None]]:
+        """Something that boots the usual machine once and ends it: to see what that takes."""
+        machines = self.machines()
+        with tempfile.TemporaryDirectory(prefix="ringfence-boot-") as place:
+            initrd, mib = machines.initrd(place), qemu.memory_mib(0)
+            yield lambda: self._boot_once(machines, mib, initrd, machines.accelerator)
 
     def _tries(self, machines: Machines, accelerator: str, timeout_s: float) -> None:
         """Boot a machine that way, and end it.

@@ -19,6 +19,7 @@ from .exec import true_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from ...backends.protocol import Backend
     from ..peers.gather import Gathered
@@ -31,11 +32,13 @@ _BURST_PAUSE_S = 1.0
 _WARM_LIFE = "the same from a warm pool"
 _EXEC = "exec of true in a live sandbox"
 _LIFE_TARGET = Target(must=1.0, aim=0.5)
+_MICROVM, _BOOT = "microvm", "cold boot"
+_BOOTS = 5  # each takes seconds under software emulation
 _EXEC_TARGETS = {"runsc": Target(must=0.4, aim=0.1), "docker": Target(must=0.5, aim=0.1)}
 
 
 def measure(settings: Settings) -> Iterator[Row | Missing]:
-    """gVisor beside `runsc do` and `runsc exec`; Docker beside `docker exec`."""
+    """gVisor beside `runsc do` and `runsc exec`; Docker beside `docker exec`; microVM beside a boot."""
     for backend, peer in (("gvisor", "runsc"), ("docker", "docker")):
         try:
             sandbox = Sandbox.create(backend=backend)
@@ -47,6 +50,24 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
                 yield from _lives(backend, settings)
             yield from _execs(backend, peer, sandbox, settings)
         backend_named(backend).close()
+    yield from _machines()
+
+
+def _machines() -> Iterator[Row | Missing]:
+    """A sandbox continued from a booted machine, beside the boot of that machine."""
+    backend: Any = backend_named(_MICROVM)
+    spec = SandboxSpec(tier=STRONG)
+    try:
+        backend.provision(spec).terminate()
+    except RingfenceError as exc:
+        yield Missing(f"backend {_MICROVM}", exc.message)
+        return
+    with backend.bootable() as boot:
+        contenders = {OURS: lambda: backend.provision(spec).terminate(), _BOOT: boot}
+        samples = take_turns(contenders, _BOOTS, warm_up=0)
+    what = f"{_MICROVM}: create and terminate"
+    yield from rows(what, "backends", samples, [_BOOT], {_BOOT: Target(must=0.3, aim=0.05)})
+    backend.close()
 
 
 def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
