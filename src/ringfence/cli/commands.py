@@ -202,7 +202,11 @@ BENCH = Command(
         Option("quick", "", "fewer runs: seconds, not minutes"),
         Option("full", "", "5,000 live sandboxes at once instead of 1,000"),
         Option("server", "", "measure `ringfence serve` instead"),
-        Option("backends", "", "measure gVisor, Docker and microVMs instead, beside what they are made of"),
+        Option(
+            "backends",
+            "",
+            "measure gVisor, Docker and microVMs instead, beside what they are made of",
+        ),
         HELP,
     ),
     words="create exec run throughput parked files images live egress adapters server backends",

@@ -97,20 +97,24 @@ class Groups:
 
 
 class MachineGroups(Groups):
-    """The same of a Linux of the guest's own, where a limit on memory holds, and holds for all together.
-
-    Args:
-        memory_bytes: What all execs may use together, files in the guest's root included.
-    """
+    """The same of a Linux of the guest's own, where a limit on memory holds, and holds for all together."""
 
     controllers = "cpuacct,memory,freezer"
 
-    def __init__(self, place: str, pids: int, memory_bytes: int) -> None:
-        super().__init__(place, pids)
+    def __init__(self, place: str) -> None:
+        super().__init__(place, 0)
         os.mkdir(_ALL, dir_fd=self._trees)
-        self._write(self._trees, f"{_ALL}/memory.limit_in_bytes", memory_bytes)
         self._top = self._trees
         self._trees = os.open(_ALL, _DIRECTORY, dir_fd=self._top)
+
+    def limit(self, pids: int, memory_bytes: int) -> None:
+        """From now on there are so many processes, ours not counted, and they have so much memory.
+
+        Args:
+            memory_bytes: What all execs may use together, files in the guest's root included.
+        """
+        self._write(self._bound, f"{_ALL}/pids.max", pids + 1)
+        self._write(self._trees, "memory.limit_in_bytes", memory_bytes)
 
     def leave(self) -> None:
         """Move back to where no exec is, and no limit."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 BOOTED = b"BOOTED"
+_PREPARED = b"PREPARED"
 MODULES = "/modules"  # in the initial RAM file system: files named in the order to load them
 PORT = "ringfence"
 TAG = "ringfence"
@@ -64,8 +65,9 @@ def main() -> NoReturn:
     """Boot, wait for the host, serve, and end the machine."""
     try:
         line = _boot()
+        control = _start_agent(line)
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, BOOTED))
-        _serve(line)
+        _serve(line, control)
     except BaseException as exc:
         os.write(2, f"ringfence: {exc!r}\n".encode())
         raise
@@ -104,50 +106,62 @@ def _open_port() -> int:
     raise OSError(errno.ENODEV, "the line to the host did not come")
 
 
-def _serve(line: int) -> None:
-    """Wait for the first message, be what it says, and carry what follows."""
-    waking, rest = _first_message(line)
-    _wake(waking)
+def _start_agent(line: int) -> wire.Socket:
+    """The socket to a child that has all ready for the agent but what only a woken machine knows."""
     ours, theirs = wire.socketpair()
     namespaces.unshare(namespaces.CLONE_NEWPID)
     if os.fork() == 0:
         ours.close()
         os.close(line)
-        _be_agent(theirs, waking)
+        _be_agent(theirs)
     theirs.close()
-    carrier = channels.Carrier(line, ours, is_host=False, on_clock=_set_clock)
+    if wire.receive_raw(ours)[0] != _PREPARED:
+        raise OSError(errno.EPROTO, "the agent did not come up")
+    return ours
+
+
+def _serve(line: int, control: wire.Socket) -> None:
+    """Wait for the first message, be what it says, and carry what follows."""
+    said, rest = _first_message(line)
+    waking: Waking = marshal.loads(said)
+    # What must not be the same in any two machines.
+    machine.add_entropy(waking["entropy"])
+    _set_clock(waking["now_ns"])
+    wire.send(control, waking)
+    carrier = channels.Carrier(line, control, is_host=False, on_clock=_set_clock)
     carrier.feed(rest)
     carrier.run()
 
 
-def _first_message(line: int) -> tuple[Waking, bytes]:
-    """What the host says first, which may be long after the machine was written down."""
+def _first_message(line: int) -> tuple[bytes, bytes]:
+    """What the host says first, which may be long after the machine was written down; what follows."""
     data = b""
     while not (found := channels.split(data)):
         piece = os.read(line, 1 << 16)
         if not piece:
             time.sleep(_LOOK_S)  # nobody is at the other end yet
         data += piece
-    message, rest = found
-    return marshal.loads(message), rest
-
-
-def _wake(waking: Waking) -> None:
-    """What must not be the same in any two machines."""
-    machine.add_entropy(waking["entropy"])
-    _set_clock(waking["now_ns"])
-    namespaces.sethostname(waking["hostname"])
+    return found
 
 
 def _set_clock(now_ns: int) -> None:
     time.clock_settime_ns(time.CLOCK_REALTIME, now_ns)
 
 
-def _be_agent(control: wire.Socket, waking: Waking) -> NoReturn:
+def _be_agent(control: wire.Socket) -> NoReturn:
     """The agent, PID 1 of its own namespace, on a root that holds what the host shows and no more."""
-    limits = waking["agent"]
+    groups = MachineGroups(_GROUPS)
+    namespaces.unshare(_APART)
+    build.make_mounts_private()
+    mounts.mount("proc", _PROC, "proc", _IO)  # of the namespace that is ours
+    mounts.mount("ringfence", _ROOT, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=0755")
+    wire.send_raw(control, _PREPARED)
+    waking, _fds = wire.receive(control)
+    if waking is None:
+        os._exit(0)
     try:
-        groups = MachineGroups(_GROUPS, limits["pids"], waking["memory_bytes"])
+        groups.limit(waking["agent"]["pids"], waking["memory_bytes"])
+        namespaces.sethostname(waking["hostname"])
         _make_root(waking)
         enter(waking["agent"])
     except build.BuildError as exc:
@@ -163,8 +177,6 @@ def _be_agent(control: wire.Socket, waking: Waking) -> NoReturn:
 
 def _make_root(waking: Waking) -> None:
     """Build the root beside ours, and move there."""
-    namespaces.unshare(_APART)
-    build.make_mounts_private()
     mounts.mount(TAG, _SHARE, "9p", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV, _OPTIONS)
     trees = []
     for source, attributes in waking["trees"]:
@@ -172,10 +184,9 @@ def _make_root(waking: Waking) -> None:
         tree = mounts.open_tree(place)
         mounts.mount_setattr(tree, attributes)
         trees.append(tree)
-    mounts.mount("proc", _PROC, "proc", _IO)  # of the namespace that is ours
     proc = mounts.open_tree(_PROC, recursive=False)
-    size = f"mode=0755,size={waking['size_bytes']},nr_inodes={waking['inodes']}"
-    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    size = f"size={waking['size_bytes']},nr_inodes={waking['inodes']}"
+    flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
     mounts.mount("ringfence", _ROOT, "tmpfs", flags, size)
     os.chdir(_ROOT)
     os.umask(0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .kernel import Kernel
     from .qemu import Qemu
 
-_FORM = "1"  # to be changed with anything that a machine is put together from
+_FORM = "2"  # to be changed with anything that a machine is put together from
 _MEMORY, _INITRD = "memory", "initrd"
 
 
