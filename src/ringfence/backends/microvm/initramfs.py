@@ -116,8 +116,8 @@ def _agent() -> bytes:
 
 def _start() -> tuple[str, str, str]:
     """The interpreter, its options as one word (a script's first line has only one), what it runs."""
-    python, isolated, siteless, _c, code = agent_code.argv(_AGENT, "machine")
-    return python, f"{isolated}{siteless[1:]}", code
+    python, *options, _c, code = agent_code.argv(_AGENT, "machine")
+    return python, "-" + "".join(each.lstrip("-") for each in options), code
 
 
 def _files_of_python(scratch: str) -> list[str]:
