@@ -10,7 +10,7 @@ from tests.machines import machine_backend, require_machines
 
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.model.spec import STRONG, SandboxSpec
-from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance import BackendConformance, ConformanceBase
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
 from ringfence.testing.conformance.execs import Execs
@@ -37,11 +37,7 @@ def _microvm() -> None:
     require_machines()
 
 
-class TestMicrovm(
-    Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
-):
-    """What is left out here does not depend on the machine: `tools/conformance.sh microvm` runs all of it."""
-
+class Machines(ConformanceBase):
     patience_s: ClassVar[float] = 180.0
     soon_s: ClassVar[float] = 6.0
 
@@ -59,7 +55,16 @@ class TestMicrovm(
         return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
+class TestMicrovm(Machines, Lifecycle, Execs, Endings, Suspension, Reports):
+    """What is left out here does not depend on the machine: `tools/conformance.sh microvm` runs all of it."""
+
+
+@pytest.mark.root  # for time's sake: nothing of it asks who has started the machine
+class TestMicrovmAsRoot(Machines, Environment, Network, LimitsThatBite):
+    """The rest of what depends on the machine."""
+
+
 if os.environ.get("RINGFENCE_TEST_ALL_OF") == "microvm":
 
-    class TestAllOfMicrovm(TestMicrovm, BackendConformance):
+    class TestAllOfMicrovm(Machines, BackendConformance):
         """Everything: under software emulation each of its machines takes most of a second."""
