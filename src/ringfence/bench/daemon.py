@@ -74,6 +74,11 @@ class Daemon:
         """Of the daemon alone, without sandboxes and what makes them."""
         return processes.pss_bytes(self.process.pid)
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the daemon alone has used."""
+        return processes.cpu_s(self.process.pid)
+
     def close(self) -> None:
         """End it and all its sandboxes."""
         try:

@@ -30,6 +30,12 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that it has used, in user and system mode: proc(5), stat."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def available_bytes() -> int:
     """What the kernel could still give out: proc(5), meminfo, MemAvailable."""
     with open("/proc/meminfo", encoding="ascii") as file:

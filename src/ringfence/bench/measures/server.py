@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...client import Client, RemoteSandbox
     from ..settings import Settings
 
-_MEASURE, _SDK = "server", "sdk"
+_MEASURE, _SDK, _LIBRARY = "server", "sdk", "library"
 _TRUE = ["/bin/true"]
 _MIB = 1 << 20
 _REFILL_S = 0.05  # between two claims: the pool is to be full again
@@ -41,28 +41,39 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
         return
     with Daemon(max_sandboxes=200, pool=_POOL) as daemon:
         with Client(daemon.address) as client, Plain(daemon.address) as plain:
-            yield _cycle(plain, client, settings, use_pool=True)
+            yield _cycle(daemon, plain, client, settings, use_pool=True)
         yield _rate(daemon, settings)
     with (
         Daemon(max_sandboxes=200, pool={"enabled": False}) as daemon,
         Client(daemon.address) as client,
         Plain(daemon.address) as plain,
     ):
-        yield _cycle(plain, client, settings, use_pool=False)
+        yield _cycle(daemon, plain, client, settings, use_pool=False)
         yield _exec(plain, client, settings)
         yield _stream(client, settings)
     yield from _many(settings)
 
 
-def _cycle(plain: Plain, client: Client, settings: Settings, *, use_pool: bool) -> Row:
+def _cycle(
+    daemon: Daemon, plain: Plain, client: Client, settings: Settings, *, use_pool: bool
+) -> Row:
     def by_sdk() -> None:
         with client.create(use_pool=use_pool) as sandbox:
             _check(sandbox)
 
-    contenders = {OURS: lambda: plain.cycle(use_pool=use_pool), _SDK: by_sdk}
+    def by_library() -> None:
+        with Sandbox.create() as sandbox:
+            _check(sandbox)
+
+    contenders = {OURS: lambda: plain.cycle(use_pool=use_pool), _SDK: by_sdk, _LIBRARY: by_library}
     pause_s = _REFILL_S if use_pool else 0.0
-    samples = take_turns(contenders, settings.rounds * 3, warm_up=10, pause_s=pause_s)
-    note = f"{samples.median_ms(_SDK) or 0:.2f} ms by the SDK"
+    rounds, began = settings.rounds * 3, daemon.cpu_s
+    samples = take_turns(contenders, rounds, warm_up=10, pause_s=pause_s)
+    computed_ms = (daemon.cpu_s - began) / (2 * (rounds + 10)) * 1000
+    note = (
+        f"{samples.median_ms(_SDK) or 0:.2f} ms by the SDK, {samples.median_ms(_LIBRARY) or 0:.2f} ms "
+        f"by the library without a pool, in turns; the daemon computes {computed_ms:.1f} ms for each"
+    )
     if use_pool:
         note += f"; {client.stats().pool_hit_rate or 0:.0%} of all were pool hits"
     return Row(
@@ -88,10 +99,10 @@ def _exec(plain: Plain, client: Client, settings: Settings) -> Row:
         contenders = {
             OURS: lambda: plain.true_in(at),
             _SDK: lambda: _check(remote),
-            "library": lambda: _check(local),
+            _LIBRARY: lambda: _check(local),
         }
         samples = take_turns(contenders, settings.rounds * 4, warm_up=10)
-    ours, library = samples.median_ms(OURS), samples.median_ms("library")
+    ours, library = samples.median_ms(OURS), samples.median_ms(_LIBRARY)
     added = ours - library if ours is not None and library is not None else None
     return Row(
         _MEASURE,
