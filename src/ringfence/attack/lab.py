@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..sandbox.process import Process
     from .canaries import Canaries
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 class Lab:
@@ -111,7 +111,7 @@ def others(sandbox: Sandbox) -> list[str]:
     return result.stdout_text.splitlines()
 
 
-def eventually(condition: Callable[[], bool], *, patience_s: float = 2.0) -> bool:
+def eventually(condition: Callable[[], bool], *, patience_s: float = 20.0) -> bool:
     """Whether `condition()` becomes true in time."""
     deadline = time.monotonic() + patience_s
     while not condition():

@@ -132,8 +132,10 @@ def processor_hog(lab: Lab) -> Outcome:
     limits = {"cpus": 0.1} if lab.protected else {}
     with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
         weaker = _is_weaker(sandbox, "cpu") if lab.protected else ""
-        used_s = float(run(sandbox, "bombs", "spin").stdout_text or 0)
-    said = f"{used_s:.2f} s of processor time in 0.5 s, limit {limits.get('cpus', 'none')}"
+        # Longer without a limit: others may want the processors too.
+        time_s = 0.5 if lab.protected else 5.0
+        used_s = float(run(sandbox, "bombs", "spin", str(time_s)).stdout_text or 0)
+    said = f"{used_s:.2f} s of processor time in {time_s} s, limit {limits.get('cpus', 'none')}"
     if used_s <= 0.15:
         return held(said)
     return inconclusive(f"{said}; declared: {weaker}") if weaker else escaped(said)
@@ -152,9 +154,9 @@ def neighbour_answers(lab: Lab) -> Outcome:
         slowest = 0.0
         for _ in range(5):
             began = time.monotonic()
-            if not neighbour.exec(["true"], timeout_s=5).ok:
+            if not neighbour.exec(["true"], timeout_s=60).ok:
                 return escaped("the neighbour's command failed")
             slowest = max(slowest, time.monotonic() - began)
         noisy.kill()
     said = f"the slowest of five answers took {slowest:.2f} s"
-    return held(said) if slowest < 1.5 else escaped(said)
+    return held(said) if slowest < 10 else escaped(said)

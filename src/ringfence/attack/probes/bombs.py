@@ -176,9 +176,9 @@ def output() -> None:
         os.write(1, b"x" * 65536)
 
 
-def spin() -> None:
-    """Two processes compute for half a second; print the processor time they got."""
-    end = time.monotonic() + 0.5
+def spin(seconds: str = "0.5") -> None:
+    """Two processes compute for some time, and half a second if not told; print what they got of it."""
+    end = time.monotonic() + float(seconds)
     pids = []
     for _ in range(2):
         pid = os.fork()
