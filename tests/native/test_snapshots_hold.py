@@ -262,3 +262,23 @@ def test_unix_sockets_do_not_break_it(backend: NativeBackend) -> None:
     with Sandbox.restore(snapshot.id, backend=backend) as restored:
         assert not restored.files.exists("/tmp/s")
     assert socket.AF_UNIX
+
+
+def test_holes_take_no_room_again(backend: NativeBackend) -> None:
+    """A file that claims 200 MiB and has little of it comes back so, its bytes where they were."""
+    code = (
+        "import os\nfile = open('sparse', 'wb')\nfor at in (100 << 20, 150 << 20):\n"
+        "    file.seek(at)\n    file.write(b'x' * 10)\nfile.truncate(200 << 20)"
+    )
+    look = (
+        "import hashlib, os\ninfo = os.stat('sparse')\n"
+        "print(info.st_size, info.st_blocks * 512 < 4 << 20,"
+        " hashlib.sha256(open('sparse', 'rb').read()).hexdigest())"
+    )
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.exec(["python3", "-c", code]).ok
+        before = sandbox.exec(["python3", "-c", look]).stdout_text
+        snapshot = sandbox.snapshot()
+    with Sandbox.restore(snapshot.id, backend=backend) as restored:
+        assert before == restored.exec(["python3", "-c", look]).stdout_text
+    assert before.startswith(f"{200 << 20} True ")

@@ -10,9 +10,10 @@ import tarfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import IO, Any
 
 _BUFFER = 1 << 20
+_ZEROS = bytes(_BUFFER)
 _COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
 # Of the kernel's making, and of the network's: a restored sandbox may have another one.
 _NOT_SAVED = ("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence")
@@ -213,10 +214,8 @@ def _extract(
         )
         with open(fd, "wb", buffering=0) as file:
             source = tar.extractfile(member)
-            while source is not None and (data := source.read(_BUFFER)):
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+            if source is not None:
+                _fill(file, source)
             os.fchmod(fd, member.mode)
     elif member.issym():
         _clear(target)
@@ -236,6 +235,18 @@ def _extract(
         _own(target, member)
     if not member.isdir():
         os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
+
+
+def _fill(file: io.FileIO, source: IO[bytes]) -> None:
+    """Copy it; where there is nothing but zeros a hole is left, as there may have been one."""
+    while data := source.read(_BUFFER):
+        if data == _ZEROS[: len(data)]:
+            file.seek(len(data), os.SEEK_CUR)
+            continue
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+    file.truncate()
 
 
 def _clear(target: str) -> None:
