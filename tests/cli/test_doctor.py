@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.cli import doctor
 from ringfence.model.capabilities import STATUSES
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run_json
 
@@ -53,6 +54,20 @@ def test_the_table_says_the_same() -> None:
     for each in _native()["protections"]:
         line = next(line for line in lines if line.split()[:1] == [each["name"]])
         assert each["status"] == line.split()[1]
+
+
+def test_one_that_breaks_down_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may stop while its container is looked at."""
+
+    class Broken:
+        def report(self) -> None:
+            raise FileNotFoundError(2, "No such process")
+
+    monkeypatch.setattr(doctor, "backend_named", lambda _name: Broken())
+    report = doctor._report("docker")
+
+    assert not report.available
+    assert "No such process" in report.reason
 
 
 def test_no_colours_in_a_pipe() -> None:

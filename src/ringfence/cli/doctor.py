@@ -6,7 +6,7 @@ import os
 import sys
 
 from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, RingfenceError
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -52,7 +52,17 @@ def _reports() -> list[BackendReport]:
 
     names = [name for name in NAMES if name not in TEST_DOUBLES]
     with ThreadPoolExecutor(len(names)) as pool:
-        return list(pool.map(lambda name: backend_named(name).report(), names))
+        return list(pool.map(_report, names))
+
+
+def _report(name: str) -> BackendReport:
+    """One that breaks down while it is looked at is not usable, and takes no other along."""
+    try:
+        return backend_named(name).report()
+    except (RingfenceError, OSError) as exc:
+        from ..backends.local.reports import unavailable
+
+        return unavailable(name, exc, ())
 
 
 def _print_json(reports: Sequence[BackendReport]) -> None:
