@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from math import inf
 
@@ -19,7 +19,7 @@ from .sync import DEFAULT_BACKEND, Sandbox
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
     from typing import Any, TypeVar
 
     from ..backends.protocol import Backend
@@ -139,12 +139,13 @@ class AsyncFiles:
         """What changes at and below `path`, as it happens, from the beginning of the block to its end."""
         watch = await copying(self._files.begin_watch, path, recursive=recursive)
         try:
-            yield _changes(watch)
+            async with aclosing(_changes(watch)) as changes:
+                yield changes
         finally:
             await copying(watch.close)
 
 
-async def _changes(watch: Watch) -> AsyncIterator[FileChange]:
+async def _changes(watch: Watch) -> AsyncGenerator[FileChange, None]:
     found = watch.early
     while True:
         for each in found:
