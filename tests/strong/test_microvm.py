@@ -89,6 +89,16 @@ def test_the_hosts_files_cannot_be_changed(sandbox: Sandbox) -> None:
     assert not os.path.lexists("/usr/mine")
 
 
+def test_the_settings_of_its_kernel_cannot_be_changed(sandbox: Sandbox) -> None:
+    """Those of the whole machine; the control: they can be read."""
+    place = "/proc/sys/kernel/ns_last_pid"
+
+    written = sandbox.exec(["sh", "-c", f"echo 9 > {place}"], user="root")
+
+    assert not written.ok
+    assert sandbox.exec(["cat", place]).ok
+
+
 def test_there_is_no_network_device(sandbox: Sandbox) -> None:
     lines = sandbox.exec(["cat", "/proc/net/dev"]).text.splitlines()[2:]
 

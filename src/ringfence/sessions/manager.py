@@ -129,7 +129,7 @@ class SessionManager:
         from ..backends.registry import new_backend
 
         options: dict[str, Any] = {}
-        if name in ("native", "gvisor") and self.store.directory is not None:
+        if name in ("native", "gvisor", "microvm") and self.store.directory is not None:
             options["state_dir"] = self.store.directory.file("snapshots")
         if name == "native" and self.store.directory is not None:
             if self._outlive_s is None:

@@ -222,7 +222,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
         for name in _DEVICES:
             steps.append(("show", f"/dev/{name}", len(shown), False))
             shown.append((f"/dev/{name}", template.DEVICE))
-        steps += template.after_binds()
+        steps += [*template.after_binds(), ("protect", "/proc/sys")]
     steps += [("session_dir", mount.target) for mount in draft.spec.mounts]
     workdir = session_root(draft.spec)
     if must_make(workdir, draft.mounts, of_image=draft.image is not None):
@@ -248,7 +248,8 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             "id_map": "0 0 65536",
             "pids": size.pids,
             "memory_bytes": 0,
-            "counts_cpu": True,
+            # A machine that is kept waiting for a processor does not know it: its guest counts on.
+            "counts_cpu": draft.spec.limits.cpus is None,
             "rlimits": [(which, value, value) for which, value in limits.items()],
             "place": "",
         },
