@@ -18,6 +18,7 @@ from ringfence.backends.microvm import booted, kernel, qemu
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.errors import BackendUnavailable, IsolationError, RingfenceError
 from ringfence.model.capabilities import ENFORCED
+from ringfence.model.limits import Limits
 from ringfence.model.spec import STRONG, SandboxSpec
 from tests.features import guest_kernel
 from tests.machines import cache_dir, machine_backend, require_machines
@@ -97,6 +98,19 @@ def test_the_settings_of_its_kernel_cannot_be_changed(sandbox: Sandbox) -> None:
 
     assert not written.ok
     assert sandbox.exec(["cat", place]).ok
+
+
+@pytest.mark.root  # who has no cgroup has no such limit
+def test_the_host_bounds_the_processor(backend: MicrovmBackend) -> None:
+    with Sandbox.create(backend=backend, limits=Limits(cpus=0.1)) as slow:
+        used_ns, began_ns = slow.stats().cpu_ns, time.monotonic_ns()
+        slow.exec(["sh", "-c", "while :; do :; done"], timeout_s=3)
+        passed_ns = time.monotonic_ns() - began_ns
+        now_ns = slow.stats().cpu_ns
+
+    assert used_ns is not None
+    assert now_ns is not None
+    assert now_ns - used_ns < passed_ns / 2
 
 
 def test_there_is_no_network_device(sandbox: Sandbox) -> None:
