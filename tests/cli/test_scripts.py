@@ -16,6 +16,8 @@ CASES = [
     (["python3", "-c", "print()", "a.py"], None),
     (["bash", "-o", "pipefail", "a.py"], "a.py"),
     (["node20", "--require", "x", "a.py"], "a.py"),
+    (["java", "-cp", "b.py", "a.py"], "a.py"),
+    (["java", "Missing"], None),
     (["sh", "--", "a.py"], "a.py"),
     (["sh", "--"], None),
     (["sh"], None),

@@ -20,6 +20,10 @@ _INTERPRETERS = {
     "perl": ("-I",),
     "php": ("-c", "-d"),
     "lua": ("-l",),
+    "zsh": ("-o", "+o"),
+    "Rscript": ("-e",),
+    # A single source file; the name of a class is no file, and brings nothing in.
+    "java": ("-cp", "-classpath", "--class-path", "-p", "--module-path", "--add-modules"),
 }
 # What the sandbox has of its own; a host path there is not the caller's script.
 _SYSTEM = (
