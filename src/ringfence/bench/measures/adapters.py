@@ -32,9 +32,9 @@ _TIMES = 5
 _SCRIPT = """
 import sys, time
 {framework}
-before, started = set(sys.modules), time.perf_counter()
+before, started = set(sys.modules), time.process_time()
 import {module}
-print((time.perf_counter() - started) * 1e3, *sorted(set(sys.modules) - before))
+print((time.process_time() - started) * 1e3, *sorted(set(sys.modules) - before))
 """
 
 
@@ -48,7 +48,7 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
             continue
         yield Row(
             "adapters",
-            f"import of {name}, beyond its framework",
+            f"import of {name}, CPU beyond its framework",
             "ms",
             statistics.median(ms for ms, _ in found),
             target=Target(VALUE, must=150),
@@ -58,7 +58,7 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
 
 
 def cost(name: str) -> tuple[float, list[str]]:
-    """Milliseconds that importing an adapter takes, and the modules that come with it.
+    """Milliseconds of processor time that importing an adapter takes, and the modules that come with it.
 
     Raises:
         ImportError: Its framework is not installed, or is another version.
