@@ -17,8 +17,11 @@ from tests.leaks import Census, take_census, wait_for_calm
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Under nohup(1) what we start would ignore it too, and tests that send it would wait for ever.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# In the background of a script, or under nohup(1), some signals are ignored. What we start would ignore
+# them too, and tests that send them would wait for ever.
+for _ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.SIG_IGN == signal.getsignal(_ignored):
+        signal.signal(_ignored, signal.SIG_DFL)
 
 _PATIENCE_S = 30.0
 
