@@ -25,7 +25,7 @@ NOBODY: Any = None
 
 @pytest.fixture
 def executor() -> Iterator[RingfenceCodeExecutor]:
-    made = RingfenceCodeExecutor(timeout_seconds=2, **options())
+    made = RingfenceCodeExecutor(timeout_seconds=8, **options())
     yield made
     made.terminate()
 

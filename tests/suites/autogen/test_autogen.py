@@ -23,7 +23,7 @@ async def run(executor: RingfenceCodeExecutor, *blocks: tuple[str, str]) -> tupl
 
 
 async def test_blocks_until_one_fails() -> None:
-    async with RingfenceCodeExecutor(timeout_s=2, **options()) as executor:
+    async with RingfenceCodeExecutor(timeout_s=8, **options()) as executor:
         both = await run(executor, ("sh", "echo one > a"), ("python", "print(open('a').read())"))
         failed = await run(executor, ("sh", "exit 3"), ("sh", "echo never"))
         late = await run(executor, ("bash", "setsid sleep 4395 & wait"))
