@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 
 import pytest
 from tests.features import require
 
+from ringfence import Sandbox
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
 from ringfence.testing.conformance import BackendConformance
@@ -45,6 +48,24 @@ class TestBubblewrap(BackendConformance):
 
     def serve_argv(self, port: int) -> tuple[str, ...]:
         return ("/usr/bin/python3", "-c", SERVER, str(port))
+
+
+# Nothing but our filter keeps a program from asking for a keyring: keyctl(2), KEYCTL_GET_KEYRING_ID.
+ASKS_FOR_A_KEYRING = """
+import ctypes, platform
+number = {"x86_64": 250, "aarch64": 219}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(number, 0, -3, 1) < 0 and ctypes.get_errno())
+"""
+
+
+@pytest.mark.parametrize(("filtered", "refused"), [(True, errno.EPERM), (False, False)])
+def test_bubblewraps_programs_run_under_our_filter(filtered: bool, refused: object) -> None:
+    launcher = dataclasses.replace(launchers.bubblewrap(), filtered=filtered)
+    with Sandbox.create(backend=CommandBackend(launcher)) as sandbox:
+        said = sandbox.exec(["/usr/bin/python3", "-c", ASKS_FOR_A_KEYRING]).text
+
+    assert str(refused) == said.strip()
 
 
 @pytest.mark.root  # the CLI runs as an ordinary user of its own either way

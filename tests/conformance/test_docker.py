@@ -9,9 +9,10 @@ import pytest
 from tests.engine import running_engine
 from tests.features import require
 
+from ringfence import Sandbox
 from ringfence.backends.docker.backend import LABEL, DockerBackend
 from ringfence.errors import BackendUnavailable
-from ringfence.model.spec import SandboxSpec
+from ringfence.model.spec import OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ringfence.testing.conformance import BackendConformance
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
@@ -77,6 +78,16 @@ def test_the_engine_keeps_no_container(engine: str) -> None:
     assert [sandbox.id] == [each.labels[LABEL] for each in found]
     assert [] == backend.client().containers.list(all=True, filters={"label": LABEL})
     backend.close()
+
+
+@pytest.mark.parametrize(("profile", "filters"), [(OS_HARDENED, 2), (UNRESTRICTED, 1)])
+def test_what_runs_has_our_filter_besides_the_engines(
+    engine: str, profile: str, filters: int
+) -> None:
+    with Sandbox.create(backend=DockerBackend(engine), profile=profile) as sandbox:
+        said = sandbox.exec(["grep", "Seccomp_filters:", "/proc/self/status"]).text
+
+    assert filters == int(said.split()[1])
 
 
 @pytest.mark.parametrize("address", ["unix:///nonexistent/engine", "tcp://127.0.0.1:1"])

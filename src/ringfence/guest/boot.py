@@ -8,7 +8,7 @@ import os
 import resource
 
 from ..launcher import init, wire
-from ..linux import mounts, namespaces, privileges
+from ..linux import mounts, namespaces, privileges, seccomp
 from . import users
 from .agent import Agent
 from .groups import Groups
@@ -40,7 +40,7 @@ def main() -> NoReturn:
 
 
 def _boot_plainly(settings: Settings) -> Tags:
-    """Under a launcher, which has locked us down already."""
+    """Under a launcher, which has locked us down already but for the filter that we bring."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, _CONTROL_FD)
     os.close(null)
@@ -50,7 +50,10 @@ def _boot_plainly(settings: Settings) -> Tags:
     privileges.set_dumpable(False)
     for which, soft, hard in settings["rlimits"]:
         resource.setrlimit(which, (soft, hard))
-    return Tags()
+    if settings["seccomp"]:
+        privileges.set_no_new_privs()
+        seccomp.install_filter(settings["seccomp"])
+    return Tags(settings["tag_key"])
 
 
 def _boot(settings: Settings) -> Groups:

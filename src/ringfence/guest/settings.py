@@ -15,4 +15,6 @@ class Settings(TypedDict):
     memory_bytes: int  # 0: not watched
     counts_cpu: bool  # gVisor counts also the time in which its host keeps it waiting
     rlimits: list[tuple[int, int, int]]
+    seccomp: bytes  # the filter that it starts everything under, and itself; empty: none
+    tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
     place: str  # the directory that the agent came in: to be removed

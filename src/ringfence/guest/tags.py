@@ -1,8 +1,8 @@
 """Which process belongs to which exec, where there are no cgroups of the guest's own to tell.
 
-Every process of an exec carries the same hard RLIMIT_RTTIME, as the native backend's do; here nothing
-keeps a process from lowering it. Who does is no longer told apart from others: it ends with the
-sandbox, and not with its exec.
+Every process of an exec carries the same hard RLIMIT_RTTIME, as the native backend's do. Without a filter
+of ours nothing keeps a process from lowering it: who does is no longer told apart from others, and ends
+with the sandbox, not with its exec.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import resource
 
-from ..launcher import wire
+from ..launcher import processes, wire
 from ..launcher.init import TAG_BASE
-from ..launcher.processes import RLIMIT_RTTIME
 
 
 class Tags:
     """See `groups.Groups`."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
 
     def count(self) -> int:
         """How many processes there are now, without us."""
@@ -32,7 +34,7 @@ class Tags:
 
     def enter(self, number: int) -> None:
         """Carry the tag of one exec: what we start next has it too. Numbers grow, so it only falls."""
-        resource.setrlimit(RLIMIT_RTTIME, (TAG_BASE - number,) * 2)
+        processes.set_tag(self._key, TAG_BASE - number)
 
     def leave(self) -> None:
         """Nothing: we are never counted among the members."""

@@ -19,7 +19,6 @@ import time
 
 from ..linux import files, libc
 from . import forked, processes, programs, wire
-from .processes import RLIMIT_RTTIME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ class Init:
             stage = wire.STAGE_CWD
             os.chdir(cwd)
             stage = wire.STAGE_COMMAND
-            self._set_tag(run.tag)
+            processes.set_tag(self.plan["tag_key"], run.tag)
             self._spawn(run, argv, env, actions)
         except OSError as exc:
             report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
@@ -208,16 +207,6 @@ class Init:
     def _oom_score(self, score: bytes) -> None:
         if self.oom_score_fd >= 0:
             os.write(self.oom_score_fd, score)
-
-    def _set_tag(self, tag: int) -> None:
-        """Give PID 1, and so all that it starts next, the tag of one exec.
-
-        The tag is the hard RLIMIT_RTTIME: inherited, never raised again, and under the filter only
-        the caller who knows the key in the upper halves of two arguments may change it.
-        """
-        key = self.plan["tag_key"]
-        pid, which = (key >> 32) << 32, (key & 0xFFFFFFFF) << 32 | RLIMIT_RTTIME
-        libc.prlimit64(_signed(pid), _signed(which), tag, tag)
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -521,10 +510,6 @@ def new_terminal(multiplexer: str, rows: int, columns: int) -> tuple[int, str]:
         os.close(master)
         raise
     return master, f"/dev/pts/{number}"
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 def point_standard_descriptors_at_null() -> None:

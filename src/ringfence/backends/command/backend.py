@@ -91,7 +91,7 @@ class CommandBackend(AgentBackend):
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
         try:
-            wire.send(ours, settings(spec, uid))
+            wire.send(ours, settings(spec, uid, filtered=self.launcher.filtered))
             words = {**made.words, "uid": str(uid)}
             process = subprocess.Popen(
                 [*self.launcher.command(words, made.shown), *agent_code.argv(AGENT)],

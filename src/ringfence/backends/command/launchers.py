@@ -36,6 +36,7 @@ class Launcher:
         lacks: What it cannot do beyond what no launcher can, name to reason.
         shows: More host paths that the program needs to see.
         carries: Why it cannot carry a socket inside; empty for one that can.
+        filtered: Whether the agent installs our own system-call filter inside.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Launcher:
     lacks: Mapping[str, str] = field(default_factory=dict)
     shows: tuple[str, ...] = ()
     carries: str = ""
+    filtered: bool = False
 
     def check(self) -> None:
         """Whether all that it needs is here.
@@ -98,13 +100,14 @@ _SEALS = {
 
 
 def bubblewrap(path: str = "bwrap") -> Launcher:
-    """`bwrap`: namespaces and a private root; no system-call filter, no limits."""
+    """`bwrap`: namespaces and a private root; the filter is ours, and there are no limits."""
     return Launcher(
         name="bubblewrap",
         argv=(path, *_VIEW[1:], "--disable-userns", "--"),
         show=("--ro-bind", "{source}", "{target}"),
         programs=(path,),
         seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
+        filtered=True,
     )
 
 

@@ -115,7 +115,7 @@ class DockerBackend(AgentBackend):
                 container = client.containers.create(**options)
                 container.start()
                 control = _accept(listener, container)
-            wire.send(control, settings(spec, uid))
+            wire.send(control, settings(spec, uid, filtered=True))
             _wait_for_agent(control, container)
             container.reload()
             sandbox = DockerSandbox(

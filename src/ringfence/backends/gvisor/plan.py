@@ -279,6 +279,8 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         "memory_bytes": size.memory_bytes,
         "counts_cpu": draft.spec.limits.cpus is None,
         "rlimits": [(which, value, value) for which, value in limits.items()],
+        "seccomp": b"",
+        "tag_key": 0,
         "place": _AGENT,
     }
 

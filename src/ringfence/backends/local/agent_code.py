@@ -33,7 +33,6 @@ _MODULES = (
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
     "ringfence.launcher.processes",
-    "ringfence.launcher.processes",
     "ringfence.launcher.programs",
     "ringfence.launcher.trees",
     "ringfence.launcher.watching",
@@ -46,6 +45,7 @@ _MODULES = (
     "ringfence.linux.mounts",
     "ringfence.linux.namespaces",
     "ringfence.linux.privileges",
+    "ringfence.linux.seccomp",
     "ringfence.linux.signals",
 )
 # What it needs besides where it has to bring up a machine.

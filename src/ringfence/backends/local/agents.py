@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from _thread import allocate_lock
 
@@ -11,6 +12,7 @@ from ...model.ids import new_id
 from ...model.mount import ALWAYS_THERE, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
+from ...policy.filters import load_filter
 from . import identity
 from .base import LocalBackend
 from .session import are_own, check_least, is_own, session_root
@@ -132,9 +134,16 @@ class AgentBackend(LocalBackend):
             sandbox.terminate()
 
 
-def settings(spec: SandboxSpec, uid: int) -> Settings:
-    """What the agent is told first, where the host's kernel is its own."""
+def settings(spec: SandboxSpec, uid: int, *, filtered: bool) -> Settings:
+    """What the agent is told first, where the host's kernel is its own.
+
+    Args:
+        filtered: Whether it is to install our own system-call filter, on top of the launcher's.
+    """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
+    filtered = filtered and spec.profile != UNRESTRICTED
+    key = int.from_bytes(os.urandom(8), "big") or 1
+    tracing = spec.profile == DEBUG
     return {
         "own_kernel": False,
         "uid": uid,
@@ -143,6 +152,9 @@ def settings(spec: SandboxSpec, uid: int) -> Settings:
         "memory_bytes": 0,
         "counts_cpu": False,
         "rlimits": [(resource.RLIMIT_CORE, 0, 0), (resource.RLIMIT_NOFILE, files, files)],
+        # No host directory with sockets in it can be mounted, so that Unix sockets do no harm.
+        "seccomp": load_filter(allow_af_unix=True, debug=tracing, tag_key=key) if filtered else b"",
+        "tag_key": key if filtered else 0,
         "place": AGENT,
     }
 

@@ -251,6 +251,8 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             # A machine that is kept waiting for a processor does not know it: its guest counts on.
             "counts_cpu": draft.spec.limits.cpus is None,
             "rlimits": [(which, value, value) for which, value in limits.items()],
+            "seccomp": b"",
+            "tag_key": 0,
             "place": "",
         },
     }
