@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,40 @@ def test_an_exec_is_found_again_by_whoever_comes_later(manager: SessionManager, 
     with pytest.raises(LifecycleError):
         found.give(0, memoryview(b"x"))
     second.close()
+
+
+def test_who_sees_an_exec_can_write_to_it(
+    manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written down before it begins, and shown once it has."""
+    execs, starting, go_on = Execs(manager), threading.Event(), threading.Event()
+    start = live.watched.start
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        starting.set()
+        assert go_on.wait(PATIENCE_S)
+        return start(*given, **named)
+
+    monkeypatch.setattr(live.watched, "start", slowly)
+    request = ExecRequest(("cat",), stream_stdin=True)
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(execs.start, live, request)
+        assert starting.wait(PATIENCE_S)
+        (record,) = manager.store.execs.of_sandbox(live.sandbox_id, "", 10)
+        seen = execs.list(live.sandbox_id)
+        with pytest.raises(ExecNotFound):
+            execs.find(live.sandbox_id, record.id)
+        go_on.set()
+        assert record.id == begun.result(PATIENCE_S).id
+    (view,) = execs.list(live.sandbox_id)
+    found = execs.find(live.sandbox_id, view.id)
+    found.give(0, memoryview(b"hello"))
+    found.end_input()
+    found.done.result(PATIENCE_S)
+
+    assert [] == seen
+    assert b"hello" == found.result().stdout
+    execs.close()
 
 
 def test_one_whose_end_nobody_saw_is_lost(manager: SessionManager, live: Live) -> None:

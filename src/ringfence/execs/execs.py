@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ..errors import ExecNotFound, InvalidRequest, RingfenceError, SandboxLost, TaskFailed
@@ -30,7 +30,7 @@ from .run import Run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..backends.protocol import BackendExec
     from ..model.exec import ExecStatus
@@ -78,6 +78,7 @@ class Execs:
         self.counts = Counts()
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}  # running, or ended and not written down
+        self._beginning: set[str] = set()  # written down, and not running yet: nobody sees them
         self._unwritten: list[tuple[ExecView, Callable[[], None]]] = []
         self._reactor = Reactor()
         self._keeping = Keeping(
@@ -99,8 +100,10 @@ class Execs:
         """
         request = _with_input(request)
         run = self._new_run(live, request)
-        self._put(run.view())
-        self._drive(run, self._begin(live, run, request), attend_s)
+        with self._hidden(run):
+            self._put(run.view())
+            pump = self._begin(live, run, request)
+        self._drive(run, pump, attend_s)
         return run
 
     def start_once(
@@ -117,15 +120,27 @@ class Execs:
         asked = digest(request.to_json())
         with self._manager.keys.turn(f"exec in {live.sandbox_id}", key):
             run = self._new_run(live, request)
-            if not self._records.add_under_key(_record(run.view()), key, asked):
-                run.spool.close()
-                known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
-                if was_asked != asked:
-                    raise InvalidRequest("this key was used for another request", field="key")
-                return self.find(live.sandbox_id, known), False
-            pump = self._begin(live, run, request)
+            with self._hidden(run):
+                if not self._records.add_under_key(_record(run.view()), key, asked):
+                    run.spool.close()
+                    known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
+                    if was_asked != asked:
+                        raise InvalidRequest("this key was used for another request", field="key")
+                    return self.find(live.sandbox_id, known), False
+                pump = self._begin(live, run, request)
         self._drive(run, pump, attend_s)
         return run, True
+
+    @contextmanager
+    def _hidden(self, run: Run) -> Iterator[None]:
+        """Until it has begun: who saw it before could neither write to it nor kill it."""
+        with self._lock:
+            self._beginning.add(run.id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._beginning.discard(run.id)
 
     def _begin(self, live: Live, run: Run, request: ExecRequest) -> SpooledPump:
         try:
@@ -247,14 +262,21 @@ class Execs:
         Raises:
             ExecNotFound: There is none.
         """
-        with self._lock:
-            run = self._runs.get(exec_id)
-        if run is None:
+        run, record = self._known(exec_id), None
+        if run is None and exec_id not in self._beginning:
             record = self._records.get(exec_id)
-            run = self._over(record) if record is not None else None
+            if record is not None and record.state == ExecState.RUNNING:
+                # It has begun since we looked, and perhaps ended, too.
+                run, record = self._known(exec_id), self._records.get(exec_id)
+        if run is None and record is not None:
+            run = self._over(record)
         if run is None or run.sandbox_id != sandbox_id:
             raise ExecNotFound(f"no exec {exec_id!r} in sandbox {sandbox_id}")
         return run
+
+    def _known(self, exec_id: str) -> Run | None:
+        with self._lock:
+            return self._runs.get(exec_id)
 
     @property
     def live_count(self) -> int:
@@ -264,18 +286,27 @@ class Execs:
 
     def running(self, sandbox_id: str, exec_id: str) -> Run | None:
         """An exec of a sandbox that runs, without waiting for anything."""
-        with self._lock:
-            run = self._runs.get(exec_id)
+        run = self._known(exec_id)
         return run if run is not None and run.sandbox_id == sandbox_id else None
 
     def list(self, sandbox_id: str, after: str = "", limit: int = 100) -> list[ExecView]:
         """Execs of a sandbox with ids beyond `after`, oldest first."""
-        views = []
-        for record in self._records.of_sandbox(sandbox_id, after, limit):
-            with self._lock:
-                run = self._runs.get(record.id)
-            views.append(run.view() if run else ExecView.from_json(json.loads(record.view)))
+        views: list[ExecView] = []
+        while len(views) < limit:
+            wanted = limit - len(views)
+            records = self._records.of_sandbox(sandbox_id, after, wanted)
+            for record in records:
+                with suppress(ExecNotFound):  # it is about to begin
+                    views.append(self._view_of(record))
+            if len(records) < wanted:
+                break
+            after = records[-1].id
         return views
+
+    def _view_of(self, record: ExecRecord) -> ExecView:
+        if record.state == ExecState.RUNNING:
+            return self.find(record.sandbox, record.id).view()
+        return ExecView.from_json(json.loads(record.view))
 
     def _over(self, record: ExecRecord) -> Run:
         view = ExecView.from_json(json.loads(record.view))
