@@ -55,11 +55,12 @@ class Machines(ConformanceBase):
         return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
+@pytest.mark.rootless  # once is enough: nothing of either class asks who has started the machine
 class TestMicrovm(Machines, Lifecycle, Execs, Endings, Suspension, Reports):
     """What is left out here does not depend on the machine: `tools/conformance.sh microvm` runs all of it."""
 
 
-@pytest.mark.root  # for time's sake: nothing of it asks who has started the machine
+@pytest.mark.root
 class TestMicrovmAsRoot(Machines, Environment, Network, LimitsThatBite):
     """The rest of what depends on the machine."""
 
