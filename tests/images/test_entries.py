@@ -1,0 +1,138 @@
+"""The reader of layers sees what Python's own general reader sees, however the bytes come."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.images.entries import DamagedError, Entries, Entry
+
+FORMATS = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT]
+KINDS = {
+    tarfile.REGTYPE: stat.S_IFREG,
+    tarfile.DIRTYPE: stat.S_IFDIR,
+    tarfile.SYMTYPE: stat.S_IFLNK,
+    tarfile.LNKTYPE: 0,
+    tarfile.FIFOTYPE: stat.S_IFIFO,
+    tarfile.CHRTYPE: stat.S_IFCHR,
+    tarfile.BLKTYPE: stat.S_IFBLK,
+}
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=140
+).filter(lambda name: name not in (".", ".."))
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+
+
+class Pieces:
+    """The bytes, in pieces of the given sizes over and over."""
+
+    def __init__(self, data: bytes, sizes: list[int]) -> None:
+        self._file, self._sizes, self._turn = io.BytesIO(data), sizes, 0
+
+    def read(self) -> bytes:
+        self._turn += 1
+        return self._file.read(self._sizes[self._turn % len(self._sizes)])
+
+
+@st.composite
+def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
+    made = tarfile.TarInfo(draw(PATHS))
+    made.type = draw(st.sampled_from(sorted(KINDS)))
+    made.mode = draw(st.integers(0, 0o7777))
+    made.mtime = draw(st.integers(0, 8**11 - 1))
+    made.uid = draw(st.integers(0, 1 << 31))
+    content = draw(st.binary(max_size=1500)) if made.type == tarfile.REGTYPE else b""
+    made.size = len(content)
+    if made.type in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+        made.linkname = draw(PATHS)
+    return made, content
+
+
+def archive(wanted: list[tuple[tarfile.TarInfo, bytes]], form: int) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form, encoding="utf-8") as tar:
+        for info, content in wanted:
+            try:
+                tar.addfile(info, io.BytesIO(content))
+            except ValueError:
+                continue  # this dialect has no room for such a name or number
+    return made.getvalue()
+
+
+def as_general(data: bytes) -> list[tuple[Entry, bytes]]:
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8") as tar:
+        for info in tar:
+            file = tar.extractfile(info) if info.isreg() else None
+            content = file.read() if file is not None else b""
+            target = info.linkname if info.issym() or info.islnk() else ""
+            size = info.size if info.isreg() else 0
+            when = int(info.mtime) * 10**9
+            kind = KINDS[info.type]
+            found.append((Entry(info.name, kind, info.mode & 0o7777, size, when, target), content))
+    return found
+
+
+@given(st.lists(members(), max_size=6), st.sampled_from(FORMATS), st.data())
+def test_it_reads_what_the_general_reader_reads(
+    tmp_path_factory: pytest.TempPathFactory,
+    wanted: list[tuple[tarfile.TarInfo, bytes]],
+    form: int,
+    data: st.DataObject,
+) -> None:
+    written = archive(wanted, form)
+    sizes = data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=4), label="pieces")
+    entries = Entries(Pieces(written, sizes))
+    found: list[tuple[Entry, bytes | None]] = []
+    place = tmp_path_factory.getbasetemp() / "content"
+    while (entry := entries.next()) is not None:
+        skipped = data.draw(st.booleans(), label="skipped")
+        found.append((entry, None if skipped else _content(entries, place)))
+
+    expected = as_general(written)
+    assert [_plain(entry) for entry, _ in expected] == [_plain(entry) for entry, _ in found]
+    for (entry, content), (_, read) in zip(expected, found, strict=True):
+        assert read is None or content == read, entry
+
+
+@given(st.lists(members(), min_size=1, max_size=3), st.data())
+def test_what_is_cut_off_or_damaged_is_refused(
+    wanted: list[tuple[tarfile.TarInfo, bytes]], data: st.DataObject
+) -> None:
+    """Never an entry that was not there: the reader ends, or says that the stream is damaged."""
+    written = archive(wanted, tarfile.GNU_FORMAT)
+    whole = [_plain(entry) for entry, _ in as_general(written)]
+    cut = data.draw(st.integers(0, len(written) - 1), label="cut")
+    entries, ended = Entries(Pieces(written[:cut], [700])), False
+    found: list[tuple[object, ...]] = []
+    try:
+        while (entry := entries.next()) is not None:
+            found.append(_plain(entry))
+        ended = True
+    except DamagedError:
+        pass
+
+    assert whole[: len(found)] == found
+    assert not ended or whole == found
+
+
+def _content(entries: Entries, place: Path) -> bytes:
+    fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        entries.copy(fd)
+    finally:
+        os.close(fd)
+    return place.read_bytes()
+
+
+def _plain(entry: Entry) -> tuple[object, ...]:
+    """Slashes at the end say that it is a directory, and no more."""
+    name = entry.name.rstrip("/")
+    return name, entry.kind, entry.mode, entry.size, entry.modified_ns, entry.target
