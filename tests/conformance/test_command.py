@@ -7,6 +7,7 @@ import errno
 import os
 
 import pytest
+from tests.connecting import Connecting
 from tests.features import require
 
 from ringfence import Sandbox
@@ -20,17 +21,6 @@ from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
 
-SERVER = """
-import socket, sys
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("up", flush=True)
-while True:
-    client, _ = server.accept()
-    while data := client.recv(9999):
-        client.sendall(data)
-    client.close()
-"""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _bubblewrap() -> None:
@@ -38,16 +28,9 @@ def _bubblewrap() -> None:
     require("bwrap")
 
 
-class TestBubblewrap(BackendConformance):
+class TestBubblewrap(Connecting, BackendConformance):
     def make_backend(self) -> CommandBackend:
         return CommandBackend(launchers.bubblewrap())
-
-    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
-        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
-        return ("/usr/bin/python3", "-c", code)
-
-    def serve_argv(self, port: int) -> tuple[str, ...]:
-        return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
 # Nothing but our filter keeps a program from asking for a keyring: keyctl(2), KEYCTL_GET_KEYRING_ID.
@@ -68,8 +51,23 @@ def test_bubblewraps_programs_run_under_our_filter(filtered: bool, refused: obje
     assert str(refused) == said.strip()
 
 
+LEAVES_ITS_TREE = (
+    "import resource; resource.setrlimit(15, (1, 1))"  # RLIMIT_RTTIME: see guest/tags.py
+)
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_nothing_leaves_its_tree_under_our_filter(filtered: bool) -> None:
+    launcher = dataclasses.replace(launchers.bubblewrap(), filtered=filtered)
+    with Sandbox.create(backend=CommandBackend(launcher)) as sandbox:
+        left = sandbox.exec(["/usr/bin/python3", "-c", LEAVES_ITS_TREE]).ok
+        told = "process_trees" in {each.name for each in sandbox.protections()}
+
+    assert (not filtered, not filtered) == (left, told)
+
+
 @pytest.mark.root  # the CLI runs as an ordinary user of its own either way
-class TestCodex(Execs, Endings, Environment, Network, LimitsThatBite, Reports):
+class TestCodex(Connecting, Execs, Endings, Environment, Network, LimitsThatBite, Reports):
     """The real Codex CLI. Its policy lets no program connect; each of its sandboxes takes a second.
 
     What is left out here does not depend on the launcher: `tools/conformance.sh codex` runs all of it.
@@ -78,9 +76,6 @@ class TestCodex(Execs, Endings, Environment, Network, LimitsThatBite, Reports):
     def make_backend(self) -> CommandBackend:
         require("codex")
         return CommandBackend(launchers.codex())
-
-    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
-        return TestBubblewrap.connect_argv(self, host, port)  # type: ignore[arg-type]
 
     def serve_argv(self, port: int) -> tuple[str, ...]:
         """No server may even listen: that nobody can connect is said all the same."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from tests.connecting import Connecting
 from tests.engine import running_engine
 from tests.features import require
 
@@ -23,16 +24,6 @@ from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.suspension import Suspension
 
-SERVER = """
-import socket, sys
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("up", flush=True)
-while True:
-    client, _ = server.accept()
-    while data := client.recv(9999):
-        client.sendall(data)
-    client.close()
-"""
 pytestmark = pytest.mark.root  # an engine of one's own takes root
 _socket: list[str] = []
 
@@ -47,19 +38,12 @@ def engine() -> Iterator[str]:
 
 
 class TestDocker(
-    Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
+    Connecting, Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
 ):
     """What is left out here does not depend on the engine: `tools/conformance.sh docker` runs all of it."""
 
     def make_backend(self) -> DockerBackend:
         return DockerBackend(_socket[0])
-
-    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
-        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
-        return ("/usr/bin/python3", "-c", code)
-
-    def serve_argv(self, port: int) -> tuple[str, ...]:
-        return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
 if os.environ.get("RINGFENCE_TEST_ALL_OF") == "docker":

@@ -6,6 +6,7 @@ import os
 from typing import Any, ClassVar
 
 import pytest
+from tests.connecting import Connecting
 from tests.machines import machine_backend, require_machines
 
 from ringfence.backends.microvm.backend import MicrovmBackend
@@ -20,24 +21,13 @@ from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.suspension import Suspension
 
-SERVER = """
-import socket, sys
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("up", flush=True)
-while True:
-    client, _ = server.accept()
-    while data := client.recv(9999):
-        client.sendall(data)
-    client.close()
-"""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _microvm() -> None:
     require_machines()
 
 
-class Machines(ConformanceBase):
+class Machines(Connecting, ConformanceBase):
     patience_s: ClassVar[float] = 180.0
     soon_s: ClassVar[float] = 6.0
 
@@ -46,13 +36,6 @@ class Machines(ConformanceBase):
 
     def make_spec(self, **changes: Any) -> SandboxSpec:
         return SandboxSpec(**{"tier": STRONG, **changes})
-
-    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
-        code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=5)"
-        return ("/usr/bin/python3", "-c", code)
-
-    def serve_argv(self, port: int) -> tuple[str, ...]:
-        return ("/usr/bin/python3", "-c", SERVER, str(port))
 
 
 @pytest.mark.rootless  # once is enough: nothing of either class asks who has started the machine

@@ -7,6 +7,7 @@ from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import posture
+from ..local.agents import wants_filter
 from ..local.guest_granted import status_of_agent
 from ..local.reports import read_or_last, unavailable
 
@@ -89,4 +90,5 @@ def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
         found.setdefault(name, declared)
     for name in (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA):
         found[name] = Protection(name, DEGRADED, "none: launchers set no limits")
-    return (*found.values(), posture.TREES)
+    filtered = sandbox.owner.launcher.filtered and wants_filter(sandbox.spec)
+    return (*found.values(), *(() if filtered else (posture.TREES,)))

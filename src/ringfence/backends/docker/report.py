@@ -8,6 +8,7 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Ca
 from ...model.limits import Limits
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import posture
+from ..local.agents import wants_filter
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -85,7 +86,7 @@ def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
     found = [*posture.of_process(sandbox.pid), _memory(sandbox), _pids(sandbox)]
     for name in (can.DISK_QUOTA, can.INODE_QUOTA):
         found.append(Protection(name, DEGRADED, "none: the engine's storage drivers have none"))
-    return (*found, posture.TREES)
+    return (*found, *(() if wants_filter(sandbox.spec) else (posture.TREES,)))
 
 
 def _memory(sandbox: DockerSandbox) -> Protection:

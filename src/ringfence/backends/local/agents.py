@@ -141,7 +141,7 @@ def settings(spec: SandboxSpec, uid: int, *, filtered: bool) -> Settings:
         filtered: Whether it is to install our own system-call filter, on top of the launcher's.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
-    filtered = filtered and spec.profile != UNRESTRICTED
+    filtered = filtered and wants_filter(spec)
     key = int.from_bytes(os.urandom(8), "big") or 1
     tracing = spec.profile == DEBUG
     return {
@@ -157,6 +157,11 @@ def settings(spec: SandboxSpec, uid: int, *, filtered: bool) -> Settings:
         "tag_key": key if filtered else 0,
         "place": AGENT,
     }
+
+
+def wants_filter(spec: SandboxSpec) -> bool:
+    """Whether its profile has a system-call filter. Under ours no process leaves its exec's tree."""
+    return spec.profile != UNRESTRICTED
 
 
 def own_mounts(spec: SandboxSpec) -> list[ResolvedMount]:
