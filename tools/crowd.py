@@ -196,6 +196,8 @@ class Crowd:
         process, _ = await self._timed("start", sandbox.start(["sh", "-c", script]))
         lines = [line async for line in process.stdout.lines()]
         self.calls["stream"] += 1
+        result = await process.wait()  # one that was never begun is lost, which is raised here
+        assert 0 == result.exit_code, result
         assert [f"{token} {i}" for i in (1, 2, 3)] == lines, lines
 
     async def _lister(self) -> None:

@@ -134,6 +134,26 @@ def test_output_that_ended_first_goes_first_and_its_loss_is_told(
     execs.close()
 
 
+def test_two_that_tidy_at_once_remove_no_more_than_one(
+    manager: SessionManager, live: Live, tmp_path: Path
+) -> None:
+    execs = Execs(manager, most_bytes=10_000)
+    for _ in range(20):
+        run(execs, live, "echo " + "x" * 999)
+    execs._keeping._most_bytes = 4000
+    together = threading.Barrier(8)
+
+    def tidy(_: int) -> None:
+        together.wait(PATIENCE_S)
+        execs._keeping.tidy()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(tidy, range(8)))
+
+    assert 4 == len(list((tmp_path / "spool" / live.sandbox_id).iterdir()))
+    execs.close()
+
+
 def test_what_runs_keeps_no_more_than_it_may_together(manager: SessionManager, live: Live) -> None:
     execs = Execs(manager, most_running_bytes=1000)
     says = "echo " + "x" * 799

@@ -7,6 +7,7 @@ import select
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ringfence import Sandbox
@@ -49,11 +50,11 @@ def init_pid(sandbox: Sandbox) -> int:
 def children_of(pid: int) -> list[int]:
     """Direct children of every thread of `pid`."""
     found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in path.read_text().split()]
-        except OSError:
-            continue  # that thread ended while we looked
+    tasks = f"/proc/{pid}/task"
+    with suppress(FileNotFoundError):  # it ended before we looked
+        for tid in os.listdir(tasks):
+            with suppress(FileNotFoundError, ProcessLookupError):  # that thread ended while we looked
+                found += [int(word) for word in Path(tasks, tid, "children").read_text().split()]
     return found
 
 

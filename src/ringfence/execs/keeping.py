@@ -43,6 +43,8 @@ class Keeping:
         self._most_bytes, self._most_records = most_bytes, most_records
         self._since, self._survey_at = 0, 0.0
         self._wake, self._over = threading.Event(), False
+        # Two at once would each count as still there what the other removes, and remove too much.
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ringfence-keeping", daemon=True)
         self._thread.start()
 
@@ -62,12 +64,20 @@ class Keeping:
         while not self._over:
             with suppress(RingfenceError, OSError):
                 is_due = time.monotonic() >= self._survey_at or self._since > self._most_bytes // 8
-                self.tidy() if is_due else self._tidy_records()
+                self.tidy() if is_due else self._tidy_records_alone()
             self._wake.wait(_EVERY_S)
             self._wake.clear()
 
     def tidy(self) -> None:
         """Look at everything now, and remove what is too much."""
+        with self._lock:
+            self._tidy_all()
+
+    def _tidy_records_alone(self) -> None:
+        with self._lock:
+            self._tidy_records()
+
+    def _tidy_all(self) -> None:
         self._since, self._survey_at = 0, time.monotonic() + _SURVEY_S
         self._tidy_records()
         total = self._survey()
