@@ -53,7 +53,8 @@ def children_of(pid: int) -> list[int]:
     tasks = f"/proc/{pid}/task"
     with suppress(FileNotFoundError):  # it ended before we looked
         for tid in os.listdir(tasks):
-            with suppress(FileNotFoundError, ProcessLookupError):  # that thread ended while we looked
+            # That thread ended while we looked.
+            with suppress(FileNotFoundError, ProcessLookupError):
                 found += [int(word) for word in Path(tasks, tid, "children").read_text().split()]
     return found
 
