@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
+. tools/again.sh
 . tools/suites/list.sh
 mkdir -p build
 names=("$@")
@@ -122,8 +123,8 @@ unpack_sources() {  # NAME
   for archive in "$stage/sources-$1"/*.tar.gz; do tar -C "$stage/sources-$1" -xf "$archive" --no-same-owner || return 1; done
 }
 
-run() {  # NAME
-  local name=$1 home=$stage/home-$1 packages directory backend become=("${become[@]}")
+run() {  # NAME, then pytest arguments
+  local name=$1 home=$stage/home-$1 packages directory backend status become=("${become[@]}"); shift
   ! needs_root "$name" || become=()
   packages=$(packages_of "$name") directory=$(directory_of "$name") backend=$(backend_of "$name")
   mkdir -p "$home/run" "$stage/t-$name"
@@ -135,19 +136,22 @@ run() {  # NAME
       RINGFENCE_SUITE_NODE="$(node_of "$packages")" RINGFENCE_SUITE_NPM="$stage/npm-$packages" \
       RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" \
       RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONPYCACHEPREFIX="$home/cache" \
-      "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini --junitxml="$home/report.xml" \
+      "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini -o cache_dir="$home/pytest" "$@" \
       "tests/suites/$directory" </dev/null
-  ) >"build/suite-$name.log" 2>&1
+  ) >>"build/suite-$name.log" 2>&1
+  status=$?
   cp "$home/report.xml" "build/suite-$name.xml" 2>/dev/null
+  return $status
 }
 
 add_report() {  # NAME
   local line p f s
   line=$(python3 tools/counts.py "build/suite-$1.xml")
   read -r p _ f _ s _ <<<"$line"
-  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   [ "$f" = 0 ] || tail -n 60 "build/suite-$1.log"
-  say "suite $1: $line"
+  fails_again "$f" "build/suite-$1.log" run "$1" || { p=$((p + f)) f=0; }
+  say "suite $1: $p passed, $f failed, $s skipped"
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
 if ! find_uv; then
@@ -167,7 +171,7 @@ else
     [ -e "$stage/$(packages_of "$name").ready" ] || continue
     [ "$running" -lt 2 ] || { wait -n; running=$((running - 1)); }
     say "suite $name"
-    run "$name" &
+    run "$name" --junitxml="$stage/home-$name/report.xml" &
     running=$((running + 1))
   done
   wait
