@@ -126,7 +126,12 @@ RUN = Command(
             "how much of the lock-down is in force",
             words="os_hardened own_root debug unrestricted",
         ),
-        Option("backend", "NAME", "what isolates", words="native gvisor microvm docker bubblewrap codex"),
+        Option(
+            "backend",
+            "NAME",
+            "what isolates",
+            words="native gvisor microvm docker bubblewrap codex",
+        ),
         Option(
             "tier", "light|strong", "how strongly; never replaced silently", words="light strong"
         ),
