@@ -54,6 +54,13 @@ def _cgroup_v2() -> bool:
         return False
 
 
+def _id_ranges() -> bool:
+    """Whether root can show a user who may map ids of a range."""
+    from tests.strangers import AS_RANGED
+
+    return program("newuidmap") is not None and 0 == os.geteuid() and _runs(*AS_RANGED, "true")
+
+
 def guest_kernel() -> str | None:
     """Where CI has unpacked a kernel for guests: `tools/guest_kernel.sh`. Users' place is another."""
     place = os.environ.get("RINGFENCE_TEST_KERNEL", "/var/cache/ringfence-tests/kernel")
@@ -66,6 +73,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "guest kernel": lambda: guest_kernel() is not None,
     "user namespaces": _user_namespaces,
     "landlock": _landlock,
+    "id ranges": _id_ranges,
     "cgroup": lambda: _cgroup_v1() or _cgroup_v2(),
     "cgroup v1": _cgroup_v1,
     "cgroup v2": _cgroup_v2,

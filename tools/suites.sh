@@ -11,6 +11,7 @@ mkdir -p build
 names=("$@")
 [ $# -gt 0 ] || names=("${suites[@]}")
 passed=0 failed=0 skipped=0
+become_ranged=() no_ranges=''
 
 cannot_run() {  # NAME WHY
   if [ -n "${CI:-}" ]; then
@@ -55,6 +56,20 @@ make_stage() {
     become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
     chown -R "$uid:$uid" "$stage/tree"
   fi
+}
+
+# has_ranges: whether that user may map ids of a range: as root, in a view of /etc of its own. Else `no_ranges` says why.
+has_ranges() {
+  no_ranges="this user has no range of ids: see ringfence doctor"
+  if [ "$(id -u)" != 0 ]; then
+    .venv/bin/python -c 'from ringfence.backends.local import ranges; ranges.find()' 2>/dev/null
+    return
+  fi
+  no_ranges="newuidmap, of Debian's uidmap, could not be installed"
+  command -v newuidmap >/dev/null || apt_install uidmap || return 1
+  no_ranges="a view of /etc with a range for uid $uid could not be made"
+  tools/with_ranges.sh "$uid" true || return 1
+  become_ranged=("$PWD/tools/with_ranges.sh" "$uid")
 }
 
 # find_new_enough [PREFIX...]: a Python of at least $version that may be executed by way of the prefix.
@@ -125,6 +140,10 @@ unpack_sources() {  # NAME
 
 run() {  # NAME, then pytest arguments
   local name=$1 home=$stage/home-$1 packages directory backend status become=("${become[@]}"); shift
+  if [ "$name" = "$suite_of_users" ]; then
+    [ ${#become_ranged[@]} = 0 ] || become=("${become_ranged[@]}")
+    [ -z "$no_ranges" ] || set -- "$@" "--deselect=$test_of_users"
+  fi
   ! needs_root "$name" || become=()
   packages=$(packages_of "$name") directory=$(directory_of "$name") backend=$(backend_of "$name")
   mkdir -p "$home/run" "$stage/t-$name"
@@ -160,6 +179,9 @@ elif [ -n "${LOCK:-}" ]; then
   for name in "${names[@]}"; do [ "$name" != "$(packages_of "$name")" ] || lock "$name" || failed=$((failed + 1)); done
 else
   make_stage
+  if [[ " ${names[*]} " = *" $suite_of_users "* ]]; then
+    if has_ranges; then no_ranges=''; else cannot_run "$suite_of_users, $test_of_users" "$no_ranges"; fi
+  fi
   say "installing ${names[*]}"
   for name in "${names[@]}"; do rm -f "build/suite-$name".{log,xml}; done
   for name in $(for name in "${names[@]}"; do packages_of "$name"; done | sort -u); do

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from tests.posture.reading import NAMESPACES, Identity, MountedAt
 
@@ -61,6 +62,22 @@ def identity_made_by(seen: Identity, uid: int, gid: int) -> Identity:
     """Of a process in a sandbox that the ordinary user `uid` made."""
     uid_map, gid_map = ((SANDBOX, uid, 1),), ((SANDBOX, gid, 1),)
     return _identity(seen, uid, gid, uid_map, gid_map, "deny")
+
+
+def identity_of_range(
+    seen: Identity, uid: int, *, inside: int = SANDBOX, capabilities: int = 0
+) -> Identity:
+    """Of a process with the id `inside` in a sandbox of the ordinary user `uid`, who has a range of ids.
+
+    Args:
+        capabilities: A mask of those that root inside keeps.
+    """
+    first = seen.uid_map[0][1]
+    rest = (SANDBOX + 1, first + SANDBOX + 1, LOW_IDS - SANDBOX - 1)
+    maps = ((0, first, SANDBOX), (SANDBOX, uid, 1), rest, (NOBODY, first + LOW_IDS + 1, 1))
+    host_id = {SANDBOX: uid, NOBODY: first + LOW_IDS + 1}.get(inside, first + inside)
+    wanted = _identity(seen, host_id, host_id, maps, maps, "allow")
+    return replace(wanted, capabilities=(0, capabilities, capabilities, capabilities, 0))
 
 
 def _identity(

@@ -1,6 +1,7 @@
 """Makes a sandbox with one process of every kind, says where PID 1 is, and stays until told to go.
 
-Run as a program it does so for the test, as another user: `python maker.py SOURCE READ_ONLY WRITABLE`.
+Run as a program it does so for the test, as another user:
+`python maker.py SOURCE READ_ONLY WRITABLE WAY [PROFILE]`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,22 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     """A sandbox with processes that are named by how long they sleep.
 
     Args:
+        writable: Empty for none, where a root of its own must not have one.
         way: `claimed` is one of a pool, `burst` the third of three; each was built ahead. What ends
             in `limited` may reach a host.
     """
     from ringfence import Mount, NetworkPolicy, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
 
-    names = (f"{read_only}:/mnt/read-only:ro", f"{writable}:/mnt/writable:rw")
+    names = [f"{read_only}:/mnt/read-only:ro"]
+    if writable:
+        names.append(f"{writable}:/mnt/writable:rw")
     if way.endswith("limited"):
         options["network"] = NetworkPolicy.parse("example.com:443")
     spec = SandboxSpec(mounts=tuple(Mount.parse(name) for name in names), **options)
     backend = backend_named("native")
     if way.startswith("claimed"):
-        sandbox = Sandbox(backend.prewarm(SandboxSpec()).claim(spec), spec)
+        sandbox = Sandbox(backend.prewarm(SandboxSpec(profile=spec.profile)).claim(spec), spec)
     else:
         sandbox = third_of_three(spec) if "burst" == way else Sandbox.create(spec)
     sandbox.start(PROGRAMS["threaded"])
@@ -56,6 +60,13 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     )
     assert sandbox.exec(["/usr/bin/python3", "-I", "-S", "-c", script]).ok
     return sandbox
+
+
+def start_others(sandbox: Any) -> None:
+    """Two programs of other users, each watched by an agent of that user."""
+    sandbox.start(["sleep", "6006"], user="root")
+    sandbox.start(["sleep", "6007"], user="nobody")
+    sandbox.exec(["sh", "-c", "until grep -q 6007 /proc/*/cmdline; do sleep 0.01; done"])
 
 
 def third_of_three(spec: Any) -> Any:
@@ -79,7 +90,12 @@ def third_of_three(spec: Any) -> Any:
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
-    made = make(*sys.argv[2:], allow_degraded=("*",))
+    read_only_, writable_, way_, *profile = sys.argv[2:]
+    made = make(
+        read_only_, writable_, way_, allow_degraded=("*",), profile=(profile or ["os_hardened"])[0]
+    )
+    if profile:
+        start_others(made)
     time.sleep(SETTLES_S)
     print(json.dumps({"pid": made._inner.pid}), flush=True)
     sys.stdin.read()

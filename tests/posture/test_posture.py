@@ -9,11 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-import ringfence
 from ringfence.egress import confine
 from tests.native.outside import children_of
 from tests.posture import expected, maker
@@ -26,6 +24,7 @@ from tests.posture.reading import (
     processes_in,
     read_process,
 )
+from tests.strangers import PYTHON, package_for_others
 
 pytestmark = pytest.mark.root
 
@@ -66,10 +65,8 @@ def made_by_root(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name in ("ro", "rw"):
         (top / name).mkdir()
     sandbox = maker.make(str(top / "ro"), str(top / "rw"), way)
-    sandbox.start(["sleep", "6006"], user="root")
-    sandbox.start(["sleep", "6007"], user="nobody")
+    maker.start_others(sandbox)
     first = sandbox._inner.pid
-    sandbox.exec(["sh", "-c", "until grep -q 6007 /proc/*/cmdline; do sleep 0.01; done"])
     time.sleep(maker.SETTLES_S)
     yield Made(first, os.getpid(), 0, 0, processes_in(first))
     sandbox.terminate()
@@ -78,27 +75,16 @@ def made_by_root(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def made_by_other(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """The same, made by an ordinary user with a copy of the package."""
-    python = "/usr/bin/python3"
-    newest = "import sys; sys.exit(sys.version_info < (3, 11))"
-    if subprocess.run([python, "-c", newest], check=False).returncode or not shutil.which(
-        "setpriv"
-    ):
-        pytest.skip("needs setpriv, and a Python 3.11 that an ordinary user may execute")
     top = tmp_path_factory.mktemp("other")
-    for parent in (top, *top.parents[:2]):
-        parent.chmod(0o755)
-    package = Path(ringfence.__file__).parent
-    shutil.copytree(
-        package, top / "src" / "ringfence", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    source = package_for_others(top)
     script = shutil.copy(maker.__file__, top / "maker.py")
     for name in ("ro", "rw"):
         (top / name).mkdir()
         os.chown(top / name, OTHER_UID, OTHER_GID)
     become = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_GID}", "--clear-groups")
-    paths = [str(top / name) for name in ("src", "ro", "rw")]
+    paths = [str(source), *(str(top / name) for name in ("ro", "rw"))]
     child = subprocess.Popen(
-        [*become, python, "-B", script, *paths, way],
+        [*become, PYTHON, "-B", script, *paths, way],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", "HOME": str(top)},

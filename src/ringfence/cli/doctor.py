@@ -7,6 +7,7 @@ import sys
 
 from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
 from ..errors import InvalidRequest, RingfenceError
+from ..model.capabilities import SEVERAL_USERS
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -116,6 +117,11 @@ def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
     lacking = [each.name for each in report.capabilities if not each.available]
     if report.available and lacking:
         lines += ["", f"  not available: {', '.join(lacking)}"]
+    lines += [
+        f"  {each.name}: {each.reason}"
+        for each in report.capabilities
+        if report.available and each.name == SEVERAL_USERS and each.reason
+    ]
     return [*lines, ""]
 
 

@@ -18,17 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .plan import Plan, Shape, Tree
-
-_ALL = (
-    namespaces.CLONE_NEWUSER
-    | namespaces.CLONE_NEWNS
-    | namespaces.CLONE_NEWPID
-    | namespaces.CLONE_NEWNET
-    | namespaces.CLONE_NEWIPC
-    | namespaces.CLONE_NEWUTS
-    | namespaces.CLONE_NEWCGROUP
-)
+    from .plan import Plan, Tree
 
 
 def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
@@ -53,7 +43,7 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     trees = []
     if tree is not None:
         own = plan["trusted_root"]
-        trees = [_host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree], plan)
+        trees = [_host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree])
     _join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
     root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     root = build.NewRoot(root_fd, plan, trees)
@@ -76,7 +66,7 @@ def _host_tree(tree: Tree, source_fd: int) -> int:
     return fd
 
 
-def trees_of_own_namespace(wanted: list[Tree], shape: Shape) -> list[int]:
+def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
     """An ordinary user may copy host mounts only in a mount namespace of its own."""
     ours, theirs = wire.socketpair()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -92,7 +82,8 @@ def trees_of_own_namespace(wanted: list[Tree], shape: Shape) -> list[int]:
             os._exit(0)
     theirs.close()
     os.close(pidfd)
-    namespaces.write_id_maps(pid, shape["uid_map"], shape["gid_map"], deny_setgroups=True)
+    maps = f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1"
+    namespaces.write_id_maps(pid, *maps, deny_setgroups=True)
     os.write(go_write, b"g")
     data, fds = wire.receive_raw(ours)
     os.waitpid(pid, 0)
@@ -195,12 +186,17 @@ def _errand(what: str, options: str) -> Callable[..., None]:
 
 
 def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None:
-    """Start an agent for another user: like PID 1, but of that user; fds are pidfd and its control."""
+    """Start an agent for another user: like PID 1, but of that user.
+
+    fds are its control and, with what `namespaces` of the request says of each, descriptors of
+    namespaces; the user namespace first, for without root the others are entered by its rights.
+    """
     plan: Plan = request["plan"]
-    pidfd, control_fd = fds
+    control_fd, *places = fds
     privileges.set_dumpable(False)
     cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
-    namespaces.setns(pidfd, _ALL)
+    for fd, flags in zip(places, request["namespaces"], strict=True):
+        namespaces.setns(fd, flags)
     if os.fork():
         return
     control = wire.adopt(control_fd)
@@ -210,7 +206,10 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         privileges.adopt_orphans()  # a tree's last process must end under our eyes
         os.chdir("/")
         signal_fd = signals.signalfd([signal.SIGCHLD])
+        # Else only the host's root may open it. Nobody inside has our capabilities, so nobody traces us.
+        privileges.set_dumpable(True)
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        privileges.set_dumpable(False)
         init.point_standard_descriptors_at_null()
         control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
         control = wire.adopt(control_fd)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
+_LOOKS_OVER = 10  # of the memory watchdog, until it ends a sandbox of several users
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
 _ABOVE_ALL = 64  # higher than any descriptor that is open by then; a low `ulimit -n` must allow it
 _WATCHDOG_S = 0.05
@@ -75,6 +76,11 @@ class Init:
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
         self.next_look = 0.0  # of the memory watchdog
+        # Where ids are mapped and no cgroup counts, what other users have started cannot be killed by
+        # us, nor, when root there has become somebody else, by its agent: then all of it must end.
+        self.guards_all = bool(plan["id_helpers"] and plan["memory_watchdog_bytes"])
+        self.guards_all = self.guards_all and os.getpid() == 1
+        self.looks_over = 0
         self.memory_device = (
             -1
         )  # where the kernel keeps files of memfd_create(2); -1: not known yet
@@ -93,12 +99,16 @@ class Init:
                     self._reap()
                 elif not self._serve_one():
                     return
-            if self.plan["memory_watchdog_bytes"] and self.execs:
+            if self.must_watch:
                 self._watch_memory()
+
+    @property
+    def must_watch(self) -> bool:
+        return bool(self.guards_all or (self.plan["memory_watchdog_bytes"] and self.execs))
 
     def _timeout_ms(self) -> float | None:
         waits = [e.deadline - time.monotonic() for e in self.execs.values() if e.deadline]
-        if self.plan["memory_watchdog_bytes"] and self.execs:
+        if self.must_watch:
             waits.append(max(_WATCHDOG_S, self.next_look - time.monotonic()))
         return max(0.0, min(waits)) * 1000 + 1 if waits else None
 
@@ -349,13 +359,29 @@ class Init:
             used = processes.look_closer(resident)
         # A closer look costs more: it must not become what the sandbox mostly does.
         self.next_look = now + max(_WATCHDOG_S, 4 * (time.monotonic() - now))
-        if sum(used.values()) + apart <= most:
+        is_over = sum(used.values()) + apart > most
+        if self.guards_all:
+            self._guard_all(is_over or self._are_too_many(resident))
+        if not is_over:
             return
         for pid, size in held.items():
             used[processes.tag_of(pid)] = used.get(processes.tag_of(pid), 0) + size
         run = self.execs.get(TAG_BASE - max(used, key=lambda tag: used[tag], default=0))
         for victim in [run] if run else list(self.execs.values()):
             self._kill(victim, wire.KILLED_BY_MEMORY_WATCHDOG)
+
+    def _are_too_many(self, pids: Iterable[int]) -> bool:
+        """The kernel counts processes for each user inside, and there are many: together, we do."""
+        most = min(
+            hard for which, _, hard in self.plan["rlimits"] if which == resource.RLIMIT_NPROC
+        )
+        return sum(processes.threads(pid) for pid in pids) > most
+
+    def _guard_all(self, is_over: bool) -> None:
+        """End the sandbox when it is over its limits for longer than the agents need to see to it."""
+        self.looks_over = self.looks_over + 1 if is_over else 0
+        if self.looks_over > _LOOKS_OVER:
+            os._exit(1)
 
     def _memory_files(self, pids: Iterable[int]) -> dict[int, int]:
         """Bytes of memfd_create(2), which are in no file system, by the first who has each open."""

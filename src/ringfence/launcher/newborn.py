@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix as os
 
 from ..linux import namespaces
-from . import boot, cgroups, wire
+from . import boot, cgroups, ranges, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,17 +33,20 @@ class Newborn:
             if shape["cgroup_version"] == 1:
                 cgroups.make(shape["cgroup_dirs"], shape["cgroup_values"])
                 tasks = cgroups.open_tasks(shape["cgroup_dirs"])
-            namespaces.write_id_maps(
-                self.pid,
-                shape["uid_map"],
-                shape["gid_map"],
-                deny_setgroups=shape["deny_setgroups"],
-            )
+            self.map_ids(shape)
             # With it, its own pidfd, for the host: one wake-up of the host is enough.
             wire.send_raw(self.go, b"%d" % self.pid, [self.pidfd, *tasks])
         finally:
             for fd in tasks:
                 os.close(fd)
+
+    def map_ids(self, shape: Shape) -> None:
+        """Say who is who in its user namespace."""
+        if shape["id_helpers"]:
+            ranges.write_id_maps(self.pid, shape)
+            return
+        maps = shape["uid_map"], shape["gid_map"]
+        namespaces.write_id_maps(self.pid, *maps, deny_setgroups=shape["deny_setgroups"])
 
     def give(self, control: wire.Socket | None, tasks: list[int], trees: list[int]) -> None:
         """The word whose it is.

@@ -33,16 +33,22 @@ class NetworkPlan(TypedDict):
     port: int  # of the listener; 0: open no sockets
 
 
-class Shape(TypedDict):
+class Ids(TypedDict):
+    """Who there is inside, and who that is on the host."""
+
+    uid_map: str
+    gid_map: str
+    id_helpers: list[str]  # newuidmap and newgidmap, which write them; none: the zygote may itself
+    deny_setgroups: bool
+    setup_uid: int  # inside ids while building
+    setup_gid: int
+
+
+class Shape(Ids):
     """What the zygote must know, and all that the first half of the boot knows."""
 
     id: str
     namespaces: int  # CLONE_NEW* flags
-    uid_map: str
-    gid_map: str
-    deny_setgroups: bool
-    setup_uid: int  # inside ids while building
-    setup_gid: int
     uid: int  # inside ids of everything that runs
     gid: int
     hostname: str

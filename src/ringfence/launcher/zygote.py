@@ -385,7 +385,7 @@ _NOTES: dict[str, Callable[..., None]] = {
 def fetch_trees(shape: Shape, child: Newborn, control: wire.Socket, tasks: list[int]) -> None:
     """In a process of its own, rootless: pass a claim on, with the mounts it asks for. Never returns."""
     try:
-        child.give(control, tasks, enter.trees_of_own_namespace(shape["trees"], shape))
+        child.give(control, tasks, enter.trees_of_own_namespace(shape["trees"]))
     except OSError as exc:
         init.refuse(control, exc)
     except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is

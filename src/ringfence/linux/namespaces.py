@@ -112,6 +112,27 @@ def write_id_maps(pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool)
     _write(f"/proc/{pid}/gid_map", gid_map)
 
 
+def read_id_map(pid: int, name: str) -> list[tuple[int, int, int]]:
+    """What `uid_map` or `gid_map` of the user namespace of `pid` is, as the kernel has it.
+
+    Source: user_namespaces(7).
+    """
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return parse_id_map(os.read(fd, 1 << 16).decode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def parse_id_map(text: str) -> list[tuple[int, int, int]]:
+    """The extents of a map, one "inside outside count" a line."""
+    rows = []
+    for line in text.splitlines():
+        inside, outside, count = (int(word) for word in line.split())
+        rows.append((inside, outside, count))
+    return rows
+
+
 def _write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -47,6 +47,7 @@ IO_LIMIT = "io_limit"
 NETWORK_LIMIT = "network_limit"
 SECRETS = "secrets"  # values that never enter the sandbox
 DENIED_PATHS = "denied_paths"  # paths that cannot be read, even where they do not exist yet
+SEVERAL_USERS = "several_users"  # a root inside that rules other users there: profile own_root
 PROTECTED_PATHS = "protected_paths"  # read-only paths inside a writable mount
 
 LIMITED_BY = {

@@ -10,7 +10,7 @@ from ...errors import InvalidRequest, ResourceExhausted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 SANDBOX_UID = 1000
 NOBODY = 65534
@@ -18,9 +18,10 @@ NAMES = {"root": 0, "sandbox": SANDBOX_UID, "nobody": NOBODY}
 
 # Above everything that distributions, containers (524288 up) and subuid files hand out.
 _FIRST_HOST_ID = 0x70000000
-_IDS_EACH = 2048
+IDS_EACH = 2048
 _SLOTS_A_BLOCK = 128
 _BLOCKS = 1000
+OF_ROOT = _FIRST_HOST_ID, _FIRST_HOST_ID + _BLOCKS * _SLOTS_A_BLOCK * IDS_EACH  # and not the last
 LOW_IDS = 2000  # inside ids 0 to 1999 map one to one into a slot
 
 
@@ -56,6 +57,15 @@ def slot_map(first_host_id: int, uid: int) -> str:
     return "\n".join(extents)
 
 
+def shared_map(first_host_id: int, uid: int, own: int) -> str:
+    """As `slot_map`, but `uid` is the host id `own`: an ordinary user's, who made the sandbox."""
+    extents = [(0, first_host_id, min(uid, LOW_IDS)), (uid, own, 1)]
+    extents.append((uid + 1, first_host_id + uid + 1, LOW_IDS - uid - 1))
+    if uid != NOBODY:
+        extents.append((NOBODY, first_host_id + LOW_IDS + 1, 1))
+    return "\n".join(f"{inside} {outside} {n}" for inside, outside, n in extents if n > 0)
+
+
 def host_id(first_host_id: int, inside: int) -> int:
     """Where `slot_map` puts an inside id."""
     if inside < LOW_IDS:
@@ -64,15 +74,23 @@ def host_id(first_host_id: int, inside: int) -> int:
 
 
 class HostIds:
-    """Slots of host ids for a root process, in blocks held by kernel locks.
+    """Slots of host ids, in blocks held by kernel locks.
 
     A block's lock is shared with the zygote and vanishes with the last of both processes, however
     they end: no two live sandboxes ever have the same host id.
+
+    Args:
+        directory: Where the locks are; the same for all processes that have the same ids.
+        slots: Of an ordinary user: the first ids, each a block of its own; None: those of root.
     """
 
-    def __init__(self, directory: str, share: Callable[[int], None]) -> None:
+    def __init__(
+        self, directory: str, share: Callable[[int], None], slots: Sequence[int] | None = None
+    ) -> None:
         self._directory = directory
         self._share = share
+        self._blocks_there = range(_BLOCKS) if slots is None else slots
+        self._slots_of = _slots if slots is None else lambda block: [block]
         self._lock = allocate_lock()
         self._free: list[int] = []
         self._blocks: dict[str, int] = {}  # path of the lock file to its descriptor
@@ -98,7 +116,7 @@ class HostIds:
         with self._lock:
             self._blocks[path] = fd
             block = int(os.path.basename(path))
-            self._free += [first for first in _slots(block) if first not in used]
+            self._free += [first for first in self._slots_of(block) if first not in used]
 
     def leave(self) -> None:
         """Close our descriptors of the locks; others hold them on."""
@@ -128,18 +146,19 @@ class HostIds:
                     pass  # others use it
 
     def _take_block(self) -> list[int]:
-        start = int.from_bytes(os.urandom(2), "big")
-        for i in range(_BLOCKS):
-            block = (start + i) % _BLOCKS
+        start, count = int.from_bytes(os.urandom(2), "big"), len(self._blocks_there)
+        for i in range(count):
+            block = self._blocks_there[(start + i) % count]
             path = f"{self._directory}/{block}"
             fd = self._try_lock(path)
             if fd < 0:
                 continue
             self._blocks[path] = fd
             self._share(fd)
-            return _slots(block)
+            return self._slots_of(block)
         raise ResourceExhausted(
-            "every block of host user ids is in use", hint="end other Ringfence processes"
+            "every block of host user ids is in use",
+            hint="end other Ringfence processes of this user, or sandboxes",
         )
 
     def _try_lock(self, path: str) -> int:
@@ -164,5 +183,5 @@ class HostIds:
 
 def _slots(block: int) -> list[int]:
     """The first host ids of the slots of a block."""
-    first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * _IDS_EACH
-    return [first + slot * _IDS_EACH for slot in range(_SLOTS_A_BLOCK)]
+    first = _FIRST_HOST_ID + block * _SLOTS_A_BLOCK * IDS_EACH
+    return [first + slot * IDS_EACH for slot in range(_SLOTS_A_BLOCK)]

@@ -34,6 +34,11 @@ def runtime_directory() -> str | None:
         base = os.path.join(os.environ["XDG_RUNTIME_DIR"], "ringfence")
     else:
         base = f"/tmp/ringfence-{os.geteuid()}"
+    return own_directory(base)
+
+
+def own_directory(base: str) -> str | None:
+    """The directory `base`, made if need be; None unless it is this user's, and ours alone to write."""
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
         info = os.lstat(base)

@@ -10,11 +10,10 @@ from ...errors import InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.ids import new_id
 from ..local import cgroups, identity, journal, owner, sizes
-from ..local.accounts import check_profile
 from ..local.answers import Refused, answer
 from ..local.base import LocalBackend
 from ..local.host import Host, host, out_of_files
-from . import planner
+from . import ids, planner
 from .burst import Ahead, Burst, kind_of
 from .profiles import Profile, profile_named
 from .zygote import Zygote
@@ -145,7 +144,7 @@ class NativeBackend(LocalBackend):
         planner.check(spec)
         identity.uid_of(spec.user)
         profile = profile_named(spec.profile, self.profiles)
-        check_profile(spec.profile, NAME)
+        ids.check(profile)
         if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
             planner.require_allowed(
                 spec, "landlock", "this kernel has no usable Landlock", "profile"
@@ -188,7 +187,7 @@ class NativeBackend(LocalBackend):
         image: Held | None = None,
     ) -> NativeSandbox:
         uid, here = identity.uid_of(spec.user), host()
-        first = warm.first_host_id if warm else self._take_host_ids()
+        first = warm.first_host_id if warm else self._take_host_ids(profile)
         draft = planner.Draft(spec, sandbox_id, uid, first)
         draft.image = image
         directories: list[str] = []
@@ -218,8 +217,8 @@ class NativeBackend(LocalBackend):
         self._live[sandbox_id] = sandbox
         return sandbox
 
-    def _take_host_ids(self) -> int:
-        return self.host_ids().take() if host().trusted_root else 0
+    def _take_host_ids(self, profile: Profile) -> int:
+        return self.host_ids().take() if ids.are_wanted(profile) else 0
 
     # -- warm sandboxes ---------------------------------------------------------------------
 
@@ -230,7 +229,7 @@ class NativeBackend(LocalBackend):
         profile, zygote = self._checked_profile(bare), self.zygote()
         sandbox_id = self._new_id(spec)
         try:
-            first = self._take_host_ids()
+            first = self._take_host_ids(profile)
             try:
                 draft = planner.Draft(bare, sandbox_id, identity.uid_of(spec.user), first)
                 draft.image = image
@@ -553,7 +552,7 @@ class NativeBackend(LocalBackend):
             self._keeping.open()
         with self._first_use:
             if self._host_ids is None:
-                self._host_ids = identity.HostIds("/run/ringfence/ids", self._hold)
+                self._host_ids = ids.host_ids(self._hold)
             return self._host_ids
 
     def _hold(self, lock_fd: int) -> None:

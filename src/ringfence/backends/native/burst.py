@@ -169,6 +169,9 @@ class Burst:
             now = time.monotonic()
             is_burst = self._last == (kind, zygote) and now - self._last_s < KEEP_S
             is_burst = is_burst and draft.image is None  # its files are known to its own plan only
+            is_burst = (
+                is_burst and not shape["id_helpers"]
+            )  # of those there are few: none for nobody
             self._last, self._last_s = (kind, zygote), now
             if not (self._on and is_burst and self._ahead is None):
                 self._tell(zygote, reply, verb, shape, None, draft.fds, [])

@@ -6,6 +6,7 @@ import os
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from ...linux import namespaces as linux
 from ..local.answers import Refused, answer
 from ..local.host import host
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
     from ...launcher.plan import Plan
     from .sandbox import NativeSandbox
+
+_NAMES = {
+    "ipc": linux.CLONE_NEWIPC,
+    "uts": linux.CLONE_NEWUTS,
+    "cgroup": linux.CLONE_NEWCGROUP,
+    "net": linux.CLONE_NEWNET,
+}
+_BORROWED = [linux.CLONE_NEWUSER, linux.CLONE_NEWNS, linux.CLONE_NEWPID]
 
 
 def replay(sandbox: NativeSandbox, *, uid: int | None = None) -> Plan:
@@ -50,6 +59,26 @@ def send(
     return body
 
 
+def _ways_in(sandbox: NativeSandbox) -> tuple[list[int], list[int]]:
+    """Kinds of its namespaces, and a descriptor for each, the caller's to close."""
+    if host().trusted_root:
+        return [sum(_NAMES.values(), sum(_BORROWED))], [sandbox.borrow_pidfd()]
+    # Only root gets by a pidfd into who cannot be traced: it opens its own for us. A network that it
+    # shares with the host is ours as well.
+    names = dict(_NAMES)
+    if not sandbox.lockdown["namespaces"] & linux.CLONE_NEWNET:
+        del names["net"]
+    places = sandbox.borrow_namespaces()
+    try:
+        for name in names:
+            places += sandbox.ask("open", f"/proc/self/ns/{name}", os.O_RDONLY, 0)[1]
+    except BaseException:
+        for fd in places:
+            os.close(fd)
+        raise
+    return [*_BORROWED, *names.values()], places
+
+
 def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
     """An agent of another user inside; its control socket.
 
@@ -57,18 +86,19 @@ def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
         IsolationError: It could not be locked down, or the kernel refused it.
     """
     ours, theirs = wire.socketpair()
-    request = {
+    request: dict[str, Any] = {
         "op": "agent",
         "plan": replay(sandbox, uid=uid),
         "cgroup_dirs": sandbox.group.directories,
     }
     try:
         try:
-            pidfd = sandbox.borrow_pidfd()
+            request["namespaces"], places = _ways_in(sandbox)
             try:
-                sandbox.zygote.tell("enter", request, [pidfd, theirs.fileno()])
+                sandbox.zygote.tell("enter", request, [theirs.fileno(), *places])
             finally:
-                os.close(pidfd)
+                for fd in places:
+                    os.close(fd)
         finally:
             theirs.close()
         answer(ours, 30.0)
@@ -80,8 +110,3 @@ def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
         raise sandbox.lost_error() from None
     ours.settimeout(None)
     return ours
-
-
-def is_trusted_root() -> bool:
-    """Whether several users can exist inside."""
-    return host().trusted_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ...linux.namespaces import parse_id_map
 from ..local.mountinfo import MountLine, read_text
 from ..local.netns import NetworkTables
 
@@ -66,11 +67,7 @@ class Inspection:
 
     def id_map(self, name: str) -> list[tuple[int, int, int]]:
         """(inside, outside, count) of `uid_map` or `gid_map`."""
-        found = []
-        for line in self.outside(name).splitlines():
-            inside, outside, count = (int(word) for word in line.split())
-            found.append((inside, outside, count))
-        return found
+        return parse_id_map(self.outside(name))
 
     def has_own_namespace(self, name: str) -> bool:
         """Whether its namespace is another than ours, by the inode of its descriptor."""

@@ -26,6 +26,7 @@ from ..local.session import (
     session_root,
 )
 from ..local.sizes import Sizes, sizes
+from . import ids
 from .profiles import Profile
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ class Draft:
     """A plan under way, with what only the host process keeps.
 
     Args:
-        first_host_id: 0 when rootless.
+        first_host_id: 0 where there is one user inside.
     """
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str, uid: int, first_host_id: int) -> None:
@@ -205,7 +206,9 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
 
     Raises:
         InvalidRequest: It does not exist or may not be seen by the caller.
+        Unsupported: See `ids.check_mount`.
     """
+    ids.check_mount(mount, draft.first_host_id)
     # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
     inside = identity.host_id(draft.first_host_id, draft.uid) if host.trusted_root else None
     tree, fd = sources.pin(mount, inside)
@@ -216,9 +219,6 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
 
 def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
     spec, size = draft.spec, sizes(draft.spec, host)
-    rootless = not host.trusted_root
-    ids = f"{draft.uid} {{}} 1".format
-    setup = draft.uid if rootless else 0
     rules = landlock.plan_landlock(
         host.landlock_abi if profile.landlock else 0,
         writable=draft.writable,
@@ -229,11 +229,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
     return {
         "id": draft.id,
         "namespaces": _namespaces(isolated),
-        "uid_map": ids(host.uid) if rootless else identity.slot_map(draft.first_host_id, draft.uid),
-        "gid_map": ids(host.gid) if rootless else identity.slot_map(draft.first_host_id, draft.uid),
-        "deny_setgroups": rootless,
-        "setup_uid": setup,
-        "setup_gid": setup,
+        **ids.plan(draft.first_host_id, draft.uid, host),
         "uid": draft.uid,
         "gid": draft.uid,
         "hostname": template.HOSTNAME,
@@ -284,6 +280,7 @@ _SHAPE = (
     "namespaces",
     "uid_map",
     "gid_map",
+    "id_helpers",
     "deny_setgroups",
     "setup_uid",
     "setup_gid",

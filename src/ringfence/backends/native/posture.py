@@ -5,11 +5,13 @@ What cannot be read back is never claimed: the check then says degraded, and why
 
 from __future__ import annotations
 
+from ...linux.namespaces import parse_id_map
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
 from ..local import cgroups
 from ..local.host import host
+from ..local.identity import IDS_EACH
 from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import read_all
@@ -68,12 +70,17 @@ def _host_identity(seen: Inspection) -> Protection:
         return Protection(
             name, MISSING, "an id inside is host root", "report this: it must not happen"
         )
-    if not host().trusted_root:
-        return Protection(
-            name, ENFORCED, "your own uid, the only one that may be mapped without root"
-        )
-    first, last = outside[0][0], outside[-1][0] + outside[-1][1] - 1
-    return Protection(name, ENFORCED, f"host ids {first} to {last}, which no other sandbox has")
+    if seen.id_map("uid_map") != parse_id_map(seen.sandbox.lockdown["uid_map"]):
+        return Protection(name, MISSING, "other ids are mapped than were planned", "report this")
+    slot = seen.sandbox.first_host_id
+    if not slot:
+        return Protection(name, ENFORCED, "your own uid, and no other")
+    theirs = f"host ids {slot} to {slot + IDS_EACH - 1}, which no other sandbox has"
+    if host().trusted_root:
+        return Protection(name, ENFORCED, theirs)
+    return Protection(
+        name, ENFORCED, f"your own uid as uid {seen.sandbox.uid} inside, and {theirs}"
+    )
 
 
 def _capabilities(seen: Inspection) -> Protection:
@@ -231,7 +238,10 @@ def _network(seen: Inspection) -> Protection:
 def _memory_limit(seen: Inspection) -> Protection:
     group, wanted, name = seen.sandbox.group, seen.sandbox.sizes.memory_bytes, can.MEMORY_LIMIT
     if not group.version:
-        how = "sampled every 50 ms, what sockets hold left out, and RLIMIT_DATA"
+        left_out = "what sockets hold"
+        if seen.sandbox.first_host_id:
+            left_out += " and what others than its first user have in memfd_create(2)"
+        how = f"sampled every 50 ms, {left_out} left out, and RLIMIT_DATA"
         why = f"{_mib(wanted)}: {how}; {_no_cgroup(seen)}"
         return Protection(name, DEGRADED, why, DELEGATE)
     found = memory_limit_bytes(group)
@@ -259,6 +269,10 @@ def _pids_limit(seen: Inspection) -> Protection:
     if found is not None and found <= wanted:
         why = f"{found - cgroups.OWN_PROCESSES} by cgroup v{group.version}"
         return Protection(can.PIDS_LIMIT, ENFORCED, why)
+    if hard.isdigit() and int(hard) <= wanted and seen.sandbox.first_host_id:
+        why = f"{int(hard) - cgroups.OWN_PROCESSES} for each user inside by RLIMIT_NPROC"
+        why += "; of all together sampled, and more end the sandbox"
+        return Protection(can.PIDS_LIMIT, DEGRADED, why, DELEGATE)
     if hard.isdigit() and int(hard) <= wanted:
         why = f"{int(hard) - cgroups.OWN_PROCESSES} by RLIMIT_NPROC, counted for this user namespace alone"
         return Protection(can.PIDS_LIMIT, ENFORCED, why)

@@ -6,7 +6,7 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
-from ...model.spec import LIGHT, SandboxSpec
+from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
 from ..local import blockers
 from ..local.netns import of_rules
 from ..local.reports import read_or_last
@@ -33,6 +33,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
     try:
         protections = sandbox_protections(sandbox)
         abilities = [*_abilities(protections), *_network_abilities(sandbox)]
+        abilities.append(_several_users(backend))
     finally:
         sandbox.terminate()
     return BackendReport(
@@ -47,7 +48,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
 def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
     found = blockers.find(exc)
     reasons = "; ".join(each.why for each in found) or str(exc)
-    names = (*_ALWAYS, *_OF_RULES, can.SECRETS, *_NOT_YET)
+    names = (*_ALWAYS, *_OF_RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
     lacking = tuple(Capability(name, False, reasons) for name in names)
     missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
     if not missing:
@@ -98,6 +99,22 @@ _NOT_YET = (
 
 def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
     return of_rules(_OF_RULES, sandbox.apply_network_policy)
+
+
+def _several_users(backend: NativeBackend) -> Capability:
+    """Found by making a sandbox with a root of its own, and starting something there as root."""
+    from .users import control_of
+
+    spec = SandboxSpec(profile=OWN_ROOT, allow_degraded=("*",))
+    try:
+        sandbox = backend.provision(spec)
+        try:
+            control_of(sandbox, 0)
+        finally:
+            sandbox.terminate()
+    except (RingfenceError, OSError) as exc:
+        return Capability(can.SEVERAL_USERS, False, str(exc))
+    return Capability(can.SEVERAL_USERS, True)
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

@@ -17,6 +17,7 @@ from ...model.state import State
 from ...model.stats import SandboxStats
 from ..local import identity, journal
 from ..local.execs import LocalExec
+from ..local.host import host
 from ..local.sandbox import InCgroup
 from ..local.session import environment
 from ..local.streams import open_channels
@@ -151,11 +152,7 @@ class NativeSandbox(InCgroup):
         label: str,
     ) -> LocalExec:
         ours, theirs, inner, outer = open_channels(request)
-        if self.first_host_id:
-            # A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout.
-            owner = identity.host_id(self.first_host_id, uid)
-            for fd in inner:
-                os.fchown(fd, owner, owner)
+        self._lend(inner, uid)
         rest, cwd = self.as_asked(request, own), self.working_directory(request.cwd)
         # Numbers reach PID 1 in order: the limit that carries a process's tag can only be lowered.
         with self._order:
@@ -180,6 +177,17 @@ class NativeSandbox(InCgroup):
         if request.pty is not None:
             run.take_terminal()
         return run
+
+    def _lend(self, pipes: list[int], uid: int) -> None:
+        """A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout."""
+        if host().trusted_root:
+            owner = identity.host_id(self.first_host_id, uid)
+            for fd in pipes:
+                os.fchown(fd, owner, owner)
+        elif uid != self.uid:
+            # We may not give it away. Others cannot come by it: who has it open cannot be traced by them.
+            for fd in pipes:
+                os.fchmod(fd, 0o666)
 
     def forget(self, run: LocalExec) -> None:
         """The exec has ended or is no longer watched."""
@@ -220,6 +228,19 @@ class NativeSandbox(InCgroup):
     def answers_frozen(self) -> bool:
         """Without a freezer PID 1 stops all the others, and answers itself."""
         return not self.group.can_freeze
+
+    def suspend(self) -> None:
+        if self.first_host_id and not self.group.can_freeze:
+            from .posture import DELEGATE
+
+            # PID 1 may stop its own user's processes only.
+            raise Unsupported(
+                "no cgroup that can freeze processes of several users",
+                backend=self.backend.name,
+                operation="suspend",
+                hint=DELEGATE,
+            )
+        super().suspend()
 
     def _freeze(self, frozen: bool) -> None:
         if self.group.can_freeze:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import Unsupported
 from ..local import identity
-from .inner import is_trusted_root, start_agent
+from .inner import start_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,15 +16,16 @@ def control_of(sandbox: NativeSandbox, uid: int) -> wire.Socket:
     """The control socket of an agent of another user than the sandbox's, started on first use.
 
     Raises:
-        Unsupported: Without root there is only one user inside.
+        Unsupported: There is only one user inside, or none with that id.
     """
-    if not is_trusted_root():
+    if not sandbox.first_host_id:
         raise Unsupported(
             f"a sandbox made by an ordinary user has one user inside, uid {sandbox.uid}",
             backend="native",
             operation="exec as another user",
             field="user",
-            hint="create the sandbox with this user, or run Ringfence as root",
+            hint="create the sandbox with this user, or with the profile own_root (`ringfence doctor`"
+            " tells whether it works here), or run Ringfence as root",
         )
     if uid >= identity.LOW_IDS and uid != identity.NOBODY:
         raise Unsupported(
