@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
 from tests.leaks import Census, take_census, wait_for_calm
+from tests.once import ELSEWHERE, is_run_elsewhere
 
 # How long an example takes says how busy the machine is, and nothing of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,14 +31,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the tests that this identity can run; `make test` runs the others in its other pass."""
     am_root = 0 == os.geteuid()
     other = "rootless" if am_root else "root"
-    not_mine = [item for item in items if item.get_closest_marker(other)]
+    not_mine = {item for item in items if item.get_closest_marker(other)}
     if os.environ.get("RINGFENCE_TEST_BOTH"):
-        config.hook.pytest_deselected(items=not_mine)
+        not_mine |= set(filter(is_run_elsewhere, items))
+        config.hook.pytest_deselected(items=list(not_mine))
         items[:] = [item for item in items if item not in not_mine]
         return
     wants = "an unprivileged user" if am_root else "root"
     for item in not_mine:
         item.add_marker(pytest.mark.skip(reason=f"needs {wants}"))
+
+
+def pytest_report_collectionfinish() -> list[str]:
+    """Why so many are deselected."""
+    if not os.environ.get("RINGFENCE_TEST_BOTH"):
+        return []
+    once = ", and what tests/once.py lists" if os.environ.get(ELSEWHERE) else ""
+    return [f"deselected: what only the other pass can run{once}"]
 
 
 @pytest.fixture(name="require")
@@ -47,10 +57,13 @@ def fixture_require() -> Callable[[str], None]:
 
 
 def _close_shared_backends() -> None:
-    """End what lives as long as its process, on purpose: the shared backends and their zygotes."""
+    """End what lives as long as its process, on purpose: shared backends, their zygotes and egress."""
     registry = sys.modules.get("ringfence.backends.registry")
     if registry is not None:
         registry.close_all()
+    egress = sys.modules.get("ringfence.egress.client")
+    if egress is not None:
+        egress.close_shared()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import ASKS_WHO, PLACES
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "ringfence"
 DATA = {".json", ".bpf"}
@@ -101,3 +103,14 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
         held = set(archive.namelist())
 
     assert set() == wanted - held
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_runs_once_is_there_and_asks_for_no_user(place: str) -> None:
+    """Else it would be left out of the one pass, and skipped or unknown in the other."""
+    listed = ROOT / "tests" / place
+    files = sorted(listed.rglob("test_*.py")) if listed.is_dir() else [listed]
+
+    assert files
+    for file in files:
+        assert not ASKS_WHO.search(file.read_text())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.features import require
-from tests.leaks import take_census, wait_for_calm
+from tests.leaks import Census, take_census, wait_for_calm
+from tests.native.outside import until
 
 
 def test_a_process_left_running_is_noticed() -> None:
@@ -19,18 +20,20 @@ def test_a_process_left_running_is_noticed() -> None:
         grown = wait_for_calm(before, patience_s=0.1)
         process.kill()
 
-    assert [("process", str(process.pid))] == [(kind, text.split()[0]) for kind, text in grown]
-    assert [] == wait_for_calm(before, patience_s=5)
+    assert ("process", str(process.pid)) in [(kind, text.split()[0]) for kind, text in grown]
+    left = wait_for_calm(before, patience_s=5)
+    assert str(process.pid) not in [text.split()[0] for kind, text in left if "process" == kind]
 
 
 def test_a_zombie_is_noticed() -> None:
     before = take_census()
-    with subprocess.Popen(["true"]):
-        grown = [
-            kind for kind, text in wait_for_calm(before, patience_s=0.3) if text.endswith(" Z")
-        ]
+    with subprocess.Popen(["true"]) as process:
+        assert until(lambda: process.pid in _zombies(before))
 
-    assert ["process"] == grown
+
+def _zombies(before: Census) -> list[int]:
+    grown = wait_for_calm(before, patience_s=0)
+    return [int(text.split()[0]) for _, text in grown if text.endswith(" Z")]
 
 
 def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +41,7 @@ def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     before = take_census()
     (tmp_path / "ringfence-scratch").mkdir()
 
-    assert [("path", str(tmp_path / "ringfence-scratch"))] == wait_for_calm(before, patience_s=0.1)
+    assert [str(tmp_path / "ringfence-scratch")] == _paths_below(tmp_path, before)
 
 
 @pytest.mark.root
@@ -52,7 +55,13 @@ def test_what_the_neighbour_leaves_is_the_neighbours(
         (tmp_path / name).mkdir()
         os.chown(tmp_path / name, uid, uid)
 
-    assert [("path", str(tmp_path / "ringfence-ours"))] == wait_for_calm(before, patience_s=0.1)
+    assert [str(tmp_path / "ringfence-ours")] == _paths_below(tmp_path, before)
+
+
+def _paths_below(directory: Path, before: Census) -> list[str]:
+    """What grew there; elsewhere on the machine others may be at work."""
+    grown = wait_for_calm(before, patience_s=0.1)
+    return [text for kind, text in grown if "path" == kind and text.startswith(str(directory))]
 
 
 @pytest.mark.parametrize(

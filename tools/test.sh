@@ -49,15 +49,17 @@ install_site() {  # PYTHON: the test tools for it, in build/site
 uid=23456
 become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
 
-prepare_rootless() {  # sets `python` and `stage`
+find_rootless() {  # sets `python`
   command -v setpriv >/dev/null || apt_install util-linux || { cannot_run rootless-tests "setpriv is missing"; return 1; }
   python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}") || {
     cannot_run rootless-tests "no Python >= 3.11 that an unprivileged user may execute"; return 1
   }
+}
+
+make_stage() {  # fills `stage`
   install_site "$python" || {
-    cannot_run rootless-tests "the locked test tools could not be installed: $(why_not)"; return 1
+    echo "the locked test tools could not be installed: $(why_not)" >"$reports/rootless.why"; return 1
   }
-  stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
   mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
   copy_tree "$stage/tree"
   cp -R build/site/. "$stage/site"
@@ -75,26 +77,37 @@ run_rootless() {  # pytest arguments
     "$python" -m pytest "$@" </dev/null
 }
 
-# Most tests wait for the kernel more than they compute: both identities at once take little longer than one.
+# Both identities at once, on as many processors. What tests/once.py lists is left to the unprivileged one.
 run_both() {  # pytest arguments
   export RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_NEIGHBOUR=$uid
   trap 'kill $rootless 2>/dev/null; wait; rm -rf "$stage"' EXIT
-  if prepare_rootless; then
+  if find_rootless; then
+    stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
     say "tests as an unprivileged user (uid $uid) begin, and are shown when root's are done"
-    run_rootless --cache-clear --junitxml="$stage/rootless.xml" "$@" >"$reports/rootless.log" 2>&1 &
+    (make_stage && run_rootless --cache-clear --junitxml="$stage/rootless.xml" "$@") >"$reports/rootless.log" 2>&1 &
     rootless=$!
   fi
   say "tests as root"
-  run_root --cache-clear --junitxml="$reports/root.xml" "$@" | tee "$reports/root.log"
-  if [ -n "$rootless" ]; then
-    wait "$rootless"
-    rootless=
-    say "tests as an unprivileged user (uid $uid)"
-    cat "$reports/rootless.log"
-    cp "$stage/rootless.xml" "$reports/rootless.xml" 2>/dev/null
-  fi
+  RINGFENCE_TEST_ONCE_ELSEWHERE=$rootless run_root --cache-clear --junitxml="$reports/root.xml" "$@" | tee "$reports/root.log"
+  [ -z "$rootless" ] || show_rootless
   add_report root "$@"
-  [ -z "$stage" ] || add_report rootless "$@"
+  [ -z "$stage" ] || report_rootless "$@"
+}
+
+show_rootless() {
+  wait "$rootless"
+  rootless=
+  say "tests as an unprivileged user (uid $uid)"
+  cat "$reports/rootless.log"
+  cp "$stage/rootless.xml" "$reports/rootless.xml" 2>/dev/null
+}
+
+report_rootless() {  # pytest arguments
+  if [ -e "$reports/rootless.why" ]; then
+    cannot_run "rootless-tests, and with them what tests/once.py lists" "$(cat "$reports/rootless.why")"
+  else
+    add_report rootless "$@"
+  fi
 }
 
 stage='' rootless=''

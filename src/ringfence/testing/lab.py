@@ -82,6 +82,13 @@ class Lab:
                 pieces.append(piece)
         return b"".join(pieces)
 
+    def end_started(self) -> None:
+        """Kill what `start` left running, and give back the fds."""
+        while self._started:
+            process = self._started.pop()
+            process.kill()
+            process.close()
+
     def close(self) -> None:
         """Terminate, and give back the fds."""
         try:

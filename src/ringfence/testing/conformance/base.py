@@ -13,6 +13,7 @@ import pytest
 from ...errors import NetworkPolicyError, Unsupported
 from ...model.spec import SandboxSpec
 from ..lab import Lab
+from ..shared import SharedLab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,12 +81,16 @@ class ConformanceBase:
         soon_s: After so long a command runs out of its time that has to have begun by then.
         big_bytes: Size of what has to be streamed rather than held.
         refusals: How often each missing capability was refused clearly.
+        one_sandbox: Whether a part's tests find the same `sandbox` one after the other, as new each
+            time. It is the part's own: what inherits it does not.
     """
 
     patience_s: ClassVar[float] = 60.0
     soon_s: ClassVar[float] = 0.5
     big_bytes: ClassVar[int] = 4_000_003
     refusals: ClassVar[Counter[str]]
+    one_sandbox: ClassVar[bool] = False
+    _common: ClassVar[SharedLab | None] = None
     _shared: ClassVar[Backend | None] = None
     _is_telling: ClassVar[bool] = False
 
@@ -110,7 +115,7 @@ class ConformanceBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.refusals = Counter()
-        cls._shared, cls._is_telling = None, False
+        cls._shared, cls._common, cls._is_telling = None, None, False
 
     @pytest.fixture
     def backend(self, request: pytest.FixtureRequest) -> Backend:
@@ -135,9 +140,22 @@ class ConformanceBase:
             lab.close()
 
     @pytest.fixture
-    def sandbox(self, make_sandbox: MakeSandbox) -> Lab:
-        """A sandbox with no wishes."""
-        return make_sandbox()
+    def sandbox(self, request: pytest.FixtureRequest, make_sandbox: MakeSandbox) -> Iterator[Lab]:
+        """A sandbox with no wishes: new, or as new where the test's part has `one_sandbox`."""
+        if not vars(_part_of(request)).get("one_sandbox"):
+            yield make_sandbox()
+            return
+        cls = type(self)
+        if cls._common is None:
+            cls._common = self._make_common(request)
+        yield cls._common.lab
+        if not cls._common.tidy():
+            cls._end_common()
+
+    def _make_common(self, request: pytest.FixtureRequest) -> SharedLab:
+        _class_node(request).addfinalizer(type(self)._end_common)
+        sandbox = request.getfixturevalue("backend").provision(self.make_spec())
+        return SharedLab(Lab(sandbox, self.patience_s))
 
     @pytest.fixture(autouse=True)
     def _tell_refusals(self, request: pytest.FixtureRequest) -> None:
@@ -158,10 +176,23 @@ class ConformanceBase:
                 terminal.write_line(f"\n{cls.__name__}: refused clearly: {said}")
 
     @classmethod
+    def _end_common(cls) -> None:
+        common, cls._common = cls._common, None
+        if common is not None:
+            common.lab.close()
+
+    @classmethod
     def _close_shared(cls) -> None:
         shared, cls._shared = cls._shared, None
         if shared is not None:
             shared.close()
+
+
+def _part_of(request: pytest.FixtureRequest) -> type[ConformanceBase]:
+    """The class that has written the test, as opposed to those that inherit it."""
+    name = request.function.__name__
+    part: type[ConformanceBase] = next(cls for cls in request.cls.__mro__ if name in vars(cls))
+    return part
 
 
 def _class_node(request: pytest.FixtureRequest) -> pytest.Class:

@@ -18,6 +18,8 @@ CANARY = "RINGFENCE_TEST_CANARY"
 
 
 class Environment(ConformanceBase):
+    one_sandbox = True
+
     def test_the_spec_sets_variables(self, make_sandbox: MakeSandbox) -> None:
         lab = make_sandbox(env={"COLOUR": "green"})
 

@@ -35,6 +35,8 @@ def _or_refused(test: Test) -> Test:
 
 
 class Errands(ConformanceBase):
+    one_sandbox = True
+
     @_or_refused
     def test_names_are_found(self, sandbox: Lab) -> None:
         sandbox.sh("mkdir -p t/in; : > t/a.py; : > t/in/b.py; : > t/c; ln -s /etc t/away.py")

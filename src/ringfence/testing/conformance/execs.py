@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class Execs(ConformanceBase):
+    one_sandbox = True
+
     def test_success(self, sandbox: Lab) -> None:
         result = sandbox.run("true")
 

@@ -30,6 +30,8 @@ ODD_NAMES = [" ", "a b", "-rf", "ü漢", "new\nline", "'\"$;*", ".hidden", os.fs
 
 
 class Files(ConformanceBase):
+    one_sandbox = True
+
     @pytest.mark.parametrize("content", [b"", b"text\n", bytes(range(256)) * 5])
     def test_what_is_written_is_read(self, sandbox: Lab, content: bytes) -> None:
         sandbox.put("file", content)

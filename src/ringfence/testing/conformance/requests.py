@@ -92,6 +92,8 @@ _SOME: dict[str, Any] = {
 
 
 class Requests(ConformanceBase):
+    one_sandbox = True
+
     @pytest.mark.parametrize(("change", "field"), BAD_REQUESTS)
     def test_a_bad_exec_request(self, sandbox: Lab, change: dict[str, Any], field: str) -> None:
         with pytest.raises(InvalidRequest) as refusal:

@@ -21,6 +21,8 @@ Tree = dict[str, tuple[str, object, int]]
 
 
 class Trees(ConformanceBase):
+    one_sandbox = True
+
     def test_a_tree_comes_back_as_it_went(self, sandbox: Lab, tmp_path: Path) -> None:
         _plant(tmp_path / "up", self.big_bytes)
 

@@ -1,0 +1,37 @@
+"""One sandbox for one test after another, each of which finds it as it was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import RingfenceError
+from ..model.mount import ALWAYS_THERE
+from ..model.state import State
+
+if TYPE_CHECKING:
+    from .lab import Lab
+
+_PLACES = (".", "/tmp", *ALWAYS_THERE.values())
+"""Where tests leave files: one that writes elsewhere asks for a sandbox of its own."""
+
+
+class SharedLab:
+    """A sandbox, and what it held when it was made: `tidy` takes away what a test has added."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self._made_with = self._entries()
+
+    def tidy(self) -> bool:
+        """Whether the sandbox is as new again; if not, the next test wants another."""
+        try:
+            self.lab.end_started()
+            for path in self._entries() - self._made_with:
+                self.lab.files.remove(path, recursive=True)
+            return State.RUNNING == self.lab.state and self._made_with == self._entries()
+        except RingfenceError:
+            return False
+
+    def _entries(self) -> set[str]:
+        """Absolute paths; a directory's own entries are not looked at."""
+        return {entry.path for place in _PLACES for entry in self.lab.files.list(place)}

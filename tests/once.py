@@ -1,0 +1,73 @@
+"""What one of the two passes runs for both: it cannot come out otherwise for another user.
+
+As root the whole suite runs twice, side by side: as root and as an ordinary user. What is listed here
+computes, or speaks with programs and servers that are nobody's in particular: no sandbox is made in
+it, or none of whose making depends. It runs in the ordinary user's pass, which is the shorter one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ELSEWHERE = "RINGFENCE_TEST_ONCE_ELSEWHERE"
+"""Set by tools/test.sh for the pass that leaves out what is listed here."""
+PLACES = (
+    "api/test_openapi.py",
+    "bench/test_adapters.py",
+    "bench/test_rows.py",
+    "bench/test_turns.py",
+    "cli/test_completion.py",
+    "cli/test_network_options.py",
+    "cli/test_options.py",
+    "conformance/test_fake.py",
+    "docs/test_contract.py",
+    "docs/test_promises.py",
+    "docs/test_reference.py",
+    "egress/test_dns.py",
+    "egress/test_first.py",
+    "egress/test_hostile.py",
+    "egress/test_http.py",
+    "egress/test_http_answer.py",
+    "egress/test_http_body.py",
+    "egress/test_http_head.py",
+    "egress/test_http_readers.py",
+    "egress/test_names.py",
+    "egress/test_scrub.py",
+    "egress/test_socks.py",
+    "egress/test_terminate.py",
+    "egress/test_tls.py",
+    "egress/test_tls_clients.py",
+    "egress/test_trust.py",
+    "test_layout.py",
+    "unit/model/",
+    "unit/policy/test_addresses.py",
+    "unit/policy/test_bpf.py",
+    "unit/policy/test_filters.py",
+    "unit/policy/test_learn.py",
+    "unit/policy/test_network.py",
+    "unit/policy/test_profiles.py",
+    "unit/policy/test_redirects.py",
+    "unit/policy/test_seccomp_policy.py",
+    "unit/policy/test_syscall_tables.py",
+    "unit/sessions/",
+    "unit/store/",
+    "unit/test_errors.py",
+)
+"""Files, or directories with a slash behind them, below tests/."""
+
+ASKS_WHO = re.compile(r"mark\.root|mark\.in_world|geteuid|am_root")
+"""What a test that depends on its user says somewhere: none that is listed may."""
+
+_HERE = Path(__file__).parent
+
+
+def is_run_elsewhere(item: pytest.Item) -> bool:
+    """Whether the other pass runs this test."""
+    if not os.environ.get(ELSEWHERE) or not item.path.is_relative_to(_HERE):
+        return False
+    place = item.path.relative_to(_HERE).as_posix()
+    return any(place.startswith(each) if each.endswith("/") else place == each for each in PLACES)
