@@ -2,8 +2,8 @@
 # shellcheck shell=bash disable=SC2034
 
 # NAME-root is the suite NAME as root; NAME-gvisor the same in the strong tier. Both use NAME's packages.
-suites=(adk adk-gvisor autogen autogen-gvisor harbor inspect inspect-root inspect-gvisor langchain langchain-gvisor langchain-next
-  mcp openai openai-gvisor pydantic pydantic-gvisor smolagents smolagents-gvisor)
+suites=(adk adk-gvisor autogen autogen-gvisor harbor harbor-gvisor inspect inspect-root inspect-gvisor langchain langchain-gvisor langchain-next
+  mcp mcp-gvisor openai openai-gvisor pydantic pydantic-gvisor smolagents smolagents-gvisor)
 
 # packages_of NAME: whose packages it uses.
 packages_of() {

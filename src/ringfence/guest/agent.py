@@ -17,7 +17,7 @@ import time
 
 from ..launcher import forked, init, programs, wire
 from ..linux import libc, namespaces, signals
-from . import flows, looking, users
+from . import flows, looking, program, users
 from .files import FileRequests
 from .groups import Groups
 from .tags import Tags
@@ -369,6 +369,7 @@ class Agent(FileRequests):
         busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
+        program.leave(self.settings["place"])
         return b""
 
     def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:

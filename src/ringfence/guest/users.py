@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 is_root = os.getuid() == 0  # whoever is may become other users
 
 
+def look() -> None:
+    """See again who we are: elsewhere we were somebody else."""
+    global is_root
+    is_root = os.getuid() == 0
+
+
 class As:
     """Another user's effective ids for a moment: what the kernel refuses them, it refuses us."""
 

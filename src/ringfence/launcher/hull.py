@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .placeholders import Placeholder
     from .plan import NetworkPlan, Tree
+    from .stills import Still
 
     class GuestRoot(TypedDict):
         """The root file system that the program serves to its guest."""
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         owner: int  # id, in the hull's user namespace, of what is not the guest user's
         steps: list[tuple[Any, ...]]
         has_content: bool  # a snapshot to unpack there comes along
+        still: tuple[str, str] | None  # where the keeper's goes, and the prefix of its files' paths
 
     class HullPlan(TypedDict):
         """One program and its walls; plain values, decided by the host."""
@@ -70,7 +72,12 @@ _OWN_BYTES = 16 << 20  # of the hull's root: directories, settings, what the pro
 
 
 def become(
-    plan: HullPlan, go: wire.Socket, control: wire.Socket, errors: int, more: list[int]
+    plan: HullPlan,
+    go: wire.Socket,
+    control: wire.Socket,
+    errors: int,
+    more: list[int],
+    still: Still | None = None,
 ) -> NoReturn:
     """Build the walls, then be the program.
 
@@ -81,9 +88,10 @@ def become(
             and gets the sockets of the network where the plan has one.
         errors: A file that becomes its standard output and error.
         more: What it finds as descriptors 3 and up.
+        still: For the guest's root, where the plan says so.
     """
     try:
-        _enter(plan, go)
+        _enter(plan, go, still)
         build.leave_host_network(plan["namespaces"])
         if plan["network"] is not None:
             _open_network(plan["network"], control)
@@ -97,7 +105,7 @@ def become(
     os._exit(1)
 
 
-def _enter(plan: HullPlan, go: wire.Socket) -> None:
+def _enter(plan: HullPlan, go: wire.Socket, still: Still | None) -> None:
     os.setsid()
     build.make_mounts_private()
     # Before our ids change: what only the host's administrator may read is still readable now.
@@ -117,7 +125,7 @@ def _enter(plan: HullPlan, go: wire.Socket) -> None:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    _build(plan, trees, content)
+    _build(plan, trees, content, still)
 
 
 def _open_network(plan: NetworkPlan, control: wire.Socket) -> None:
@@ -132,10 +140,10 @@ def is_keepers(plan: HullPlan, tree: Tree) -> bool:
     return plan["trusted_root"] and bool(tree["inode"])
 
 
-def _build(plan: HullPlan, trees: list[int], content: int) -> None:
+def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
     root = _tmpfs(plan, plan["scratch"], trees, f"size={_OWN_BYTES}")
     build.run_steps(root, plan["steps"])
-    _guest_root(plan, trees, content)
+    _guest_root(plan, trees, content, still)
     os.fchdir(root.fd)
     build.run_steps(root, plan["after"])
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
@@ -156,7 +164,7 @@ def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewR
     return build.NewRoot(fd, whose, trees)
 
 
-def _guest_root(plan: HullPlan, trees: list[int], content: int) -> None:
+def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:
@@ -165,6 +173,7 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int) -> None:
         if guest["owner"]:
             os.chown(".", guest["owner"], guest["owner"])
             _give_away(guest["steps"], guest["owner"])
+        _place(still, guest)
     else:
         beside, _, name = guest["path"].rpartition("/")
         os.chdir(beside.lstrip("/"))
@@ -175,12 +184,30 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int) -> None:
         _step("hide its layers", mounts.umount2, f"../{_LAYERS}", mounts.MNT_DETACH)
         os.rmdir(f"../{_LAYERS}")
         # A link in an image may lead to "/", which there is its own.
-        _in_guest("root of the image", _furnish, plan, trees)
+        _in_guest("root of the image", _furnish, plan, trees, still)
     if content >= 0:
         _in_guest("unpack", _unpack, content, guest["image"] >= 0)
 
 
-def _furnish(plan: HullPlan, trees: list[int]) -> None:
+def _place(still: Still | None, guest: GuestRoot) -> None:
+    """A copy of its own, for as long as it takes to start, where the plan wants one.
+
+    Precondition: the guest's root is the current directory, and empty but for ours or our root too.
+    """
+    if still is None or guest["still"] is None:
+        return
+    path, prefix = guest["still"]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = _step("still", os.open, path.lstrip("/"), flags, 0o700)
+    try:
+        _step("still", still.write, fd, prefix)
+        if guest["owner"]:
+            os.fchown(fd, guest["owner"], guest["owner"])
+    finally:
+        os.close(fd)
+
+
+def _furnish(plan: HullPlan, trees: list[int], still: Still | None) -> None:
     """The steps of a root whose files are an image's. Precondition: it is our root directory."""
     whose: Any = plan
     guest = plan["guest"]
@@ -188,6 +215,7 @@ def _furnish(plan: HullPlan, trees: list[int]) -> None:
     build.run_steps(build.NewRoot(fd, whose, trees), guest["steps"])
     if guest["owner"]:
         _give_away(guest["steps"], guest["owner"])
+    _place(still, guest)
 
 
 def _give_away(steps: list[tuple[Any, ...]], owner: int) -> None:

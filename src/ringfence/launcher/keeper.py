@@ -12,7 +12,7 @@ import gc
 import posix as os
 
 from ..linux import files, mounts, namespaces, privileges
-from . import build, cgroups, hull, idmap, init, placeholders, wire
+from . import build, cgroups, hull, idmap, init, placeholders, stills, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -52,6 +52,7 @@ class Keeper(Parent):
         self.hulls: dict[int, Kept] = {}  # by pid of PID 1
         # What the host removes, and we only when it is gone, by sandbox id; see zygote.Zygote.
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
+        self.still: stills.Still | None = None
 
     def serve_one(self) -> bool:
         message, fds = wire.receive(self.host)
@@ -62,6 +63,8 @@ class Keeper(Parent):
         try:
             if verb == "create":
                 self.create(argument, reply, fds[1:])
+            elif verb == "still":
+                self.keep_still(argument, reply, fds[1])
             elif verb == "enter":
                 self.enter(argument, reply, fds[1:])
             elif verb == "hold":
@@ -77,6 +80,15 @@ class Keeper(Parent):
             for fd in fds[1:]:
                 os.close(fd)
         return True
+
+    def keep_still(self, wanted: dict[str, Any], reply: wire.Socket, code: int) -> None:
+        """From now on hulls may have copies of it. Answers with the size of one, in bytes.
+
+        Args:
+            wanted: What `stills.take` is told besides `code`.
+        """
+        self.still = stills.take(code=code, **wanted)
+        wire.send_raw(reply, b"O%d" % self.still.size_bytes)
 
     # -- creating ---------------------------------------------------------------------------
 
@@ -138,7 +150,7 @@ class Keeper(Parent):
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
                 ours.close()
-                hull.become(plan, theirs, wire.adopt(control), errors, more)
+                hull.become(plan, theirs, wire.adopt(control), errors, more, self.still)
         except OSError:
             ours.close()
             cgroups.remove(plan["cgroup_dirs"])

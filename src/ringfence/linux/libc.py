@@ -20,6 +20,8 @@ _X86_64 = {
     "setns": 308,
     "seccomp": 317,
     "capset": 126,
+    "munmap": 11,
+    "ptrace": 101,
     "signalfd4": 289,
     "inotify_init1": 294,
     "inotify_add_watch": 254,
@@ -32,6 +34,8 @@ _X86_64 = {
 }
 _AARCH64 = {
     "pivot_root": 41,
+    "munmap": 215,
+    "ptrace": 117,
     "mount": 40,
     "umount2": 39,
     "setns": 268,
@@ -108,5 +112,15 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
         raise_errno("prlimit64")
 
 
+def munmap(start: int, length: int) -> None:
+    """Take away what is mapped there, whatever it is; nothing of ours may use it any more.
+
+    Source: mmap(2).
+    """
+    if _munmap(start, length) < 0:
+        raise_errno("munmap")
+
+
+_munmap = declare("munmap", cdata.c_ulong, cdata.c_size_t)
 _Limits = cdata.c_uint64 * 2
 _prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

@@ -52,6 +52,7 @@ def test_the_oracle(tmp_path: Path) -> None:
     assert ([1.0] * 3, 3) == (list(found.values()), len(list(TASKS.iterdir())))
 
 
+@pytest.mark.once
 def test_nobody(tmp_path: Path) -> None:
     """The control: without a solution no task is solved."""
     assert [0.0] * 3 == list(trials("nop", tmp_path).values())
@@ -97,6 +98,7 @@ async def test_a_trial_by_hand(tmp_path: Path) -> None:
     assert (124, "none\n") == (late.return_code, gone.stdout)
 
 
+@pytest.mark.once  # gVisor gets no way out that it had not at its start
 async def test_the_network_changes_under_it(tmp_path: Path) -> None:
     made = environment(tmp_path)
     await made.start(force_build=False)
@@ -188,6 +190,7 @@ async def test_over_a_server(tmp_path: Path) -> None:
     assert "there" == (tmp_path / "back" / "given").read_text()
 
 
+@pytest.mark.once
 def test_what_would_have_to_be_built_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "environment"
     directory.mkdir()

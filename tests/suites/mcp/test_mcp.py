@@ -84,6 +84,7 @@ def with_fixtures(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.once  # it is about the protocol: no sandbox is made
 @pytest.mark.parametrize(("revision", "scenarios"), [("2025-11-25", 30), ("2026-07-28", 37)])
 def test_conformance(with_fixtures: str, tmp_path: Path, revision: str, scenarios: int) -> None:
     script = Path(os.environ["RINGFENCE_SUITE_NPM"]) / "node_modules/@modelcontextprotocol"
@@ -127,8 +128,9 @@ async def over_http(url: str) -> AsyncIterator[ClientSession]:
 @asynccontextmanager
 async def over_stdio(*arguments: str) -> AsyncIterator[ClientSession]:
     """The command, as a client starts it."""
+    chosen = [word for name, value in options().items() for word in (f"--{name}", value)]
     parameters = StdioServerParameters(
-        command="ringfence", args=["mcp", *arguments], env=dict(os.environ)
+        command="ringfence", args=["mcp", *chosen, *arguments], env=dict(os.environ)
     )
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
         await session.initialize()
@@ -278,6 +280,7 @@ async def test_cancelled_it_leaves_no_process(url: str) -> None:
     assert not scope.cancelled_caught
 
 
+@pytest.mark.once  # the host does not see what runs in gVisor
 async def test_a_session_that_ends_takes_its_sandbox_along(url: str, tmp_path: Path) -> None:
     marker = "sleep 4354"
     async with over_http(url) as session:
@@ -299,6 +302,7 @@ def _runs(marker: str) -> bool:
     return False
 
 
+@pytest.mark.once
 async def test_without_the_token_nobody_comes_in() -> None:
     import httpx2
 
@@ -330,6 +334,7 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
     assert [0] * at_once.CROWD == codes
 
 
+@pytest.mark.once
 def test_only_loopback_is_served() -> None:
     run = subprocess.run(
         ["ringfence", "mcp", "--http", "0.0.0.0:8765"], capture_output=True, text=True, check=False

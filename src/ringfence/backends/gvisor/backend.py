@@ -9,7 +9,7 @@ from ...launcher import wire
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, kill, last_words
+from ..local.hulls import Hulls, kill, last_words, take_still
 from ..local.refusals import error_of
 from ..local.sizes import sizes
 from . import plan as planning
@@ -62,6 +62,7 @@ class GvisorBackend(Hulls):
         super().__init__(state_dir, egress)
         self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
+        self._stills: tuple[Launched, int] | None = None
 
     def runsc(self) -> Runsc:
         """The program.
@@ -126,7 +127,13 @@ class GvisorBackend(Hulls):
 
                 draft.trusted = trusted_for(spec.network, self.egress())
             plan = planning.make_plan(
-                draft, here, program, size, has_content=content >= 0, memory=memory
+                draft,
+                here,
+                program,
+                size,
+                has_content=content >= 0,
+                memory=memory,
+                still_bytes=self._still_bytes(keeper),
             )
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
             most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
@@ -141,6 +148,13 @@ class GvisorBackend(Hulls):
             draft.close()
         self._hulled[sandbox_id] = sandbox
         return sandbox
+
+    def _still_bytes(self, keeper: Launched) -> int:
+        """How large the agent is that this keeper has started ahead; 0 where it cannot."""
+        with self._first_use:
+            if self._stills is None or self._stills[0] is not keeper:
+                self._stills = keeper, take_still(keeper, planning.still())
+            return self._stills[1]
 
     def _launch(
         self,

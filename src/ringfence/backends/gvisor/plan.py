@@ -11,7 +11,7 @@ from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import agent_code, identity, setid, sources, template
+from ..local import agent_code, identity, runtime, setid, sources, template
 from ..local.accounts import check_profile
 from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, protect_mount
@@ -50,6 +50,8 @@ MEMORY = "checkpoint.img"  # as runsc names it
 RUNSC = "/bin/runsc"
 _MOUNTS = "/mounts"
 _AGENT = "/.ringfence"
+STILL = f"{_AGENT}/{agent_code.NAME}"
+_ENVIRONMENT = {"PATH": template.PATH, "LC_ALL": "C"}
 _SAVED = "/saved"
 _ALL_IDS = 65536
 _LEAST = {
@@ -158,13 +160,23 @@ def check_network(spec: SandboxSpec) -> None:
 
 
 def make_plan(
-    draft: Draft, host: Host, runsc: Runsc, size: Sizes, *, has_content: bool, memory: str = ""
+    draft: Draft,
+    host: Host,
+    runsc: Runsc,
+    size: Sizes,
+    *,
+    has_content: bool,
+    memory: str = "",
+    still_bytes: int = 0,
 ) -> HullPlan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
 
     Args:
         memory: A file with what a guest had in memory, to be continued.
+        still_bytes: How large the agent is that has started already; 0: there is none.
     """
+    # It lies in the guest's root until it runs: not where others have filled that, or could not.
+    starts_still = 0 < still_bytes * 2 <= size.disk_bytes and not has_content
     below = _show_image(draft, draft.image, host) if draft.image else -1
     _show_python(draft)
     if draft.trusted is not None:
@@ -175,13 +187,14 @@ def make_plan(
     others = draft.uid if host.trusted_root else 0
     _preload(draft, statx.is_needed(runsc.released))
     draft.guest.append(("dir", _AGENT, 0o700, False))
-    draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
+    if not starts_still:
+        draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
     if draft.spec.profile == OWN_ROOT and not draft.image:
         draft.guest += template.for_accounts()
     if not host.trusted_root and not draft.image:
         # Without root all there belongs to the one id that there is: so it is read-only besides.
         draft.after.append(("protect", f"{ROOTFS}/etc"))
-    _furnish_hull(draft, runsc)
+    _furnish_hull(draft, runsc, starts_still=starts_still)
     if memory:
         verb = "image_dir" if draft.image else "dir"
         draft.guest.append((verb, "/sys", 0o755, False))  # gVisor makes it itself, but not again
@@ -211,6 +224,7 @@ def make_plan(
             "owner": others,
             "steps": draft.guest,
             "has_content": has_content,
+            "still": (STILL, _prefix(draft)) if starts_still else None,
         },
         "after": draft.after,
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
@@ -233,6 +247,21 @@ def make_plan(
         "note": "",
         "trusted_root": host.trusted_root,
     }
+
+
+def still() -> dict[str, Any]:
+    """What the keeper is told to take a still of; the agent's code comes along."""
+    return {
+        "argv": agent_code.argv_of_still(),
+        "env": _ENVIRONMENT,
+        "place": STILL,
+        "prefixes": ["", runtime.PLACE],
+    }
+
+
+def _prefix(draft: Draft) -> str:
+    """Where the guest sees the host's Python, before its path."""
+    return runtime.PLACE if draft.image else ""
 
 
 def _network(spec: SandboxSpec) -> NetworkPlan | None:
@@ -413,7 +442,7 @@ def _make_workdir(draft: Draft) -> None:
 # -- the hull ---------------------------------------------------------------------------------
 
 
-def _furnish_hull(draft: Draft, runsc: Runsc) -> None:
+def _furnish_hull(draft: Draft, runsc: Runsc, *, starts_still: bool) -> None:
     """What gVisor's own processes see of the host: its program, and five devices."""
     names = ("/bin", "/dev", "/proc", "/tmp", STATE, _MOUNTS, "/bundle", ROOTFS)
     draft.hull += [("dir", name, 0o755, False) for name in names]
@@ -422,11 +451,13 @@ def _furnish_hull(draft: Draft, runsc: Runsc) -> None:
     for source, target, attributes in shown:
         draft.hull.append(("show", target, len(draft.trees), False))
         draft.trees.append(template.tree(source, attributes))
-    bundle = json.dumps(_bundle(draft)).encode()
+    foreign = draft.image is not None
+    argv = [STILL] if starts_still else agent_code.argv(_AGENT, foreign=foreign)
+    bundle = json.dumps(_bundle(draft, argv)).encode()
     draft.hull.append(("file", "/bundle/config.json", bundle, 0o600))
 
 
-def _bundle(draft: Draft) -> dict[str, Any]:
+def _bundle(draft: Draft, argv: list[str]) -> dict[str, Any]:
     """The OCI runtime specification of the one container in a sandbox."""
     own = ["pid", "ipc", "uts", "mount"]
     if draft.spec.network.is_none:
@@ -438,8 +469,8 @@ def _bundle(draft: Draft) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": agent_code.argv(_AGENT, foreign=draft.image is not None),
-            "env": [f"PATH={template.PATH}", "LC_ALL=C"],
+            "args": argv,
+            "env": [f"{name}={value}" for name, value in _ENVIRONMENT.items()],
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),

@@ -25,6 +25,8 @@ _MODULES = (
     "ringfence.guest.flows",
     "ringfence.guest.groups",
     "ringfence.guest.looking",
+    "ringfence.guest.program",
+    "ringfence.guest.still",
     "ringfence.guest.tags",
     "ringfence.guest.trees",
     "ringfence.guest.users",
@@ -34,6 +36,7 @@ _MODULES = (
     "ringfence.launcher.init",
     "ringfence.launcher.processes",
     "ringfence.launcher.programs",
+    "ringfence.launcher.still_program",
     "ringfence.launcher.trees",
     "ringfence.launcher.watching",
     "ringfence.launcher.wire",
@@ -103,11 +106,20 @@ def argv(place: str, main: str = "boot", *, foreign: bool = False) -> list[str]:
         main: The module of `ringfence.guest` that begins.
         foreign: On a root that is not the template's: with nothing but what `runtime` shows.
     """
+    python = runtime.command(interpreter()[0]) if foreign else [interpreter()[0]]
+    return [*python, *_arguments(f"'{place}/{NAME}'", main)]
+
+
+def argv_of_still() -> list[str]:
+    """The command whose still every copy goes on from: its file is descriptor 3."""
+    return [interpreter()[0], *_arguments("3", "still")]
+
+
+def _arguments(file: str, main: str) -> list[str]:
     code = (
-        f"import marshal; loader, modules = marshal.load(open('{place}/{NAME}', 'rb')); "
+        f"import marshal; loader, modules = marshal.load(open({file}, 'rb')); "
         "there = {'__name__': 'loader'}; exec(loader, there); there['install'](modules); "
         f"from ringfence.guest.{main} import main; main()"
     )
-    python = runtime.command(interpreter()[0]) if foreign else [interpreter()[0]]
     # With UTF-8 for a fact, it needs no locale: 0.3 MB to read and look through, at every start.
-    return [*python, "-I", "-S", "-X", "utf8", "-c", code]
+    return ["-I", "-S", "-X", "utf8", "-c", code]

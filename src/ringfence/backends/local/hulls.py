@@ -11,14 +11,15 @@ from ...errors import InvalidRequest, Unsupported
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher.spawn import KEEPER
 from ...model.ids import new_id
-from . import cgroups, identity, journal
+from . import agent_code, cgroups, identity, journal
+from .answers import Refused
 from .base import LocalBackend
 from .launched import Launched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from ...egress.client import Egress
     from ...launcher.hull import HullPlan
@@ -155,6 +156,34 @@ class Hulls(LocalBackend):
                 self._keeper = None
         if self._host_ids is not None:
             self._host_ids.close()
+
+
+def take_still(keeper: Launched, wanted: dict[str, Any]) -> int:
+    """Let the keeper start the agent once, for all its hulls: the size in bytes, 0 where it cannot.
+
+    Args:
+        wanted: See `launcher.stills.take`.
+    """
+    try:
+        return ask_for_still(keeper, wanted)
+    except Refused:
+        return 0  # it starts anew in every guest, which is slower and nothing else
+
+
+def ask_for_still(keeper: Launched, wanted: dict[str, Any]) -> int:
+    """The same; says why not.
+
+    Raises:
+        Refused: No still can be taken here.
+    """
+    code = os.memfd_create("agent", os.MFD_CLOEXEC)
+    try:
+        with open(code, "wb", closefd=False) as file:
+            file.write(agent_code.packed())
+        os.lseek(code, 0, os.SEEK_SET)
+        return int(keeper.ask("still", wanted, [code])[0])
+    finally:
+        os.close(code)
 
 
 def last_words(errors: int) -> str:

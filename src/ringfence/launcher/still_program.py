@@ -1,0 +1,178 @@
+"""The program of a still: an ELF file for x86-64 that puts memory where it was, and goes on there.
+
+It is a table of system calls and thirty instructions that make them. Files that were mapped and
+never written to are mapped again; all else is read from the program itself into new memory, in one
+piece each: where every page that a program touches first costs a stop, that is most of its start.
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+import errno
+
+_PAGE = 4096
+BASE = 0x200000  # below where programs are linked to, above what no program may map
+MOST_BYTES = 0x100000  # of a head
+_NONE = (1 << 64) - 1
+# arch/x86/include/generated/uapi/asm/unistd_64.h, arch/x86/include/uapi/asm/prctl.h, mman.h
+_OPEN, _CLOSE, _MMAP, _MPROTECT, _PREAD, _ARCH_PRCTL = 2, 3, 9, 10, 17, 158
+_ARCH_SET_FS = 0x1002
+_O_CLOEXEC = 0o2000000
+_WRITE = 2
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
+_SELF_FD, _FILE_FD = 3, 4  # what open(2) answers in a new process with three descriptors
+_HEAP = "[heap]"
+
+_BEFORE_TABLE = bytes.fromhex("49bf")  # mov r15, table
+_CALLS = bytes.fromhex(
+    "498b07"  # next: mov rax, [r15]
+    "4883f8ff"  # cmp rax, -1
+    "742a"  # je done
+    "498b7f08"  # mov rdi, [r15 + 8]
+    "498b7710"  # mov rsi, [r15 + 16]
+    "498b5718"  # mov rdx, [r15 + 24]
+    "4d8b5720"  # mov r10, [r15 + 32]
+    "4d8b4728"  # mov r8, [r15 + 40]
+    "4d8b4f30"  # mov r9, [r15 + 48]
+    "0f05"  # syscall
+    "483d01f0ffff"  # cmp rax, -4095
+    "7306"  # jae failed
+    "4983c738"  # add r15, 56
+    "ebcf"  # jmp next
+    "0f0b"  # failed: ud2
+)  # done:
+# mov REGISTER, value; rcx is the kernel's at every system call, and so ours to jump by.
+_MOVES = {
+    name: bytes.fromhex(move)
+    for name, move in (
+        *(("rax", "48b8"), ("rbx", "48bb"), ("rdx", "48ba"), ("rsi", "48be"), ("rdi", "48bf")),
+        *(("rbp", "48bd"), ("rsp", "48bc"), ("r8", "49b8"), ("r9", "49b9"), ("r10", "49ba")),
+        *(("r12", "49bc"), ("r13", "49bd"), ("r14", "49be"), ("r15", "49bf")),
+    )
+}
+_MOVE_RCX, _JUMP_RCX = bytes.fromhex("48b9"), bytes.fromhex("ffe1")
+_EHDR, _PHDR = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ"
+_ET_EXEC, _EM_X86_64 = 2, 62  # elf.h
+_PT_LOAD, _PT_GNU_STACK = 1, 0x6474E551
+_X, _W, _R = 1, 2, 4
+
+
+class Region:
+    """A piece of a process's memory.
+
+    Args:
+        rights: Of PROT_*, as mmap(2) has them.
+        name: As proc_pid_maps(5) has it: a path, or what it is for.
+        offset: In that file.
+
+    Attributes:
+        is_own: Whether there is more in it than in that file.
+        content: What is in it, zeros at its end left out; of what is its own alone.
+        at: Where that lies in what is kept.
+        room: Bytes that it may grow to, downwards.
+    """
+
+    def __init__(self, start: int, end: int, rights: int, name: str, offset: int) -> None:
+        self.start, self.end, self.rights = start, end, rights
+        self.name, self.offset = name, offset
+        self.is_own = False
+        self.content, self.at, self.room = b"", 0, end - start
+
+
+def padded(content: bytes) -> bytes:
+    """To whole pages."""
+    return content + bytes(-len(content) % _PAGE)
+
+
+def head(regions: list[Region], registers: dict[str, int], place: str, prefix: str) -> bytes:
+    """What goes before the kept content, in whole pages.
+
+    Args:
+        place: Where the program finds itself.
+        prefix: Where it finds the files that it had mapped, before their paths.
+    """
+    heap = next((region for region in regions if region.name == _HEAP), None)
+    texts = {place: 0}
+    for region in regions:
+        if region.name.startswith("/") and not region.is_own:
+            texts[prefix + region.name] = 0
+    size = 0
+    # Once to know how long it is, once to know where all of it lies.
+    for _ in range(2):
+        calls = _calls(regions, texts, place, prefix, size, registers["fs_base"])
+        table = b"".join(struct.pack("<7Q", *(*call, 0, 0, 0, 0, 0)[:7]) for call in calls)
+        begin = struct.calcsize(_EHDR) + 3 * struct.calcsize(_PHDR)
+        code_bytes = len(_code(0, registers))
+        table_at = -(-(begin + code_bytes) // 8) * 8
+        texts_at = table_at + len(table) + 8
+        for text in texts:
+            texts[text] = BASE + texts_at
+            texts_at += len(_text(text))
+        size = -(-texts_at // _PAGE) * _PAGE
+    if size > MOST_BYTES or min(region.start for region in regions) < BASE + MOST_BYTES:
+        raise OSError(errno.ENOSYS, "the program lies where a still begins")
+    whole = _elf(BASE + begin, size, heap) + _code(BASE + table_at, registers)
+    whole = whole.ljust(table_at, b"\0") + table + struct.pack("<Q", _NONE)
+    return (whole + b"".join(map(_text, texts))).ljust(size, b"\0")
+
+
+def _text(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape") + b"\0"
+
+
+def _code(table: int, registers: dict[str, int]) -> bytes:
+    moves = [move + struct.pack("<Q", registers[name]) for name, move in _MOVES.items()]
+    jump = _MOVE_RCX + struct.pack("<Q", registers["rip"]) + _JUMP_RCX
+    return _BEFORE_TABLE + struct.pack("<Q", table) + _CALLS + b"".join(moves) + jump
+
+
+def _calls(
+    regions: list[Region], texts: dict[str, int], place: str, prefix: str, size: int, fs_base: int
+) -> list[tuple[int, ...]]:
+    calls: list[tuple[int, ...]] = [(_OPEN, texts[place], _O_CLOEXEC)]
+    for name in dict.fromkeys(prefix + r.name for r in regions if not r.is_own):
+        mapped = [r for r in regions if not r.is_own and prefix + r.name == name]
+        if name not in texts:
+            calls += [_mapping(r, r.rights, _MAP_ANONYMOUS, _NONE) for r in mapped]
+            continue
+        calls.append((_OPEN, texts[name], _O_CLOEXEC))
+        calls += [_mapping(r, r.rights, 0, _FILE_FD) for r in mapped]
+        calls.append((_CLOSE, _FILE_FD))
+    for region in regions:
+        if region.is_own:
+            calls += _filling(region, size)
+    return [*calls, (_CLOSE, _SELF_FD), (_ARCH_PRCTL, _ARCH_SET_FS, fs_base)]
+
+
+def _mapping(region: Region, rights: int, flags: int, fd: int) -> tuple[int, ...]:
+    start = region.end - max(region.room, region.end - region.start)
+    offset = 0 if fd == _NONE else region.offset
+    flags |= _MAP_PRIVATE | _MAP_FIXED
+    return _MMAP, start, region.end - start, rights, flags, fd, offset
+
+
+def _filling(region: Region, size: int) -> list[tuple[int, ...]]:
+    """New memory with what was in the old one. The heap is there: see `_elf`."""
+    calls = []
+    if region.name != _HEAP:
+        calls.append(_mapping(region, region.rights | _WRITE, _MAP_ANONYMOUS, _NONE))
+    if region.content:
+        length = len(region.content)
+        calls.append((_PREAD, _SELF_FD, region.start, length, size + region.at))
+    if not region.rights & _WRITE:
+        calls.append((_MPROTECT, region.start, region.end - region.start, region.rights))
+    return calls
+
+
+def _elf(entry: int, size: int, heap: Region | None) -> bytes:
+    """The heap is the last of its segments: brk(2) goes on after that, and so where it has been."""
+    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    sizes = struct.calcsize(_EHDR), struct.calcsize(_PHDR), 3, 0, 0, 0
+    last = (heap.start, heap.end - heap.start) if heap else (BASE + size, _PAGE)
+    segments = [
+        (_PT_LOAD, _R | _X, 0, BASE, BASE, size, size, _PAGE),
+        (_PT_LOAD, _R | _W, 0, last[0], last[0], 0, last[1], _PAGE),
+        (_PT_GNU_STACK, _R | _W, 0, 0, 0, 0, 0, 16),
+    ]
+    header = struct.pack(_EHDR, ident, _ET_EXEC, _EM_X86_64, 1, entry, sizes[0], 0, 0, *sizes)
+    return header + b"".join(struct.pack(_PHDR, *segment) for segment in segments)

@@ -1,0 +1,193 @@
+"""Stills: programs that have started once, and go on from there in every guest that gets a copy.
+
+A program runs here until it stops itself. What it has in memory then is written down; see
+`still_program` for what becomes of that. Only for programs of our own, before they have read or
+opened anything: a still is the same in every guest, with whatever is in it.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import _struct as struct
+import errno
+import posix as os
+
+from ..linux import files, libc, ptrace
+from . import still_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .still_program import Region
+
+# No thread notes for the kernel, which would be another one's; no giving back of memory by brk(2),
+# which where we go on may not be where it was: malloc would miscount.
+TUNABLES = "glibc.pthread.rseq=0:glibc.malloc.trim_threshold=0x7fffffffffff"
+_AT_IGNORE, _AT_SYSINFO_EHDR = 1, 33  # include/uapi/linux/auxvec.h
+_STACK_BYTES = 8 << 20  # what Linux gives everybody
+_ENDS_BELOW = 0x7FFF_FF00_0000  # platforms of gVisor's have code of their own at the very top
+_ATTEMPTS = 8  # where the kernel puts things is a matter of chance
+_OF_THE_KERNEL = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
+_CODE_FD = 3
+
+
+class Still:
+    """One, in memory.
+
+    Attributes:
+        content: A memfd with what every copy begins with but its head.
+        heads: What goes before that, by the prefix of the paths at which a guest sees the host's files.
+    """
+
+    def __init__(self, content: int, heads: dict[str, bytes]) -> None:
+        self.content, self.heads = content, heads
+        self.size_bytes = os.fstat(content).st_size + len(next(iter(heads.values())))
+
+    def write(self, fd: int, prefix: str) -> None:
+        """The whole program, into a new file."""
+        os.write(fd, self.heads[prefix])
+        at, size = 0, os.fstat(self.content).st_size
+        while at < size:
+            at += os.sendfile(fd, self.content, at, size - at)
+
+
+def take(argv: list[str], env: dict[str, str], code: int, place: str, prefixes: list[str]) -> Still:
+    """Run a program until it sends itself SIGSTOP, and keep it.
+
+    Args:
+        code: What it finds as descriptor 3, and has closed again by then.
+        place: The path of its copies in every guest.
+        prefixes: As in `Still.heads`.
+
+    Raises:
+        OSError: ENOSYS where such a thing cannot go on elsewhere; what the kernel says to ptrace(2).
+    """
+    if libc.MACHINE != "x86_64":
+        raise OSError(errno.ENOSYS, f"no stills on {libc.MACHINE}")
+    for _ in range(_ATTEMPTS):
+        pid = _start(argv, {**env, "GLIBC_TUNABLES": TUNABLES}, code)
+        try:
+            _run(pid)
+            regions = _regions(pid)
+            if max(region.end for region in regions) < _ENDS_BELOW:
+                return _keep(regions, ptrace.registers(pid), place, prefixes)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    raise OSError(errno.EAGAIN, "the stack lies too high, time and again")
+
+
+def _keep(
+    regions: list[Region], registers: dict[str, int], place: str, prefixes: list[str]
+) -> Still:
+    content = os.memfd_create("still", os.MFD_CLOEXEC)
+    try:
+        with open(content, "wb", closefd=False) as file:
+            for region in regions:
+                region.at = file.tell()
+                file.write(still_program.padded(region.content))
+        heads = {
+            prefix: still_program.head(regions, registers, place, prefix) for prefix in prefixes
+        }
+        return Still(content, heads)
+    except BaseException:
+        os.close(content)
+        raise
+
+
+def _start(argv: list[str], env: dict[str, str], code: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            null = os.open("/dev/null", os.O_RDWR)
+            moved = os.dup(code)  # that may be one of the first three
+            for standard in range(3):
+                os.dup2(null, standard)
+            os.dup2(moved, _CODE_FD)
+            files.close_from(_CODE_FD + 1)
+            os.chdir("/")
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            ptrace.trace_me()
+            os.execve(argv[0], argv, env)
+        finally:
+            os._exit(127)
+    return pid
+
+
+def _run(pid: int) -> None:
+    """From its execve(2), where it stands, to where it stops itself."""
+    _wait(pid, signal.SIGTRAP)
+    ptrace.kill_with_us(pid)
+    _take_away_vdso(pid)
+    ptrace.go_on(pid)
+    _wait(pid, signal.SIGSTOP)
+    if len(os.listdir(f"/proc/{pid}/task")) != 1:
+        raise OSError(errno.ENOSYS, "a program with threads cannot be kept")
+
+
+def _wait(pid: int, signum: int) -> None:
+    while True:
+        # Who has ended is not reaped: it will be killed by its number.
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+            raise OSError(errno.ECHILD, "the program to keep ended")
+        os.waitpid(pid, os.WUNTRACED)
+        if found.si_status == signum:
+            return
+        ptrace.go_on(pid, found.si_status)
+
+
+def _take_away_vdso(pid: int) -> None:
+    """The C library would keep the addresses of this kernel's own code; so it asks by system calls.
+
+    On the stack of a new program: argc, argv, 0, environment, 0, auxiliary vector. Source: getauxval(3).
+    """
+    memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        at = ptrace.registers(pid)["rsp"] + 8
+        for _list in ("argv", "environment"):
+            while any(os.pread(memory, 8, at)):
+                at += 8
+            at += 8
+        while key := struct.unpack("=Q", os.pread(memory, 8, at))[0]:
+            if key == _AT_SYSINFO_EHDR:
+                os.pwrite(memory, struct.pack("=Q", _AT_IGNORE), at)
+            at += 16
+    finally:
+        os.close(memory)
+
+
+def _regions(pid: int) -> list[Region]:
+    """All that is mapped. Source: proc_pid_smaps(5)."""
+    found: list[Region] = []
+    with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split(None, 5)
+            if "-" in words[0] and not words[0].endswith(":"):
+                found.append(_region(words))
+            elif words[0] == "Anonymous:" and int(words[1]):
+                found[-1].is_own = True
+    regions = [region for region in found if region.name not in _OF_THE_KERNEL]
+    if not any(region.name.endswith("/libc.so.6") for region in regions):
+        raise OSError(errno.ENOSYS, "only programs with glibc are kept")
+    memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for region in regions:
+            if region.is_own:
+                region.content = os.pread(memory, region.end - region.start, region.start)
+                region.content = region.content.rstrip(b"\0")
+    finally:
+        os.close(memory)
+    return regions
+
+
+def _region(words: list[str]) -> Region:
+    start, _, end = words[0].partition("-")
+    rights = sum(bit for letter, bit in (("r", 1), ("w", 2), ("x", 4)) if letter in words[1])
+    name = words[5].strip() if len(words) > 5 else ""
+    region = still_program.Region(int(start, 16), int(end, 16), rights, name, int(words[2], 16))
+    if name == "[stack]":
+        region.room = _STACK_BYTES
+    return region

@@ -1,0 +1,114 @@
+"""A still goes on where its program stopped: another process, with nothing of its taker's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Limits, Sandbox
+from ringfence.backends.gvisor import plan
+from ringfence.backends.gvisor.backend import GvisorBackend
+from ringfence.backends.local import agent_code, hulls
+from ringfence.backends.local.answers import Refused
+from tests.features import require
+
+_SECRET = "mine-alone-31c9"
+# What is taken stops in the middle of a sum; then it says who it is.
+_TAKEN = (
+    "import os, signal; x = 40; os.kill(os.getpid(), signal.SIGSTOP); "
+    "print(x + 2, os.getpid(), sorted(os.listdir('/proc/self/fd')))"
+)
+_TAKE = """
+import os, sys
+sys.path.append(sys.argv[1])
+from ringfence.launcher import stills
+still = stills.take(
+    [sys.argv[2], "-I", "-S", "-X", "utf8", "-c", sys.argv[3]],
+    {"LC_ALL": "C"}, os.open("/dev/null", os.O_RDONLY), sys.argv[4], [""],
+)
+fd = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+still.write(fd, "")
+print(os.fstat(fd).st_size - still.size_bytes)
+"""
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Path:
+    if os.uname().machine != "x86_64":
+        pytest.skip("stills are for x86-64")
+    place = tmp_path / "still"
+    source = str(Path(agent_code.__file__).parents[3])
+    python = agent_code.interpreter()[0]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _TAKE, source, python, _TAKEN, str(place)],
+        env={"SECRET": _SECRET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("0\n", "") == (done.stdout, done.stderr)
+    return place
+
+
+def test_every_copy_goes_on_as_another_process(still: Path) -> None:
+    said = [
+        subprocess.run([still], capture_output=True, text=True, check=True).stdout.split(maxsplit=2)
+        for _ in range(2)
+    ]
+
+    assert ["42", "42"] == [first for first, _pid, _fds in said]
+    assert said[0][1] != said[1][1]
+    # Its standard streams, and the one by which it looks.
+    assert ["['0', '1', '2', '3']\n"] * 2 == [fds for _first, _pid, fds in said]
+
+
+def test_nothing_of_the_takers_is_in_it(still: Path) -> None:
+    content = still.read_bytes()
+    assert b"LC_ALL=C" in content, "the control: its own environment is"
+    assert _SECRET.encode() not in content
+
+
+@pytest.fixture
+def backend() -> Iterator[GvisorBackend]:
+    require("user namespaces")
+    require("runsc")
+    made = GvisorBackend()
+    yield made
+    made.close()
+
+
+def _agents_program(sandbox: Sandbox) -> str:
+    """The command line of PID 1."""
+    return sandbox.exec(["cat", "/proc/1/cmdline"]).stdout.decode().rstrip("\0").replace("\0", " ")
+
+
+def test_guests_start_from_it_where_there_is_room(backend: GvisorBackend) -> None:
+    small = Limits(disk_bytes=4 << 20)
+    with (
+        Sandbox.create(backend=backend) as usual,
+        Sandbox.create(backend=backend, limits=small) as narrow,
+    ):
+        assert plan.STILL == _agents_program(usual)
+        assert _agents_program(narrow).startswith(agent_code.interpreter()[0])
+        for sandbox in (usual, narrow):
+            gone = sandbox.exec(["ls", "-A", "/.ringfence"])
+            assert 2 == gone.exit_code, "what it was started from is gone"
+
+
+def test_where_none_can_be_taken_the_agent_starts_anew(
+    backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "still", lambda: {**_unusable(), "prefixes": [""]})
+    with pytest.raises(Refused, match="ended"):
+        hulls.ask_for_still(backend.keeper(), plan.still())
+    with Sandbox.create(backend=backend) as sandbox:
+        assert _agents_program(sandbox).startswith(agent_code.interpreter()[0])
+
+
+def _unusable() -> dict[str, object]:
+    return {"argv": ["/bin/false"], "env": {}, "place": plan.STILL}
