@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 
 from ..errors import ExecError, LifecycleError, RingfenceError
 from ..model.exec import ExecResult
@@ -81,7 +80,7 @@ class Run:
         view = self._view
         if not view.running:
             return view
-        return replace(view, **self._counts())
+        return view.altered(**self._counts())
 
     def _counts(self) -> dict[str, Any]:
         out, err = self.spool.tracks
@@ -130,7 +129,7 @@ class Run:
     def final(self, state: ExecState, **fields: Any) -> ExecView:
         """What its owner will see once it is over."""
         more = {**self._counts(), **fields}
-        return replace(self._view, state=state, ended_at=time.time(), **more)
+        return self._view.altered(state=state, ended_at=time.time(), **more)
 
     def problem(self, error: RingfenceError) -> ExecView:
         """The same, of one of which no end is known."""

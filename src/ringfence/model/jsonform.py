@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     Readers = Mapping[str, Callable[[Any], Any]]  # how to read the fields that are nouns, by name
 
 _LARGEST = 2**63 - 1
+_AS_IT_IS = frozenset({str, int, float, bool, type(None)})
 
 
 def dump(noun: Any) -> dict[str, Any]:
     """The JSON object of a dataclass instance."""
-    return {name: plain(getattr(noun, name)) for name in noun.__match_args__}
+    form = {}
+    for name in noun.__match_args__:
+        value = getattr(noun, name)
+        form[name] = value if type(value) in _AS_IT_IS else plain(value)
+    return form
 
 
 def plain(value: Any) -> Any:
@@ -45,8 +50,8 @@ def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
     for key in given:
         if key not in known:
             checks.refuse(str(key), f"unknown key in {cls.__name__}", f"known: {', '.join(known)}")
-    for key, spec in known.items():
-        if key not in given and _is_required(spec):
+    for key in _required(cls):
+        if key not in given:
             checks.refuse(key, f"missing from {cls.__name__}")
     return {
         key: _read(value, key, known[key].type, nested.get(key)) for key, value in given.items()
@@ -132,10 +137,22 @@ def _decode_base64(value: object, field: str) -> bytes:
         raise InvalidRequest(f"is not base64: {exc}", field=field) from exc
 
 
-def _is_required(spec: Any) -> bool:
-    from dataclasses import MISSING
+_REQUIRED: dict[type[Any], tuple[str, ...]] = {}
 
-    return spec.default is MISSING and spec.default_factory is MISSING
+
+def _required(cls: type[Any]) -> tuple[str, ...]:
+    """The fields without a default; looked up once for each class."""
+    found = _REQUIRED.get(cls)
+    if found is None:
+        from dataclasses import MISSING
+
+        fields = cls.__dataclass_fields__.items()
+        found = _REQUIRED[cls] = tuple(
+            name
+            for name, spec in fields
+            if spec.default is MISSING and spec.default_factory is MISSING
+        )
+    return found
 
 
 def _read(value: Any, key: str, kind: str, nested: Callable[[Any], Any] | None) -> Any:

@@ -37,6 +37,19 @@ class Noun:
         inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
         return f"{type(self).__name__}({inner})"
 
+    def altered(self, **changes: Any) -> Self:
+        """A copy with other values in some fields, and nothing checked again.
+
+        Preconditions: each is a value that the constructor would have kept as it is.
+        """
+        made = object.__new__(type(self))
+        values = made.__dict__
+        values.update(self.__dict__)
+        values.update(changes)
+        if len(values) > len(self.__match_args__):
+            raise TypeError(f"{type(self).__name__} has not all of {', '.join(changes)}")
+        return made
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields; bytes as text, plus `*_base64` where text loses some."""
         form = jsonform.dump(self)

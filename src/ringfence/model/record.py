@@ -77,12 +77,12 @@ def _initializer(
             if len(args) > len(names):
                 raise _wrong(cls, f"takes {len(names)} positional arguments, not {len(args)}")
             values.update(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in blank:
-                raise _wrong(cls, f"got an unexpected keyword argument {name!r}")
-            if args and name in names[: len(args)]:
-                raise _wrong(cls, f"got multiple values for argument {name!r}")
-            values[name] = value
+            if twice := kwargs.keys() & names[: len(args)]:
+                raise _wrong(cls, f"got multiple values for argument {min(twice)!r}")
+        values.update(kwargs)
+        if len(values) > len(blank):
+            name = next(name for name in kwargs if name not in blank)
+            raise _wrong(cls, f"got an unexpected keyword argument {name!r}")
         for name in required:
             if values[name] is _MISSING:
                 raise _wrong(cls, f"missing a required argument: {name!r}")
@@ -108,9 +108,9 @@ def _refuse(self: Any, name: str, _value: Any = None) -> NoReturn:
 
 
 def _replace(self: Any, /, **changes: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(self, **changes)
+    values = self.__dict__
+    kept = {name: values[name] for name in self.__match_args__ if name in values}
+    return type(self)(**{**kept, **changes})
 
 
 class _Twin:

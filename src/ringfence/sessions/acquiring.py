@@ -71,6 +71,8 @@ def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
         if spec.labels.get(name, value) != value:
             raise InvalidRequest("the spec says otherwise", field=f"required_labels.{name}")
     selection.check_required(spec, options.required)
+    if not options.required_labels:
+        return spec
     return replace(spec, labels={**spec.labels, **options.required_labels})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from ..errors import SandboxNotFound
 from ..model.client_session import SessionState
@@ -51,7 +50,7 @@ def describe_ended(manager: SessionManager, session: SessionRecord) -> SandboxVi
 
 def describe_live(live: Live) -> SandboxView:
     """One that the manager holds."""
-    spec = replace(live.spec, network=live.inner.spec.network)
+    spec = live.spec.altered(network=live.inner.spec.network)
     return _view(live.view(), spec, live.inner.session)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 from ..errors import LifecycleError, RingfenceError, SandboxLost
 from ..model.ids import new_id
@@ -177,5 +176,7 @@ class Maker:
 
 def for_backend(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
     """The spec without what the manager itself sees to."""
-    limits = replace(spec.limits, idle_timeout_s=None)
-    return replace(spec, id=sandbox_id, limits=limits, ttl_s=None)
+    limits = spec.limits
+    if limits.idle_timeout_s is not None:
+        limits = limits.altered(idle_timeout_s=None)
+    return spec.altered(id=sandbox_id, limits=limits, ttl_s=None)

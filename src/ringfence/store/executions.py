@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Executions:
         """Write it down; False where the id is taken."""
         marks = ", ".join("?" * len(_NAMES))
         sql = f"INSERT OR IGNORE INTO executions ({', '.join(_NAMES)}) VALUES ({marks})"
-        return self._database.write(sql, [*asdict(record).values()]) == 1
+        return self._database.write(sql, [*vars(record).values()]) == 1
 
     def change(self, execution_id: str, **columns: Any) -> None:
         """Change some columns."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 from .database import IN_MEMORY, Database
 from .directory import StateDirectory
@@ -188,7 +188,7 @@ class Store:
 
     def add_anchor(self, anchor: Anchor) -> None:
         """Remember a process whose end ends sandboxes."""
-        row = asdict(anchor)
+        row = vars(anchor)
         marks = ", ".join("?" * len(row))
         self._database.write(
             f"INSERT OR IGNORE INTO anchors ({', '.join(row)}) VALUES ({marks})", [*row.values()]
@@ -236,7 +236,7 @@ class Store:
     # -- how ----------------------------------------------------------------------------------
 
     def _insert(self, table: str, record: Record) -> None:
-        row = asdict(record)
+        row = vars(record)
         marks = ", ".join("?" * len(row))
         self._database.write(
             f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", [*row.values()]

@@ -112,3 +112,18 @@ def test_words_behave_as_a_str_enum() -> None:
 def test_words_are_single_objects() -> None:
     assert State.RUNNING is pickle.loads(pickle.dumps(State.RUNNING))
     assert State.RUNNING is copy.deepcopy(State.RUNNING)
+
+
+def test_what_is_altered_is_a_noun_like_any_other_and_the_old_one_stays() -> None:
+    """Control: the constructor, given the same values."""
+    before = Limits(pids=10, cpus=1.0)
+
+    after = before.altered(pids=20)
+
+    assert Limits(pids=20, cpus=1.0) == after
+    assert Limits(pids=10, cpus=1.0) == before
+
+
+def test_only_fields_are_altered() -> None:
+    with pytest.raises(TypeError, match="Limits has not all of cores"):
+        Limits().altered(cores=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -62,7 +61,7 @@ async def _with_result(service: Service, run: Run) -> Response:
         return answer(view)
 
     def whole() -> Response:
-        return answer(replace(view, result=run.result()))
+        return answer(view.altered(result=run.result()))
 
     if view.stdout_bytes + view.stderr_bytes < 1 << 16:
         return whole()  # a thread would take longer

@@ -56,7 +56,9 @@ async def create(
         metadata=metadata,
         snapshot_id=body.snapshot_id,
     )
-    made, view = await service.lanes.call(_create, service, caller, replace(spec, id=None), options)
+    if spec.id is not None:
+        spec = spec.altered(id=None)
+    made, view = await service.lanes.call(_create, service, caller, spec, options)
     request.state.made = view.id
     return answer(view, 201 if made else 200, admin=caller.is_admin)
 
