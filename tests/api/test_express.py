@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
+
+from ringfence.api.express import Express
+from ringfence.model.create import CreateRequest
+from ringfence.model.exec_start import StartRequest
 
 SHORT, LONG = "application/json", "application/json; charset=utf-8"
 CHANGES = ("id", "session_id", "sandbox_id", "created_at", "last_active_at", "ended_at", "status")
@@ -90,3 +95,35 @@ def test_both_are_counted_as_their_route(client: httpx.Client, sandbox_id: str) 
     text = client.get("/metrics").text
     for route in ("/v1/sandboxes", "/v1/sandboxes/{sandbox_id}/execs"):
         assert f'route="{route}",method="POST"' in text
+
+
+@pytest.mark.parametrize(
+    ("noun", "text", "is_kept"),
+    [
+        (CreateRequest, b'{"labels": {"a": "b"}}', True),
+        (CreateRequest, b'{"env": {"A": "s"}}', False),
+        (CreateRequest, b'{"\\u0073ecrets": {"A": "s"}}', False),
+        (CreateRequest, b'{"labels": {"a": "' + 1024 * b"b" + b'"}}', False),
+        (StartRequest, b'{"argv": ["true"]}', True),
+        (StartRequest, b'{"argv": ["true"], "env": {"A": "s"}}', False),
+        (StartRequest, b'{"argv": ["true"], "stdin": "s"}', False),
+    ],
+)
+def test_what_the_same_words_mean_is_kept_unless_it_is_secret(
+    noun: Any, text: bytes, *, is_kept: bool
+) -> None:
+    express: Any = Express(app=None, service=None)  # type: ignore[arg-type]
+
+    first, again = express._read(noun, text), express._read(noun, bytes(bytearray(text)))
+
+    assert noun.from_json(json.loads(text)) == first == again
+    assert is_kept == (first is again)
+
+
+def test_not_more_of_them_are_kept_than_may_be() -> None:
+    express: Any = Express(app=None, service=None)  # type: ignore[arg-type]
+
+    for number in range(1000):
+        express._read(StartRequest, b'{"argv": ["%d"]}' % number)
+
+    assert len(express._known) <= 256

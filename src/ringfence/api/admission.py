@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import contextmanager
 
 from ..errors import ResourceExhausted, TooLarge, TooManyRequests, TooSlow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.types import Message, Receive
 
     from .bounds import Bounds
@@ -26,9 +23,8 @@ class Admission:
         self._of: Counter[str] = Counter()
         self.now = 0
 
-    @contextmanager
-    def one(self, client: str) -> Iterator[None]:
-        """In the block, a request of this client is being served.
+    def begin(self, client: str) -> None:
+        """A request of this client is being served, until `end`.
 
         Raises:
             ResourceExhausted: As many as may be are being served.
@@ -40,13 +36,13 @@ class Admission:
             raise TooManyRequests(f"{self._of[client]} of this client's requests are being served")
         self.now += 1
         self._of[client] += 1
-        try:
-            yield
-        finally:
-            self.now -= 1
-            self._of[client] -= 1
-            if not self._of[client]:
-                del self._of[client]
+
+    def end(self, client: str) -> None:
+        """It has been."""
+        self.now -= 1
+        self._of[client] -= 1
+        if not self._of[client]:
+            del self._of[client]
 
 
 class Body:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _LARGEST = 64 << 20
 _REFUSED = (401, 403, 429)
 _REFUSED_OR_NOT_THERE = (400, 404, 422, *_REFUSED)
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
 _QUIET = ("GET", "HEAD", "OPTIONS")
 
 
@@ -26,7 +27,7 @@ class Audit:
 
     def __init__(self, path: str | None) -> None:
         self._path, self._lock, self._fd = path, threading.Lock(), -1
-        self.lost = 0
+        self._bytes = self.lost = 0
 
     @staticmethod
     def is_of_interest(method: str, status: int, path: str) -> bool:
@@ -41,13 +42,13 @@ class Audit:
         """One line. JSON escapes whatever a client chose: nobody can forge another line."""
         if self._path is None:
             return
-        line = json.dumps({"time": round(time.time(), 6), **facts}, separators=(",", ":")) + "\n"
+        line = _as_json({"time": round(time.time(), 6), **facts}).encode() + b"\n"
         with self._lock:
             try:
                 if self._fd < 0:
                     self._open()
-                os.write(self._fd, line.encode())
-                if os.fstat(self._fd).st_size > _LARGEST:
+                self._bytes += os.write(self._fd, line)
+                if self._bytes > _LARGEST:
                     self._rotate()
             except OSError:
                 self.lost += 1
@@ -56,6 +57,7 @@ class Audit:
         assert self._path is not None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
+        self._bytes = os.fstat(self._fd).st_size
 
     def _rotate(self) -> None:
         assert self._path is not None

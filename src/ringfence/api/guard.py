@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
 from typing import Any
-from uuid import uuid4
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +24,7 @@ LOCAL = "local"
 
 _STREAMED = re.compile(r"/(?:files/(?:content|tree)|stdin|ports/\d+/http(?:/.*)?)\Z")
 _OF = re.compile(r"\A/v1/sandboxes/(?P<sandbox>[a-z0-9-]+)(?:/execs/(?P<exec>[a-z0-9-]+))?")
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _REQUEST_ID = re.compile(r"\A[A-Za-z0-9._-]{1,64}\Z")
 
 logger = logging.getLogger("ringfence.requests")
@@ -46,11 +46,17 @@ class Guard:
             if request.is_preflight():
                 await request.allow()
                 return
-            caller = request.admit()
-            with self._service.admission.one(caller.client):
+            caller, admission = request.admit(), self._service.admission
+            admission.begin(caller.client)
+            try:
                 await self._app(scope, request.body(), request.send)
+            finally:
+                admission.end(caller.client)
         except RingfenceError as exc:
             await request.refuse(exc)
+        except Exception as exc:
+            if not await request.fail(exc):
+                raise
         except asyncio.CancelledError:
             # Only the server's own end cuts a request short: there is no caller to pass that on to.
             await request.break_off()
@@ -63,15 +69,18 @@ class _Passing:
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self._service, self._scope, self._receive, self._send = service, scope, receive, send
-        self._headers = Headers(scope=scope)
+        # Of a name that comes twice, the first counts.
+        pairs = reversed(scope["headers"])
+        self._headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in pairs}
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._began = time.monotonic()
         self._status = 0
         given = self._headers.get("x-request-id", "")
-        self._id = given if _REQUEST_ID.match(given) else uuid4().hex
+        self._id = given if given and _REQUEST_ID.match(given) else os.urandom(16).hex()
         self._state["request_id"] = self._id
         self._caller: Caller | None = None
         self._why, self._is_written = "", False
+        self._is_streamed = _STREAMED.search(scope["path"]) is not None
 
     # -- pages ----------------------------------------------------------------------------------
 
@@ -140,10 +149,6 @@ class _Passing:
             return Caller(LOCAL, is_admin=True)
         raise Unauthenticated("no key was given", hint="Authorization: Bearer KEY")
 
-    @property
-    def _is_streamed(self) -> bool:
-        return _STREAMED.search(self._scope["path"]) is not None
-
     def body(self) -> Receive:
         """The body, bounded; a WebSocket's messages as they are."""
         if self._scope["type"] == "websocket":
@@ -157,19 +162,19 @@ class _Passing:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self.write_down()
-            message["headers"] = [
+            headers = message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self._id.encode()),
-                (b"x-content-type-options", b"nosniff"),
+                _NO_SNIFFING,
             ]
             origin = self._headers.get("origin")
             if origin is not None and origin.lower() in self._service.door.origins:
-                message["headers"].append(
-                    (b"access-control-allow-origin", origin.encode("latin-1"))
-                )
-                message["headers"].append((b"vary", b"origin"))
                 shown = b"x-request-id, retry-after, content-range"
-                message["headers"].append((b"access-control-expose-headers", shown))
+                headers += [
+                    (b"access-control-allow-origin", origin.encode("latin-1")),
+                    (b"vary", b"origin"),
+                    (b"access-control-expose-headers", shown),
+                ]
         elif message["type"] == "websocket.accept":
             self._status = 101
             self.write_down()
@@ -187,6 +192,14 @@ class _Passing:
             return
         more = {} if self._caller else {"connection": "close"}
         await problems.problem(error, more)(self._scope, self._receive, self.send)
+
+    async def fail(self, error: Exception) -> bool:
+        """Answer that something went wrong which nobody foresaw; False where an answer is under way."""
+        if self._status or self._scope["type"] != "http":
+            return False
+        method, path = self._scope["method"], self._scope["path"]
+        await problems.unforeseen(method, path, error)(self._scope, self._receive, self.send)
+        return True
 
     async def break_off(self) -> None:
         """The server stops, and waits no longer: say so, unless an answer is under way."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from functools import partial
+from concurrent.futures import Future
 
 from ..errors import TooManyRequests
+from .workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -43,8 +42,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self._pools = {
-            lane: ThreadPoolExecutor(count, thread_name_prefix=f"ringfence-{lane}")
-            for lane, count in _THREADS.items()
+            lane: Workers(count, name=f"ringfence-{lane}") for lane, count in _THREADS.items()
         }
         self._gates: dict[tuple[str, str], _Gate] = {}
         self._errands: Counter[str] = Counter()
@@ -65,13 +63,18 @@ class Lanes:
         Raises:
             TooManyRequests: Too many calls on the same sandbox wait already.
         """
-        loop = asyncio.get_running_loop()
-        work = partial(function, *args, **more) if more else function
-        arguments = () if more else args
+        workers = self._pools[lane]
         if not key:
-            return await loop.run_in_executor(self._pools[lane], work, *arguments)
-        async with self._through(lane, key):
-            return await loop.run_in_executor(self._pools[lane], work, *arguments)
+            return await workers.do(function, args, more)
+        gate = self._gate(lane, key)
+        gate.users += 1
+        try:
+            async with gate.semaphore:
+                return await workers.do(function, args, more)
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                self._gates.pop((lane, key), None)
 
     def begin_errand(self, key: str) -> None:
         """One more helper in a sandbox.
@@ -108,23 +111,15 @@ class Lanes:
         """`function()` in a thread of its own; nobody waits for it or hears how it went."""
         threading.Thread(target=function, name="ringfence-later", daemon=True).start()
 
-    @asynccontextmanager
-    async def _through(self, lane: str, key: str) -> AsyncIterator[None]:
+    def _gate(self, lane: str, key: str) -> _Gate:
         gate = self._gates.get((lane, key))
         if gate is None:
             gate = self._gates[lane, key] = _Gate(_WIDTH[lane])
         if gate.users >= _MOST_WAITING:
             raise TooManyRequests(f"{gate.users} calls wait for sandbox {key} already")
-        gate.users += 1
-        try:
-            async with gate.semaphore:
-                yield
-        finally:
-            gate.users -= 1
-            if not gate.users:
-                self._gates.pop((lane, key), None)
+        return gate
 
     def close(self) -> None:
         """Take no more; what runs ends by itself."""
         for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()

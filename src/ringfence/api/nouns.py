@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from ..model.noun import Noun
 
+_as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 MARK = "x-ringfence-noun"
 """Stands for a reference to the schema of a noun until `openapi` puts it there."""
 
@@ -38,8 +40,7 @@ def answer(noun: Noun, status: int = 200, **options: Any) -> Response:
 
 def json_answer(form: Any, status: int = 200) -> Response:
     """Plain data as the response."""
-    text = json.dumps(form, separators=(",", ":"), allow_nan=False)
-    return Response(text, status, media_type="application/json")
+    return Response(_as_json(form), status, media_type="application/json")
 
 
 def page(items: list[Any], next_cursor: str | None = None) -> Response:

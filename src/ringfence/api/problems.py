@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import json
+import logging
 
 from starlette.responses import Response
 
@@ -22,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
+
+logger = logging.getLogger("ringfence.api")
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -109,6 +112,7 @@ def of_validation(errors: Sequence[Any]) -> RingfenceError:
     return InvalidRequest(str(first.get("msg", "is malformed")), field=".".join(where[1:]))
 
 
-def task_failed() -> RingfenceError:
+def unforeseen(method: str, path: str, error: Exception) -> Response:
     """What a client is told of an error that nobody foresaw; the log has the rest."""
-    return TaskFailed("an unexpected error, which is in the server's log")
+    logger.error("%s %s failed", method, path, exc_info=error)
+    return problem(TaskFailed("an unexpected error, which is in the server's log"))

@@ -25,7 +25,7 @@ class RingfenceProtocol(HttpToolsProtocol):
     """One connection."""
 
     bounds = Bounds()
-    _head_bytes = 0
+    _head_bytes, _in_head = 0, True
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -50,26 +50,29 @@ class RingfenceProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what comes before the end of the headers: httptools itself has no bound."""
-        if self._head_timer is not None or self.scope is None:
+        if self._in_head or self.scope is None:
             self._head_bytes += len(data)
             if self._head_bytes > self.bounds.head_bytes + len(data):
                 self._refuse(b"431 Request Header Fields Too Large")
                 return
         super().data_received(data)
+        # Most often they come in one piece, and need no clock.
+        if self._in_head and self._head_timer is None:
+            self._expect_head()
 
     def on_message_begin(self) -> None:
         """The clock for the headers starts with their first byte, or with the connection."""
         super().on_message_begin()
-        if self._head_timer is None:
-            self._expect_head()
+        if not self._in_head:
+            self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         """They came in time."""
+        self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
 
     def _expect_head(self) -> None:
-        self._head_bytes = 0
         self._head_timer = self.loop.call_later(self.bounds.head_s, self._too_slow)
 
     def _stop_timer(self) -> None:

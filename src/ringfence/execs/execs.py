@@ -45,6 +45,9 @@ MOST_RUNNING_BYTES = 8 << 30
 MOST_RECORDS = 20_000
 
 
+_as_json = json.JSONEncoder().encode
+
+
 def _nothing() -> None:
     """There is nothing to let go of."""
 
@@ -361,7 +364,7 @@ def _with_input(request: ExecRequest) -> ExecRequest:
 
 
 def _record(view: ExecView) -> ExecRecord:
-    text, state = json.dumps(view.to_json()), str(view.state)
+    text, state = _as_json(view.to_json()), str(view.state)
     return ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
 
 

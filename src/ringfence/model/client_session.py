@@ -128,7 +128,7 @@ class ClientSession(Noun):
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields."""
-        return {**jsonform.dump(self), "state": str(self.state)}
+        return jsonform.dump(self, state=str(self.state))
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -57,6 +57,11 @@ class CreateRequest(Noun):
             checks.instance(self.timeouts, "timeouts", SessionTimeouts)
         object.__setattr__(self, "metadata", checks.string_map(self.metadata, "metadata"))
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether it holds what nobody may keep for longer than the sandbox lives."""
+        return bool(self.spec.secrets or self.spec.env)
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object, secrets included: it goes to the server."""
         form = jsonform.dump(self)

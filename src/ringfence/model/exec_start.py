@@ -37,6 +37,11 @@ class StartRequest(Noun):
             put = object.__setattr__
             put(self, "wait_s", checks.number(self.wait_s, "wait_s", 0.0, _LONGEST_WAIT_S))
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether it holds what is not shown with the exec: its environment, or input."""
+        return bool(self.request.env) or self.request.stdin is not None
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object."""
         return {**self.request.to_json(), "wait": self.wait, "wait_s": self.wait_s}

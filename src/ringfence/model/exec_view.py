@@ -119,7 +119,7 @@ class ExecView(Noun):
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields."""
-        return {**jsonform.dump(self), "state": str(self.state)}
+        return jsonform.dump(self, state=str(self.state))
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

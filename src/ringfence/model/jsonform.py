@@ -19,10 +19,13 @@ _LARGEST = 2**63 - 1
 _AS_IT_IS = frozenset({str, int, float, bool, type(None)})
 
 
-def dump(noun: Any) -> dict[str, Any]:
-    """The JSON object of a dataclass instance."""
+def dump(noun: Any, **instead: Any) -> dict[str, Any]:
+    """The JSON object of a dataclass instance; of some fields what is given `instead`."""
     form = {}
     for name in noun.__match_args__:
+        if name in instead:
+            form[name] = instead[name]
+            continue
         value = getattr(noun, name)
         form[name] = value if type(value) in _AS_IT_IS else plain(value)
     return form

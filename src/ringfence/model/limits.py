@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import checks, jsonform
+from . import checks
 from .noun import Noun
 
 TYPE_CHECKING = False
@@ -68,7 +68,8 @@ class Limits(Noun):
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the limits that are set."""
-        return {key: value for key, value in jsonform.dump(self).items() if value is not None}
+        given = [(name, getattr(self, name)) for name in self.__match_args__]
+        return {name: value for name, value in given if value is not None}
 
 
 def bounds(name: str) -> tuple[float, float]:

@@ -179,9 +179,14 @@ class NetworkPolicy(Noun):
         """`{"mode":"unrestricted"}` or `{"mode":"limited","allowed_hosts":[...]}` and what is set."""
         if self.mode == UNRESTRICTED:
             return {"mode": UNRESTRICTED}
-        form = jsonform.dump(self)
-        kept = {name: form[name] for name in ("rules", "learn", "limits") if form[name]}
-        return {"mode": LIMITED, "allowed_hosts": form["allowed_hosts"], **kept}
+        form: dict[str, Any] = {"mode": LIMITED, "allowed_hosts": list(self.allowed_hosts)}
+        if self.rules:
+            form["rules"] = jsonform.plain(self.rules)
+        if self.learn:
+            form["learn"] = True
+        if limits := "limits" in self.__dict__ and self.limits.to_json():
+            form["limits"] = limits
+        return form
 
     @classmethod
     def from_json(cls, data: object) -> Self:

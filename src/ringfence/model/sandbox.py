@@ -55,10 +55,12 @@ class SandboxView(Noun):
 
     def to_json(self, *, admin: bool = False) -> dict[str, Any]:
         """The JSON object; host paths are shown only to an admin."""
-        form = jsonform.dump(self)
-        form["state"], form["session_state"] = str(self.state), str(self.session_state)
-        form["mounts"] = [mount.to_json(admin=admin) for mount in self.mounts]
-        return form
+        return jsonform.dump(
+            self,
+            state=str(self.state),
+            session_state=str(self.session_state),
+            mounts=[mount.to_json(admin=admin) for mount in self.mounts],
+        )
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -30,9 +30,9 @@ class ResolvedMount(Noun):
 
     def to_json(self, *, admin: bool = False) -> dict[str, Any]:
         """The JSON object; host paths are shown only to an admin."""
-        form = jsonform.dump(self)
-        if not admin:
-            del form["host_path"]
+        form: dict[str, Any] = {"target": self.target, "access": self.access}
+        if admin:
+            form["host_path"] = self.host_path
         return form
 
 
@@ -57,10 +57,8 @@ class Session(Noun):
 
     def to_json(self, *, admin: bool = False) -> dict[str, Any]:
         """The JSON object; host paths are shown only to an admin."""
-        form = jsonform.dump(self)
-        form["state"] = str(self.state)
-        form["mounts"] = [mount.to_json(admin=admin) for mount in self.mounts]
-        return form
+        mounts = [mount.to_json(admin=admin) for mount in self.mounts]
+        return jsonform.dump(self, state=str(self.state), mounts=mounts)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

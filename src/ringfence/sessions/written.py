@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from .live import Live
 
 
+_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def spec_text(spec: SandboxSpec) -> str:
     """A spec, without secrets."""
-    return json.dumps(spec.to_json(), separators=(",", ":"))
+    return _text(spec.to_json())
 
 
 def record_of(live: Live, clock: Clock) -> SessionRecord:
@@ -27,8 +30,8 @@ def record_of(live: Live, clock: Clock) -> SessionRecord:
         owner=live.client_id,
         backend=live.backend,
         state=str(live.state),
-        metadata=json.dumps(dict(live.metadata)),
-        timeouts=json.dumps(live.timeouts.to_json()),
+        metadata=_text(dict(live.metadata)),
+        timeouts=_text(live.timeouts.to_json()),
         created_at=live.created_at,
         boot=clock.boot,
         active_ns=int(live.activity.last * 1e9),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import threading
@@ -12,7 +11,8 @@ from . import schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     Row = sqlite3.Row
@@ -32,7 +32,8 @@ class Database:
         self.path = path
         self._lock, self._owner = threading.RLock(), os.getpid()
         self._depth = 0
-        with _translated(path):
+        self._transaction = _Transaction(self)
+        try:
             # Autocommit: transactions are ours to begin, in `transaction`.
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=10.0
@@ -43,6 +44,8 @@ class Database:
             except BaseException:
                 self._connection.close()
                 raise
+        except sqlite3.Error as exc:
+            raise _error(exc, path) from exc
 
     def _prepare(self) -> None:
         execute = self._connection.execute
@@ -53,32 +56,41 @@ class Database:
         execute("PRAGMA foreign_keys = ON")
         schema.migrate(self._connection)
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All that is written in the block, or nothing of it. Blocks of one thread may nest.
 
         Raises:
             StorageFull: The disk is full.
         """
-        with self._lock, _translated(self.path):
+        return self._transaction
+
+    def begin(self) -> None:
+        """Of `transaction`."""
+        self._lock.acquire()
+        try:
             self._check_owner()
             if self._depth == 0:
                 self._connection.execute("BEGIN IMMEDIATE")
-            self._depth += 1
+        except BaseException:
+            self._lock.release()
+            raise
+        self._depth += 1
+
+    def end(self, *, whole: bool) -> None:
+        """Of `transaction`."""
+        self._depth -= 1
+        try:
+            if self._depth == 0 and whole:
+                self._connection.execute("COMMIT")
+        except BaseException:
+            whole = False
+            raise
+        finally:
             try:
-                yield
-            except BaseException:
-                self._depth -= 1
-                if self._depth == 0:
+                if self._depth == 0 and not whole:
                     self._roll_back()
-                raise
-            self._depth -= 1
-            if self._depth == 0:
-                try:
-                    self._connection.execute("COMMIT")
-                except BaseException:
-                    self._roll_back()
-                    raise
+            finally:
+                self._lock.release()
 
     def _roll_back(self) -> None:
         # A full disk has rolled back by itself: sqlite.org/lang_transaction.html 3.
@@ -87,14 +99,22 @@ class Database:
 
     def write(self, sql: str, values: Sequence[Any] = ()) -> int:
         """One statement, in a transaction of its own unless one is open; the number of rows changed."""
-        with self.transaction():
-            return self._connection.execute(sql, values).rowcount
+        with self._lock:
+            self._check_owner()
+            try:
+                # Outside of a transaction SQLite makes one of each statement.
+                return self._connection.execute(sql, values).rowcount
+            except sqlite3.Error as exc:
+                raise _error(exc, self.path) from exc
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Everything a query finds."""
-        with self._lock, _translated(self.path):
+        with self._lock:
             self._check_owner()
-            return self._connection.execute(sql, values).fetchall()
+            try:
+                return self._connection.execute(sql, values).fetchall()
+            except sqlite3.Error as exc:
+                raise _error(exc, self.path) from exc
 
     def close(self) -> None:
         """Idempotent."""
@@ -108,20 +128,35 @@ class Database:
             raise LifecycleError("the state belongs to the process that opened it")
 
 
-@contextlib.contextmanager
-def _translated(path: str) -> Iterator[None]:
-    try:
-        yield
-    except RingfenceError:
-        raise
-    except sqlite3.Error as exc:
-        if _is_full(exc, path):
-            raise StorageFull(
-                f"no room to write down state in {path}", hint="free space or inodes there"
-            ) from exc
-        if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
-            raise LifecycleError("the state is closed") from exc
-        raise IoError(f"state in {path}: {exc}") from exc
+class _Transaction:
+    """A block that is entered anew each time: the database itself knows how deep it is in."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        try:
+            self._database.begin()
+        except sqlite3.Error as exc:
+            raise _error(exc, self._database.path) from exc
+
+    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            self._database.end(whole=kind is None)
+        except sqlite3.Error as exc:
+            error = exc
+        if isinstance(error, sqlite3.Error):
+            raise _error(error, self._database.path) from error
+
+
+def _error(exc: sqlite3.Error, path: str) -> RingfenceError:
+    """The error of ours."""
+    if _is_full(exc, path):
+        hint = "free space or inodes there"
+        return StorageFull(f"no room to write down state in {path}", hint=hint)
+    if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
+        return LifecycleError("the state is closed")
+    return IoError(f"state in {path}: {exc}")
 
 
 def _is_full(exc: sqlite3.Error, path: str) -> bool:

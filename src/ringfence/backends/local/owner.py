@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 
 
-def label(pid: int = 0) -> str:
+def label(pid: int = 0, started: int = 0) -> str:
     """A process for good: pid, when it started (clock ticks since boot), PID namespace.
 
     Args:
         pid: 0 is this process.
+        started: If that is known.
     """
     if pid:
-        return f"{pid}.{start_time(pid)}.{_pid_namespace()}"
+        return f"{pid}.{started or start_time(pid)}.{_pid_namespace()}"
     pid = os.getpid()
     if pid not in _labels:
         _labels.clear()  # of who forked us

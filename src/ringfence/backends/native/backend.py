@@ -412,8 +412,8 @@ class NativeBackend(LocalBackend):
 
     def anchor(self) -> tuple[int, int]:
         """The process whose end ends every sandbox made from now on: pid, and when it started."""
-        pid = self.zygote().pid
-        return pid, owner.start_time(pid)
+        zygote = self.zygote()
+        return zygote.pid, zygote.started
 
     def end_leftovers(self, pid: int, started: int) -> None:
         """End an anchor of an earlier process, and clear up what it cannot any more."""
@@ -450,7 +450,10 @@ class NativeBackend(LocalBackend):
 
     def label(self) -> str:
         """Of the process with which its sandboxes end, where that is not this one."""
-        return owner.label(self.zygote().pid) if self._keeping is not None else ""
+        if self._keeping is None:
+            return ""
+        zygote = self.zygote()
+        return owner.label(zygote.pid, zygote.started)
 
     # -- what is kept for a process after this one --------------------------------------------
 

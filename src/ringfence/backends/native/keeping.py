@@ -216,7 +216,7 @@ class Keeping:
         return items + [kept.exec_item(run) for run in list(self._runs.values())]
 
     def _zygote_item(self, zygote: Zygote) -> Item:
-        note = zygote.pid, owner.start_time(zygote.pid)
+        note = zygote.pid, zygote.started
         return Item(_HOST, _ZYGOTE, note, [zygote.control_fd])
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
 EXEC, AGENT, IMAGE = "exec ", "agent ", "image"
+_as_json = json.JSONEncoder().encode
 
 
 # -- giving ------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def take_back(
 
 def _text(spec: SandboxSpec) -> str:
     """Without the id, which everybody knows: what was asked for in the same words is the same text."""
-    return json.dumps({**spec.to_json(), "id": None})
+    return _as_json({**spec.to_json(), "id": None})
 
 
 def _spec(note: dict[str, Any]) -> SandboxSpec:

@@ -7,6 +7,7 @@ import select
 from ...errors import SandboxLost
 from ...launcher import cgroups
 from ...launcher.spawn import ZYGOTE
+from ..local import owner
 from ..local.launched import Launched
 
 _MOST_UNREAD = 512  # more than its socket holds
@@ -22,8 +23,15 @@ class Zygote(Launched):
     def __init__(self, started: Started | None = None, *, outlives: bool = False) -> None:
         super().__init__("zygote", ZYGOTE, started, outlives=outlives)
         self._told: list[tuple[str, tuple[str, ...]]] = []  # what it was asked to clear up, lately
+        self._started = 0
         self._watched = select.epoll()
         self._watched.register(self._pidfd, select.EPOLLIN)
+
+    @property
+    def started(self) -> int:
+        """When it did: see `owner.start_time`."""
+        self._started = self._started or owner.start_time(self.pid)
+        return self._started
 
     def watch(self, fd: int) -> None:
         """Have `wait_or_hear` return when the other end of this socket closes."""
