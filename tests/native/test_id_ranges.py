@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.features import require
+from tests.images.conftest import small
 from tests.native.callers import Caller
+from tests.native.outside import until
 from tests.native.test_own_root import ADD_BOB, SETS
 from tests.strangers import AS_RANGED, PYTHON, RANGE, RANGED_UID, package_for_others
 
@@ -21,6 +23,7 @@ _SERVE = """
 from ringfence import Limits, Mount
 from ringfence.backends.registry import backend_named
 from ringfence.errors import RingfenceError
+from ringfence.images import archive
 
 made = []
 
@@ -37,6 +40,9 @@ def run_python(index, code, user=None):
 
 def attach(index, mount):
     return str(made[index].mount(Mount.parse(mount)))
+
+def load(layout, name):
+    archive.load(layout, name)
 
 def suspend(index):
     made[index].suspend()
@@ -76,7 +82,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _serving(source: Path, under: tuple[str, ...]) -> Iterator[Ask]:
-    env = {"PYTHONPATH": str(source), "HOME": str(source), "XDG_RUNTIME_DIR": ""}
+    home = source.parent / "home"
+    home.mkdir(exist_ok=True)
+    os.chown(home, RANGED_UID, RANGED_UID)
+    env = {"PYTHONPATH": str(source), "HOME": str(home), "XDG_RUNTIME_DIR": ""}
+    env |= {"RINGFENCE_IMAGES": f"{home}/images"}
     with Caller(_SERVE, python=PYTHON, under=under, env=env) as caller:
 
         def ask(name: str, *args: Any, **more: Any) -> Any:
@@ -210,12 +220,28 @@ time.sleep({seconds})
 
 def test_limits_hold_for_all_users_together(ask: Ask) -> None:
     """Each is below what one process may have; nobody inside may kill all of them."""
-    limits = {"memory_bytes": 256 << 20}
-    index = ask("create", profile="own_root", limits=limits)[0]
+    limit = 256 << 20
+    index, pid = ask("create", profile="own_root", limits={"memory_bytes": limit})
+    space = os.readlink(f"/proc/{pid}/ns/pid")
 
     assert ask("run_python", index, _CROWD.format(each=1 << 10, seconds=0), "root")  # the control
+    assert 20 < len(_memory_in(space))
     assert not ask("run_python", index, _CROWD.format(each=24 << 20, seconds=120), "root")
+    assert until(lambda: sum(_memory_in(space)) <= limit, 60.0)
     ask("end", index)
+
+
+def _memory_in(space: str) -> list[int]:
+    """Bytes that each process in a PID namespace has to itself."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if os.readlink(status.with_name("ns") / "pid") == space:
+                text = status.read_text()
+                found.append(int(text.partition("RssAnon:")[2].split()[0]) << 10)
+        except (OSError, IndexError):
+            continue  # it has ended
+    return found
 
 
 def test_all_users_stand_still_or_it_is_refused(ask: Ask, own: int) -> None:
@@ -236,3 +262,29 @@ def test_without_rights_to_gain_there_is_one_user(source: Path) -> None:
         index, pid = ask("create")
         assert {RANGED_UID} == _host_ids(pid)
         ask("end", index)
+
+
+def test_an_images_files_are_its_users(ask: Ask, source: Path) -> None:
+    """As in every sandbox; but here root can give them away, and others take them."""
+    layout = small().as_layout(source.parent / "layout")
+    ask("load", layout, "small:1")
+    index = ask("create", profile="own_root", image="small:1", user="app")[0]
+
+    assert [True, "1234 app\n"] == ask("run", index, "busybox stat -c '%u %U' /srv/app/new")
+    assert not ask("run", index, "echo taken > /srv/app/new", "nobody")[0]
+    assert ask("run", index, "busybox chown 65534 /srv/app/new", "root")[0]
+    assert ask("run", index, "echo taken > /srv/app/new", "nobody")[0]
+    assert [True, "taken\n"] == ask("run", index, "cat /srv/app/new")
+    ask("end", index)
+
+
+@pytest.mark.parametrize(("user", "uid"), [("root", 0), ("nobody", 65534), ("5000", 5000)])
+def test_whoever_is_the_first_user_is_the_maker(ask: Ask, user: str, uid: int) -> None:
+    index, pid = ask("create", profile="own_root", user=user)
+    lines = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
+
+    assert [uid, RANGED_UID, 1] in [list(map(int, line.split())) for line in lines]
+    assert [True, f"{uid}\n"] == ask("run", index, "id -u")
+    assert [True, "7\n"] == ask("run", index, "id -u", "7")
+    assert ask("run", index, "chown 7 /tmp", "root")[0]
+    ask("end", index)
