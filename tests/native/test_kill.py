@@ -142,7 +142,8 @@ _LOOK_AT_PID_1 = (
     "until grep -qx 0 /proc/1/oom_score_adj; do :; done;"
     "cut -d' ' -f 18-20,40,41 /proc/1/stat;"
     "grep -v realtime /proc/1/limits;"  # one of these carries the tag of the latest exec
-    "grep -E 'Cpus_allowed|Sig|State|Mems' /proc/1/status"
+    # It may still be on its way to sleep, having started us.
+    "grep -E 'Cpus_allowed|Sig|State|Mems' /proc/1/status | sed 's/R (running)/S (sleeping)/'"
 )
 ATTACKS = {
     "kill": "for n in $(seq 1 64); do kill -$n 1; done",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix as os
 
 from ..linux import namespaces
-from . import boot, cgroups, ranges, wire
+from . import boot, cgroups, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Newborn:
     def map_ids(self, shape: Shape) -> None:
         """Say who is who in its user namespace."""
         if shape["id_helpers"]:
+            from . import ranges  # few sandboxes need it
+
             ranges.write_id_maps(self.pid, shape)
             return
         maps = shape["uid_map"], shape["gid_map"]

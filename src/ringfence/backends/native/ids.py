@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...errors import IsolationError, Unsupported
-from ..local import identity, journal, ranges
+from ..local import identity, journal
 from ..local.host import Host, host
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ def check(profile: Profile) -> None:
     """
     if host().trusted_root or not are_wanted(profile):
         return
+    from ..local import ranges
+
     try:
         ranges.find()
     except ranges.NoRangeError as none:
@@ -66,6 +68,8 @@ def host_ids(hold: Callable[[int], None]) -> identity.HostIds:
     """
     if host().trusted_root:
         return identity.HostIds("/run/ringfence/ids", hold)
+    from ..local import ranges
+
     try:
         slots = ranges.find().slots
     except ranges.NoRangeError:
@@ -92,6 +96,8 @@ def plan(first_host_id: int, uid: int, here: Host) -> Ids:
     if not first_host_id:
         maps = f"{uid} {here.uid} 1", f"{uid} {here.gid} 1"
         return _ids(*maps, [], deny_setgroups=True, setup=uid)
+    from ..local import ranges
+
     uid_map, gid_map = (identity.shared_map(first_host_id, uid, n) for n in (here.uid, here.gid))
     return _ids(uid_map, gid_map, ranges.find().helpers, deny_setgroups=False, setup=0)
 
