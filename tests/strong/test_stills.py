@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from ringfence.backends.gvisor import plan
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.local import agent_code, hulls
 from ringfence.backends.local.answers import Refused
+from ringfence.launcher import still_program
 from tests.features import require
 
 _SECRET = "mine-alone-31c9"
@@ -29,10 +31,10 @@ sys.path.append(sys.argv[1])
 from ringfence.launcher import stills
 still = stills.take(
     [sys.argv[2], "-I", "-S", "-X", "utf8", "-c", sys.argv[3]],
-    {"LC_ALL": "C"}, os.open("/dev/null", os.O_RDONLY), sys.argv[4], [""],
+    {"LC_ALL": "C"}, os.open("/dev/null", os.O_RDONLY), sys.argv[4],
 )
 fd = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
-still.write(fd, "")
+still.write(fd)
 print(os.fstat(fd).st_size - still.size_bytes)
 """
 
@@ -103,7 +105,7 @@ def test_guests_start_from_it_where_there_is_room(backend: GvisorBackend) -> Non
 def test_where_none_can_be_taken_the_agent_starts_anew(
     backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "still", lambda: {**_unusable(), "prefixes": [""]})
+    monkeypatch.setattr(plan, "still", _unusable)
     with pytest.raises(Refused, match="ended"):
         hulls.ask_for_still(backend.keeper(), plan.still())
     with Sandbox.create(backend=backend) as sandbox:
@@ -112,3 +114,23 @@ def test_where_none_can_be_taken_the_agent_starts_anew(
 
 def _unusable() -> dict[str, object]:
     return {"argv": ["/bin/false"], "env": {}, "place": plan.STILL}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="such programs are for x86-64")
+def test_a_program_that_waits_and_then_writes(tmp_path: Path) -> None:
+    files = {str(tmp_path / name): name.encode() * 3 + b"\n" for name in ("one", "two")}
+    program = tmp_path / "program"
+    program.write_bytes(still_program.writing(files))
+    program.chmod(0o700)
+    for path in files:
+        Path(path).touch()
+
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert [b""] * 2 == [Path(path).read_bytes() for path in files], "it was told nothing yet"
+        running.stdin.write(b"g")
+    (tmp_path / "two").unlink()
+    without = subprocess.run([program], stdin=subprocess.DEVNULL, check=False)
+
+    assert (0, b"oneoneone\n") == (running.returncode, (tmp_path / "one").read_bytes())
+    assert -signal.SIGILL == without.returncode, "what it cannot do does not pass unseen"

@@ -62,6 +62,7 @@ def _boot(settings: Settings) -> Groups:
     os.dup2(null, _CONTROL_FD)
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    mapper = start_mapper(settings["id_map"], os.path.join(settings["place"], users.MAPPER))
     for name in os.listdir(settings["place"]):
         os.unlink(os.path.join(settings["place"], name))  # what we were loaded from
     groups = Groups(settings["place"], settings["pids"])
@@ -72,7 +73,7 @@ def _boot(settings: Settings) -> Groups:
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-    enter_user_namespace(settings["id_map"])
+    enter_user_namespace(mapper)
     users.become_root()
     os.setgroups([])
     privileges.set_dumpable(False)
@@ -81,13 +82,34 @@ def _boot(settings: Settings) -> Groups:
     return groups
 
 
-def enter_user_namespace(id_map: str) -> None:
-    """A user namespace in which the guest's user and those of its files have the ids that they should.
+class Mapper:
+    """A child that stays behind to map the ids of a user namespace: who has entered may not.
 
-    gVisor serves files with the ids that its host side has, where the owner of everything is 0. A
-    child stays behind to map the ids: who has entered may not.
+    Args:
+        go: Written to once we have.
+    """
+
+    def __init__(self, pid: int, go: int) -> None:
+        self.pid, self.go = pid, go
+
+
+def start_mapper(id_map: str, program: str = "") -> Mapper:
+    """One for us.
+
+    Args:
+        program: A file that does it, if it is there: a fork would cost both of us a copy of every page.
     """
     go_read, go_write = os.pipe()
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, go_read, 0)]
+        child = os.posix_spawn(program, [program], {}, file_actions=actions)
+    except FileNotFoundError:
+        child = _fork_mapper(id_map, go_read)
+    os.close(go_read)
+    return Mapper(child, go_write)
+
+
+def _fork_mapper(id_map: str, go_read: int) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -97,10 +119,17 @@ def enter_user_namespace(id_map: str) -> None:
             status = 0
         finally:
             os._exit(status)
+    return child
+
+
+def enter_user_namespace(mapper: Mapper) -> None:
+    """A user namespace in which the guest's user and those of its files have the ids that they should.
+
+    gVisor serves files with the ids that its host side has, where the owner of everything is 0.
+    """
     namespaces.unshare(namespaces.CLONE_NEWUSER)
-    os.write(go_write, b"g")
-    os.close(go_write)
-    os.close(go_read)
-    if os.waitpid(child, 0)[1]:
+    os.write(mapper.go, b"g")
+    os.close(mapper.go)
+    if os.waitpid(mapper.pid, 0)[1]:
         raise OSError(errno.EPERM, "ids could not be mapped")
     namespaces.unshare(namespaces.CLONE_NEWUTS)  # ours to name anew after a restore

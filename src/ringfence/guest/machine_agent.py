@@ -11,7 +11,7 @@ from ..launcher import trees, wire
 from ..linux import privileges
 from . import users
 from .agent import Agent, Exec
-from .boot import enter_user_namespace
+from .boot import enter_user_namespace, start_mapper
 from .groups import MachineGroups
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ def enter(settings: Settings) -> None:
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o022)
-    enter_user_namespace(settings["id_map"])
+    enter_user_namespace(start_mapper(settings["id_map"]))
     users.become_root()
     os.setgroups([])
     privileges.set_dumpable(False)

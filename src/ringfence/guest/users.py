@@ -9,6 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MAPPER = "map-ids"  # the program, beside the agent, that writes down which ids it has
 is_root = os.getuid() == 0  # whoever is may become other users
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         owner: int  # id, in the hull's user namespace, of what is not the guest user's
         steps: list[tuple[Any, ...]]
         has_content: bool  # a snapshot to unpack there comes along
-        still: tuple[str, str] | None  # where the keeper's goes, and the prefix of its files' paths
+        still: str  # where the keeper's goes; empty: nowhere
 
     class HullPlan(TypedDict):
         """One program and its walls; plain values, decided by the host."""
@@ -184,7 +184,7 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | N
         _step("hide its layers", mounts.umount2, f"../{_LAYERS}", mounts.MNT_DETACH)
         os.rmdir(f"../{_LAYERS}")
         # A link in an image may lead to "/", which there is its own.
-        _in_guest("root of the image", _furnish, plan, trees, still)
+        _in_guest("root of the image", _furnish, plan, trees)
     if content >= 0:
         _in_guest("unpack", _unpack, content, guest["image"] >= 0)
 
@@ -192,22 +192,21 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | N
 def _place(still: Still | None, guest: GuestRoot) -> None:
     """A copy of its own, for as long as it takes to start, where the plan wants one.
 
-    Precondition: the guest's root is the current directory, and empty but for ours or our root too.
+    Precondition: the guest's root is the current directory, and nothing is in it but what steps made.
     """
-    if still is None or guest["still"] is None:
+    if still is None or not guest["still"]:
         return
-    path, prefix = guest["still"]
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = _step("still", os.open, path.lstrip("/"), flags, 0o700)
+    fd = _step("still", os.open, guest["still"].lstrip("/"), flags, 0o700)
     try:
-        _step("still", still.write, fd, prefix)
+        _step("still", still.write, fd)
         if guest["owner"]:
             os.fchown(fd, guest["owner"], guest["owner"])
     finally:
         os.close(fd)
 
 
-def _furnish(plan: HullPlan, trees: list[int], still: Still | None) -> None:
+def _furnish(plan: HullPlan, trees: list[int]) -> None:
     """The steps of a root whose files are an image's. Precondition: it is our root directory."""
     whose: Any = plan
     guest = plan["guest"]
@@ -215,7 +214,6 @@ def _furnish(plan: HullPlan, trees: list[int], still: Still | None) -> None:
     build.run_steps(build.NewRoot(fd, whose, trees), guest["steps"])
     if guest["owner"]:
         _give_away(guest["steps"], guest["owner"])
-    _place(still, guest)
 
 
 def _give_away(steps: list[tuple[Any, ...]], owner: int) -> None:

@@ -16,7 +16,9 @@ MOST_BYTES = 0x100000  # of a head
 _NONE = (1 << 64) - 1
 # arch/x86/include/generated/uapi/asm/unistd_64.h, arch/x86/include/uapi/asm/prctl.h, mman.h
 _OPEN, _CLOSE, _MMAP, _MPROTECT, _PREAD, _ARCH_PRCTL = 2, 3, 9, 10, 17, 158
+_READ, _WRITE_TO, _EXIT = 0, 1, 60
 _ARCH_SET_FS = 0x1002
+_O_WRONLY = 1
 _O_CLOEXEC = 0o2000000
 _WRITE = 2
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
@@ -52,6 +54,9 @@ _MOVES = {
 }
 _MOVE_RCX, _JUMP_RCX = bytes.fromhex("48b9"), bytes.fromhex("ffe1")
 _EHDR, _PHDR = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ"
+_BEGIN = struct.calcsize(_EHDR) + 3 * struct.calcsize(_PHDR)
+_CALL = "<7Q"
+_CALL_BYTES = struct.calcsize(_CALL)
 _ET_EXEC, _EM_X86_64 = 2, 62  # elf.h
 _PT_LOAD, _PT_GNU_STACK = 1, 0x6474E551
 _X, _W, _R = 1, 2, 4
@@ -84,40 +89,66 @@ def padded(content: bytes) -> bytes:
     return content + bytes(-len(content) % _PAGE)
 
 
-def head(regions: list[Region], registers: dict[str, int], place: str, prefix: str) -> bytes:
+def head(regions: list[Region], registers: dict[str, int], place: str) -> bytes:
     """What goes before the kept content, in whole pages.
 
     Args:
         place: Where the program finds itself.
-        prefix: Where it finds the files that it had mapped, before their paths.
     """
     heap = next((region for region in regions if region.name == _HEAP), None)
     texts = {place: 0}
     for region in regions:
         if region.name.startswith("/") and not region.is_own:
-            texts[prefix + region.name] = 0
+            texts[region.name] = 0
     size = 0
     # Once to know how long it is, once to know where all of it lies.
     for _ in range(2):
-        calls = _calls(regions, texts, place, prefix, size, registers["fs_base"])
-        table = b"".join(struct.pack("<7Q", *(*call, 0, 0, 0, 0, 0)[:7]) for call in calls)
-        begin = struct.calcsize(_EHDR) + 3 * struct.calcsize(_PHDR)
-        code_bytes = len(_code(0, registers))
-        table_at = -(-(begin + code_bytes) // 8) * 8
-        texts_at = table_at + len(table) + 8
+        calls = _calls(regions, texts, place, size, registers["fs_base"])
+        table = _table(calls)
+        table_at = _BEGIN + len(_code(0, registers))
+        texts_at = table_at + len(table)
         for text in texts:
             texts[text] = BASE + texts_at
             texts_at += len(_text(text))
         size = -(-texts_at // _PAGE) * _PAGE
     if size > MOST_BYTES or min(region.start for region in regions) < BASE + MOST_BYTES:
         raise OSError(errno.ENOSYS, "the program lies where a still begins")
-    whole = _elf(BASE + begin, size, heap) + _code(BASE + table_at, registers)
-    whole = whole.ljust(table_at, b"\0") + table + struct.pack("<Q", _NONE)
+    whole = _elf(BASE + _BEGIN, size, heap) + _code(BASE + table_at, registers) + table
     return (whole + b"".join(map(_text, texts))).ljust(size, b"\0")
+
+
+def writing(files: dict[str, bytes]) -> bytes:
+    """Another program of the kind: it waits for a byte, or the end, on its standard input, then writes.
+
+    Args:
+        files: What to write, in one piece each, into files that are there.
+    """
+    texts = [_text(path) + content for path, content in files.items()]
+    count = 2 + 2 * len(files)
+    table_at = _BEGIN + len(_BEFORE_TABLE) + 8 + len(_CALLS)
+    at = BASE + table_at + count * _CALL_BYTES + 8
+    # What is read goes to the page after ours: see `_elf`.
+    calls: list[tuple[int, ...]] = [(_READ, 0, BASE + _PAGE, 1)]
+    for number, (path, content) in enumerate(files.items()):
+        calls.append((_OPEN, at, _O_WRONLY))
+        at += len(_text(path))
+        calls.append((_WRITE_TO, _SELF_FD + number, at, len(content)))
+        at += len(content)
+    calls.append((_EXIT, 0))
+    code = _BEFORE_TABLE + struct.pack("<Q", BASE + table_at) + _CALLS
+    program = _elf(BASE + _BEGIN, _PAGE, None) + code + _table(calls) + b"".join(texts)
+    if len(program) > _PAGE:
+        raise OSError(errno.E2BIG, "too much to write")
+    return program.ljust(_PAGE, b"\0")
 
 
 def _text(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape") + b"\0"
+
+
+def _table(calls: list[tuple[int, ...]]) -> bytes:
+    rows = (struct.pack(_CALL, *(*call, 0, 0, 0, 0, 0)[:7]) for call in calls)
+    return b"".join(rows) + struct.pack("<Q", _NONE)
 
 
 def _code(table: int, registers: dict[str, int]) -> bytes:
@@ -127,11 +158,11 @@ def _code(table: int, registers: dict[str, int]) -> bytes:
 
 
 def _calls(
-    regions: list[Region], texts: dict[str, int], place: str, prefix: str, size: int, fs_base: int
+    regions: list[Region], texts: dict[str, int], place: str, size: int, fs_base: int
 ) -> list[tuple[int, ...]]:
     calls: list[tuple[int, ...]] = [(_OPEN, texts[place], _O_CLOEXEC)]
-    for name in dict.fromkeys(prefix + r.name for r in regions if not r.is_own):
-        mapped = [r for r in regions if not r.is_own and prefix + r.name == name]
+    for name in dict.fromkeys(r.name for r in regions if not r.is_own):
+        mapped = [r for r in regions if not r.is_own and r.name == name]
         if name not in texts:
             calls += [_mapping(r, r.rights, _MAP_ANONYMOUS, _NONE) for r in mapped]
             continue

@@ -34,29 +34,27 @@ class Still:
     """One, in memory.
 
     Attributes:
-        content: A memfd with what every copy begins with but its head.
-        heads: What goes before that, by the prefix of the paths at which a guest sees the host's files.
+        content: A memfd with what every copy has behind its head.
     """
 
-    def __init__(self, content: int, heads: dict[str, bytes]) -> None:
-        self.content, self.heads = content, heads
-        self.size_bytes = os.fstat(content).st_size + len(next(iter(heads.values())))
+    def __init__(self, head: bytes, content: int) -> None:
+        self.head, self.content = head, content
+        self.size_bytes = len(head) + os.fstat(content).st_size
 
-    def write(self, fd: int, prefix: str) -> None:
+    def write(self, fd: int) -> None:
         """The whole program, into a new file."""
-        os.write(fd, self.heads[prefix])
+        os.write(fd, self.head)
         at, size = 0, os.fstat(self.content).st_size
         while at < size:
             at += os.sendfile(fd, self.content, at, size - at)
 
 
-def take(argv: list[str], env: dict[str, str], code: int, place: str, prefixes: list[str]) -> Still:
+def take(argv: list[str], env: dict[str, str], code: int, place: str) -> Still:
     """Run a program until it sends itself SIGSTOP, and keep it.
 
     Args:
         code: What it finds as descriptor 3, and has closed again by then.
-        place: The path of its copies in every guest.
-        prefixes: As in `Still.heads`.
+        place: The path of its copies in every guest. The files that it has mapped are there as here.
 
     Raises:
         OSError: ENOSYS where such a thing cannot go on elsewhere; what the kernel says to ptrace(2).
@@ -69,26 +67,21 @@ def take(argv: list[str], env: dict[str, str], code: int, place: str, prefixes: 
             _run(pid)
             regions = _regions(pid)
             if max(region.end for region in regions) < _ENDS_BELOW:
-                return _keep(regions, ptrace.registers(pid), place, prefixes)
+                return _keep(regions, ptrace.registers(pid), place)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     raise OSError(errno.EAGAIN, "the stack lies too high, time and again")
 
 
-def _keep(
-    regions: list[Region], registers: dict[str, int], place: str, prefixes: list[str]
-) -> Still:
+def _keep(regions: list[Region], registers: dict[str, int], place: str) -> Still:
     content = os.memfd_create("still", os.MFD_CLOEXEC)
     try:
         with open(content, "wb", closefd=False) as file:
             for region in regions:
                 region.at = file.tell()
                 file.write(still_program.padded(region.content))
-        heads = {
-            prefix: still_program.head(regions, registers, place, prefix) for prefix in prefixes
-        }
-        return Still(content, heads)
+        return Still(still_program.head(regions, registers, place), content)
     except BaseException:
         os.close(content)
         raise

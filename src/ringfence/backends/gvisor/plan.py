@@ -7,11 +7,13 @@ import os
 import resource
 
 from ...errors import InvalidRequest, Unsupported
+from ...guest.users import MAPPER
+from ...launcher import still_program
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import agent_code, identity, runtime, setid, sources, template
+from ..local import agent_code, identity, setid, sources, template
 from ..local.accounts import check_profile
 from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, protect_mount
@@ -175,8 +177,9 @@ def make_plan(
         memory: A file with what a guest had in memory, to be continued.
         still_bytes: How large the agent is that has started already; 0: there is none.
     """
-    # It lies in the guest's root until it runs: not where others have filled that, or could not.
-    starts_still = 0 < still_bytes * 2 <= size.disk_bytes and not has_content
+    # It lies in the guest's root until it runs, and finds its files where the host has them: not on
+    # an image, whose files are a stranger's, nor where the root is small or filled already.
+    starts_still = 0 < still_bytes * 2 <= size.disk_bytes and not (has_content or draft.image)
     below = _show_image(draft, draft.image, host) if draft.image else -1
     _show_python(draft)
     if draft.trusted is not None:
@@ -187,6 +190,10 @@ def make_plan(
     others = draft.uid if host.trusted_root else 0
     _preload(draft, statx.is_needed(runsc.released))
     draft.guest.append(("dir", _AGENT, 0o700, False))
+    if os.uname().machine == "x86_64":
+        told = id_map(draft.uid, several=host.trusted_root).encode()
+        maps = dict.fromkeys(("/proc/1/uid_map", "/proc/1/gid_map"), told)
+        draft.guest.append(("file", f"{_AGENT}/{MAPPER}", still_program.writing(maps), 0o700))
     if not starts_still:
         draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
     if draft.spec.profile == OWN_ROOT and not draft.image:
@@ -224,7 +231,7 @@ def make_plan(
             "owner": others,
             "steps": draft.guest,
             "has_content": has_content,
-            "still": (STILL, _prefix(draft)) if starts_still else None,
+            "still": STILL if starts_still else "",
         },
         "after": draft.after,
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
@@ -255,13 +262,7 @@ def still() -> dict[str, Any]:
         "argv": agent_code.argv_of_still(),
         "env": _ENVIRONMENT,
         "place": STILL,
-        "prefixes": ["", runtime.PLACE],
     }
-
-
-def _prefix(draft: Draft) -> str:
-    """Where the guest sees the host's Python, before its path."""
-    return runtime.PLACE if draft.image else ""
 
 
 def _network(spec: SandboxSpec) -> NetworkPlan | None:

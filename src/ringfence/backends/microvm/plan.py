@@ -193,7 +193,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
             "owner": 0,
             "steps": share,
             "has_content": False,
-            "still": None,
+            "still": "",
         },
         "after": [],
         "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
