@@ -31,3 +31,13 @@ def module_of(project: str, path: str, **missing: ModuleType) -> ModuleType:
     for name, module in missing.items():
         sys.modules[f"{package}.{name.replace('__', '.')}"] = module
     return importlib.import_module(f"{package}.{path.removesuffix('.py').replace('/', '.')}")
+
+
+def beside(project: str, module: str) -> ModuleType:
+    """A module of its tests that imports others of them as `tests.`, which here are found behind ours."""
+    import tests
+
+    theirs = str(root_of(project) / "tests")
+    if theirs not in tests.__path__:
+        tests.__path__.append(theirs)
+    return importlib.import_module(f"tests.{module}")

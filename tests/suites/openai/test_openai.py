@@ -16,12 +16,15 @@ from agents.sandbox.capabilities import Shell
 from agents.sandbox.entries import File
 from agents.sandbox.errors import ExecTimeoutError, WorkspaceArchiveWriteError
 from agents.sandbox.snapshot import LocalSnapshotSpec
+from agents.sandbox.workspace_paths import SandboxPathGrant
 from agents.testing import ScriptedModel, assistant_message, function_call
 
+from ringfence.errors import InvalidRequest
 from ringfence.integrations.openai_agents import (
     RingfenceSandboxClient,
     RingfenceSandboxClientOptions,
 )
+from ringfence.integrations.openai_agents.session import OUTPUT_BYTES
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
 from tests.suites.places import options
@@ -153,6 +156,104 @@ async def test_a_hostile_archive_is_refused(session: Any) -> None:
         tar.addfile(member, io.BytesIO(b"x"))
     with pytest.raises(WorkspaceArchiveWriteError):
         await session.hydrate_workspace(io.BytesIO(archive.getvalue()))
+
+
+async def test_a_resumed_workspace_has_its_hard_links(tmp_path: Path) -> None:
+    """As copies: the framework takes no archive with a link in it."""
+    client = RingfenceSandboxClient(**options())
+    first = await client.create(snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    async with first:
+        await first.exec("echo same > a; ln a b")
+    again = await client.resume(first.state)
+    async with again:
+        answer = await again.exec("cat a b; stat -c %h a b")
+    await client.delete(again)
+
+    assert b"same\nsame\n1\n1\n" == answer.stdout
+
+
+async def test_what_is_mounted_is_neither_packed_nor_cleared(tmp_path: Path) -> None:
+    """A project of the host below the workspace, with paths that are protected in it."""
+    project = tmp_path / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    client = RingfenceSandboxClient(**options(mounts=[f"{project}:/workspace/project:rw"]))
+    first = await client.create(snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    async with first:
+        await first.exec("echo 1 > project/theirs; echo 2 > own")
+    (project / "theirs").write_text("changed since\n")
+    again = await client.resume(first.state)
+    async with again:
+        answer = await again.exec("cat project/theirs own")
+    await client.delete(again)
+
+    assert b"changed since\n2\n" == answer.stdout
+
+
+async def test_a_mounted_workspace_stays_as_the_host_has_it(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    client = RingfenceSandboxClient(**options(mounts=[f"{project}:/workspace:rw"]))
+    first = await client.create(snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    async with first:
+        await first.exec("echo 1 > kept")
+    (project / "new").write_text("2\n")
+    again = await client.resume(first.state)
+    async with again:
+        answer = await again.exec("cat kept new")
+    await client.delete(again)
+
+    assert b"1\n2\n" == answer.stdout
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+async def test_what_a_manifest_grants_of_the_host(tmp_path: Path, read_only: bool) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "given").write_text("of the host\n")
+    grant = SandboxPathGrant(path="/data", host_path=str(tmp_path), read_only=read_only)
+    client = RingfenceSandboxClient(**options())
+    session = await client.create(manifest=Manifest(extra_path_grants=(grant,)))
+    async with session:
+        answer = await session.exec("cat /data/given; echo 1 > /data/made")
+        other = grant.model_copy(update={"host_path": "/usr"})
+        state = session.state.model_copy(update={"manifest": Manifest(extra_path_grants=(other,))})
+        with pytest.raises(ValueError, match="make a new session"):
+            await client.resume(state)
+    await client.delete(session)
+
+    assert (b"of the host\n", not read_only) == (answer.stdout, answer.ok())
+    assert read_only is not (tmp_path / "made").exists()
+
+
+async def test_a_server_has_none_of_this_host_to_grant() -> None:
+    grant = SandboxPathGrant(path="/data", host_path="/usr")
+    client = RingfenceSandboxClient(server="unix:/nowhere")
+    with pytest.raises(InvalidRequest, match="granted from this host"):
+        await client.create(manifest=Manifest(extra_path_grants=(grant,)))
+
+
+async def test_a_snapshot_that_is_refused_leaves_the_files(tmp_path: Path) -> None:
+    client = RingfenceSandboxClient(**options())
+    first = await client.create(snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    await first.start()
+    await first.write(Path("kept"), io.BytesIO(b"kept"))
+    await first.state.snapshot.persist(io.BytesIO(b"not an archive"))
+    again = await client.resume(first.state)
+    with pytest.raises(WorkspaceArchiveWriteError):
+        await again.start()
+
+    assert b"kept" == (await first.read(Path("kept"))).read()
+    await client.delete(first)
+
+
+async def test_too_much_output_is_cut_and_says_so(session: Any) -> None:
+    whole = await session.exec(f"head -c {OUTPUT_BYTES // 2} /dev/zero")
+    cut = await session.exec(f"head -c {OUTPUT_BYTES + 1} /dev/zero")
+
+    assert (OUTPUT_BYTES // 2, b"") == (len(whole.stdout), whole.stderr)
+    assert len(cut.stdout) < OUTPUT_BYTES + 99
+    assert cut.stdout.endswith(b"bytes dropped]")
 
 
 async def test_a_timeout_leaves_no_process(session: Any) -> None:

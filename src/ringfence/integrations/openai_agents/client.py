@@ -14,16 +14,16 @@ from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandbox
 from agents.sandbox.snapshot import resolve_snapshot
 
 from ...errors import SandboxNotFound
-from ...model.calls import parse_mount
-from ...model.mount import READ_WRITE, Mount
 from ..origin import Origin
 from .session import RingfenceSandboxSession, RingfenceSandboxSessionState
+from .workspace import granted, mounts_of
 
 if TYPE_CHECKING:
     from agents.sandbox.session import SandboxSession, SandboxSessionState
     from agents.sandbox.session.dependencies import Dependencies
     from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
 
+    from ...model.mount import Mount
     from ...sandbox import AsyncSandbox
 
 
@@ -74,7 +74,7 @@ class RingfenceSandboxClient(BaseSandboxClient[RingfenceSandboxClientOptions]):
         given = options or RingfenceSandboxClientOptions()
         manifest = self._validate_manifest_for_create(manifest or Manifest())
         create = {**self._options, **given.create}
-        sandbox = await _make(create, self._server, manifest.root)
+        sandbox = await _make(create, self._server, manifest)
         session_id = uuid.uuid4()
         state = RingfenceSandboxSessionState(
             session_id=session_id,
@@ -103,9 +103,10 @@ class RingfenceSandboxClient(BaseSandboxClient[RingfenceSandboxClientOptions]):
         lives = True
         try:
             sandbox = await Origin(server=state.server).async_find(state.sandbox_id)
+            _check_grants(sandbox, granted(state.server, state.manifest))
         except SandboxNotFound:
             lives = False
-            sandbox = await _make(state.create, state.server, state.manifest.root)
+            sandbox = await _make(state.create, state.server, state.manifest)
             state.sandbox_id = sandbox.id
             state.workspace_root_ready = False
         inner = RingfenceSandboxSession(state, sandbox)
@@ -120,10 +121,17 @@ class RingfenceSandboxClient(BaseSandboxClient[RingfenceSandboxClientOptions]):
         return self._wrap_session(inner, instrumentation=self._instrumentation)
 
 
-async def _make(create: dict[str, Any], server: str | None, root: str) -> AsyncSandbox:
-    """A sandbox with a writable directory at `root`, unless something is mounted there."""
-    mounts = [parse_mount(mount) for mount in create.get("mounts", ())]
-    if all(mount.target != root for mount in mounts):
-        # The workspace is the agent's own: nothing in it needs protection from it.
-        mounts.append(Mount(root, "", READ_WRITE, protect=()))
+async def _make(create: dict[str, Any], server: str | None, manifest: Manifest) -> AsyncSandbox:
+    """A sandbox with a writable directory at the manifest's root, and what that grants of the host."""
+    mounts = mounts_of(create, server, manifest)
     return await Origin({**create, "mounts": mounts}, server).async_lasting()
+
+
+def _check_grants(sandbox: AsyncSandbox, grants: list[Mount]) -> None:
+    """What the host grants may have changed since; a sandbox's mounts do not."""
+    for mount in grants:
+        if mount not in sandbox.spec.mounts:
+            raise ValueError(
+                f"{mount.target} of the sandbox that lives is not what the manifest grants now: "
+                "make a new session"
+            )

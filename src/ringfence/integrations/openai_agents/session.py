@@ -6,6 +6,8 @@ Source: agents.sandbox.session.base_sandbox_session (0.24).
 from __future__ import annotations
 
 import io
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents.sandbox.errors import (
@@ -21,18 +23,16 @@ from agents.sandbox.errors import (
 from agents.sandbox.session import SandboxSessionState
 from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
 from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER
-from agents.sandbox.session.tar_workspace import shell_tar_exclude_args
 from agents.sandbox.types import ExecResult, ExposedPortEndpoint
-from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tar_bytes
 
 from ...errors import FileNotFound, NotADirectory, RingfenceError
 from ...model.exec import KILLED_BY_TERMINATE
 from .. import outcome
+from . import workspace
 from .processes import Processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from agents.sandbox.session.pty_types import PtyExecUpdate
     from agents.sandbox.types import User
@@ -218,14 +218,16 @@ class RingfenceSandboxSession(BaseSandboxSession):
         return self._endpoints[port]
 
     async def persist_workspace(self) -> io.IOBase:
-        """The workspace as a tar, without what the manifest calls ephemeral."""
+        """The workspace as a tar, without what the manifest calls ephemeral or is mounted there."""
         root = self._workspace_root_path()
-        skip = shell_tar_exclude_args(self._persist_workspace_skip_relpaths())
-        # The arguments are quoted for a shell. By way of a file: a result holds only so much output.
+        skip = self._persist_workspace_skip_relpaths() | self._from_outside()
+        if Path() in skip:
+            return io.BytesIO(workspace.empty_tar())
+        # By way of a file: a result holds only so much output.
         archive = f"/tmp/workspace-{self.state.session_id.hex}.tar"
-        script = f'cd "$0" && exec tar {" ".join(skip)} -cf "$1" .'
+        argv = ["sh", "-c", workspace.packing(skip), root.as_posix(), archive]
         try:
-            result = await self.sandbox.exec(["sh", "-c", script, root.as_posix(), archive])
+            result = await self.sandbox.exec(argv)
             if not result.ok:
                 context = {"exit_code": result.exit_code, "stderr": result.stderr_text[-2000:]}
                 raise WorkspaceArchiveReadError(path=root, context=context)
@@ -239,11 +241,7 @@ class RingfenceSandboxSession(BaseSandboxSession):
         """Unpack such a tar; one that leads out of the workspace is refused."""
         root = self._workspace_root_path()
         payload = _bytes_of(root, data)
-        try:
-            validate_tar_bytes(payload, allow_external_symlink_targets=False)
-        except UnsafeTarMemberError as exc:
-            context = {"reason": "unsafe_or_invalid_tar", "member": exc.member, "detail": str(exc)}
-            raise WorkspaceArchiveWriteError(path=root, context=context, cause=exc) from exc
+        workspace.check_tar(root, payload)
         try:
             await self.sandbox.files.make_dir(root.as_posix())
             argv = ["tar", "-C", root.as_posix(), "--no-same-owner", "-xf", "-"]
@@ -253,6 +251,24 @@ class RingfenceSandboxSession(BaseSandboxSession):
         if not result.ok:
             context = {"exit_code": result.exit_code, "stderr": result.stderr_text[-2000:]}
             raise WorkspaceArchiveWriteError(path=root, context=context)
+
+    async def _restore_snapshot_into_workspace_on_resume(self) -> None:
+        """As the framework has it, but a snapshot that is refused leaves the files that are there."""
+        root = self._workspace_root_path()
+        archive = await self.state.snapshot.restore(dependencies=self.dependencies)
+        with closing(archive):
+            payload = _bytes_of(root, archive)
+        workspace.check_tar(root, payload)
+        await self._clear_workspace_root_on_resume()
+        await self.hydrate_workspace(io.BytesIO(payload))
+
+    def _workspace_resume_mount_skip_relpaths(self) -> set[Path]:
+        return super()._workspace_resume_mount_skip_relpaths() | self._from_outside()
+
+    def _from_outside(self) -> set[Path]:
+        state = self.state
+        mounts = workspace.mounts_of(state.create, state.server, state.manifest)
+        return workspace.from_outside(mounts, state.manifest.root)
 
 
 def _bytes_of(path: Path, data: io.IOBase) -> bytes:
