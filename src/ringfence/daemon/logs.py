@@ -108,8 +108,9 @@ def set_up(level: str) -> None:
 
 
 def follow(events: Events) -> None:
-    """Say what happens to sandboxes."""
-    events.listen(_say)
+    """Say what happens to sandboxes, where anybody hears it."""
+    if _events.isEnabledFor(logging.INFO):
+        events.listen(_say)
 
 
 def _say(event: Event) -> None:

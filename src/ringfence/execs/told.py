@@ -18,11 +18,17 @@ _logger = logging.getLogger("ringfence.execs")
 
 def began(view: ExecView) -> None:
     """It runs."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return
     _logger.info("exec running", extra={FACTS: _ids(view)})
 
 
 def ended(view: ExecView) -> None:
     """It is over, one way or another."""
+    is_fault = view.storage_fault or (view.problem is not None and view.state == "lost")
+    level = logging.WARNING if is_fault else logging.INFO
+    if not _logger.isEnabledFor(level):
+        return
     facts, status = _ids(view), view.status
     facts.update(stdout_bytes=view.stdout_bytes, stderr_bytes=view.stderr_bytes)
     if status is not None:
@@ -35,8 +41,6 @@ def ended(view: ExecView) -> None:
         facts["code"] = view.problem.code
     if view.storage_fault:
         facts["storage_fault"] = view.storage_fault
-    is_fault = view.storage_fault or (view.problem is not None and view.state == "lost")
-    level = logging.WARNING if is_fault else logging.INFO
     _logger.log(level, "exec %s", view.state, extra={FACTS: facts})
 
 

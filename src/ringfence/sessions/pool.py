@@ -153,12 +153,13 @@ class Pool:
         """
         if not self.config.enabled:
             return None
-        there, least = self._there(), self.config.min_warm
+        least = self.config.min_warm
         if patient and self._clock.now() < self._calm_at:
             least -= least // 2
         possible = [name for name in self.config.warm_profiles if name not in self.given_up]
         for profile in possible:
-            if there[profile] < least:
+            there = sum(kept.profile == profile for kept in self._shelf) + self._building[profile]
+            if there < least:
                 return profile, False
         return next(((name, True) for name in possible if self._orders[name]), None)
 
@@ -238,17 +239,19 @@ class Pool:
                 self._shelf.remove(each)
             self._orders.clear()
             self.given_up.clear()
+            self._pause_s = self._not_before = 0.0
+            self._changed.notify_all()
         for each in over:
             self._discard(each)
         if self._runs_in_background:
             self.start()
-        self.poke()
 
     def poke(self) -> None:
-        """There may be room again: do not wait any longer."""
+        """There may be room again: do not wait any longer, where that was why."""
         with self._changed:
-            self._pause_s = self._not_before = 0.0
-            self._changed.notify_all()
+            if self._not_before:
+                self._pause_s = self._not_before = 0.0
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Discard everything; returns when the thread has ended."""

@@ -35,6 +35,7 @@ class Reaper:
         self._due: list[tuple[float, int, ReferenceType[Live]]] = []
         self._most_due = _LEAST_DUE  # entries, until those that say nothing are looked for
         self._count = itertools.count()
+        self._wakes_at = 0.0  # on the clock, when the thread looks again by itself
         self._closed = False
         self._thread: threading.Thread | None = None
         self._hands: ThreadPoolExecutor | None = None
@@ -65,7 +66,8 @@ class Reaper:
             heapq.heappush(self._due, (due, next(self._count), weakref.ref(live)))
             if len(self._due) > self._most_due:
                 self._forget()
-            self._changed.notify()
+            if due < self._wakes_at:
+                self._changed.notify()
 
     def _forget(self) -> None:
         """Of sessions that end soon there would be thousands of entries, until each is due."""
@@ -80,6 +82,7 @@ class Reaper:
         while True:
             with self._changed:
                 while not self._closed and (wait := self._wait_s(tidy)) > 0:
+                    self._wakes_at = self._clock.now() + wait
                     self._changed.wait(wait)
                 if self._closed:
                     return

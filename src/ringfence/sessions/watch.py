@@ -5,11 +5,11 @@ from __future__ import annotations
 import select
 import threading
 import weakref
-from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from ..backends.protocol import BackendExec, BackendSandbox
@@ -31,18 +31,19 @@ class Use:
         self._execs: weakref.WeakSet[WatchedExec] = weakref.WeakSet()
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self) -> AbstractContextManager[object]:
         """While in the block, somebody is being served."""
+        return self
+
+    def __enter__(self) -> None:
         with self._lock:
             self._calls += 1
         self.touch()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._calls -= 1
-            self.touch()
+
+    def __exit__(self, *_exc: object) -> None:
+        with self._lock:
+            self._calls -= 1
+        self.touch()
 
     def started(self, run: WatchedExec) -> None:
         """An exec runs until its `done` says otherwise, or it is closed."""

@@ -24,11 +24,12 @@ class Order:
     Args:
         path: Of the file; made with the first turn. It is a help, not the truth: without room for it
             the order of what follows is forgotten, with the next process.
+        is_new: There is none yet.
     """
 
-    def __init__(self, path: str, totals: Place) -> None:
+    def __init__(self, path: str, totals: Place, *, is_new: bool = False) -> None:
         self._path = path
-        self.corners = _read(path, totals)
+        self.corners = [] if is_new else _read(path, totals)
         self._last: int | None = None  # the stream that came last
 
     def came(self, stream: int, before: Place) -> None:

@@ -43,13 +43,14 @@ class Spool:
         budget: Budget | None = None,
     ) -> None:
         self.directory = directory
+        is_new = not os.path.lexists(directory)
         self.tracks = (
-            Track(directory, "o", limit, totals[OUT], budget),
-            Track(directory, "e", limit, totals[ERR], budget),
+            Track(directory, "o", limit, totals[OUT], budget, is_new=is_new),
+            Track(directory, "e", limit, totals[ERR], budget, is_new=is_new),
         )
         # What others may see: told only once its order is known.
         self.totals: Place = (self.tracks[OUT].total, self.tracks[ERR].total)
-        self._order = Order(os.path.join(directory, "order"), self.totals)
+        self._order = Order(os.path.join(directory, "order"), self.totals, is_new=is_new)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
 

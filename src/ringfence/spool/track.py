@@ -24,6 +24,9 @@ class Track:
 
     One thread writes; any thread reads. Neither waits for the other.
 
+    Args:
+        is_new: There is no directory yet, and so nothing to look for in it.
+
     Attributes:
         total: Bytes that came, kept or not.
         closed: Nothing more will come.
@@ -38,9 +41,11 @@ class Track:
         limit: int,
         total: int = 0,
         budget: Budget | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._budget = budget or Budget(PLENTY)
-        self.segments = Segments.found(directory, name)
+        self.segments = Segments(directory, name, []) if is_new else Segments.found(directory, name)
         self.head_limit, self.tail_limit = limit - limit // 2, limit // 2
         self._file_bytes = min(max(self.tail_limit // _FILES_OF_TAIL, _SMALLEST), _LARGEST)
         self.total = max(total, self.segments.end)

@@ -49,6 +49,9 @@ class ExecRecord:
 
 
 _NAMES = tuple(each.name for each in fields(ExecRecord))
+# What changes is changed where it is: REPLACE would remove the row and every entry of it first.
+_PUT = f"""INSERT INTO execs ({", ".join(_NAMES)}) VALUES ({", ".join("?" * len(_NAMES))})
+    ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in _NAMES[2:])}"""
 
 
 class ExecRecords:
@@ -59,9 +62,7 @@ class ExecRecords:
 
     def put(self, record: ExecRecord) -> None:
         """Write it down, in place of what was written before under its id."""
-        marks = ", ".join("?" * len(_NAMES))
-        sql = f"INSERT OR REPLACE INTO execs ({', '.join(_NAMES)}) VALUES ({marks})"
-        self._database.write(sql, [getattr(record, name) for name in _NAMES])
+        self._database.write(_PUT, [getattr(record, name) for name in _NAMES])
 
     def add_under_key(self, record: ExecRecord, key: str, request: str) -> bool:
         """Write a new one down with its key; False, and nothing written, where the key is taken."""

@@ -93,6 +93,11 @@ def _create(
     if options.preferred_id not in (None, lease.session.sandbox_id):
         lease.release()
         raise InvalidRequest("is or was a sandbox's already", field="id")
+    live = manager.book.find(lease.id)
+    if live is not None:
+        view = describe.describe_live(live)
+        if view.state != State.TERMINATED:
+            return lease.newly_created, view
     return lease.newly_created, describe.describe(manager, lease.id)
 
 

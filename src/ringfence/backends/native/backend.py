@@ -9,7 +9,7 @@ from _thread import allocate_lock, start_new_thread
 from ...errors import InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.ids import new_id
-from ..local import cgroups, identity, journal, owner, sizes
+from ..local import cgroups, identity, journal, sizes
 from ..local.answers import Refused, answer
 from ..local.base import LocalBackend
 from ..local.host import Host, host, out_of_files
@@ -450,10 +450,7 @@ class NativeBackend(LocalBackend):
 
     def label(self) -> str:
         """Of the process with which its sandboxes end, where that is not this one."""
-        if self._keeping is None:
-            return ""
-        zygote = self.zygote()
-        return owner.label(zygote.pid, zygote.started)
+        return self.zygote().label if self._keeping is not None else ""
 
     # -- what is kept for a process after this one --------------------------------------------
 

@@ -23,7 +23,7 @@ class Zygote(Launched):
     def __init__(self, started: Started | None = None, *, outlives: bool = False) -> None:
         super().__init__("zygote", ZYGOTE, started, outlives=outlives)
         self._told: list[tuple[str, tuple[str, ...]]] = []  # what it was asked to clear up, lately
-        self._started = 0
+        self._started, self._label = 0, ""
         self._watched = select.epoll()
         self._watched.register(self._pidfd, select.EPOLLIN)
 
@@ -32,6 +32,12 @@ class Zygote(Launched):
         """When it did: see `owner.start_time`."""
         self._started = self._started or owner.start_time(self.pid)
         return self._started
+
+    @property
+    def label(self) -> str:
+        """See `owner.label`."""
+        self._label = self._label or owner.label(self.pid, self.started)
+        return self._label
 
     def watch(self, fd: int) -> None:
         """Have `wait_or_hear` return when the other end of this socket closes."""
