@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.connecting import Connecting
@@ -11,9 +13,10 @@ from tests.engine import running_engine
 from tests.features import require
 
 from ringfence import Sandbox
+from ringfence.attack.lab import first_host_pid
 from ringfence.backends.docker.backend import LABEL, DockerBackend
 from ringfence.errors import BackendUnavailable
-from ringfence.model.spec import OS_HARDENED, UNRESTRICTED, SandboxSpec
+from ringfence.model.spec import UNRESTRICTED, SandboxSpec
 from ringfence.testing.conformance import BackendConformance
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
@@ -64,14 +67,58 @@ def test_the_engine_keeps_no_container(engine: str) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize(("profile", "filters"), [(OS_HARDENED, 2), (UNRESTRICTED, 1)])
-def test_what_runs_has_our_filter_besides_the_engines(
-    engine: str, profile: str, filters: int
-) -> None:
-    with Sandbox.create(backend=DockerBackend(engine), profile=profile) as sandbox:
-        said = sandbox.exec(["grep", "Seccomp_filters:", "/proc/self/status"]).text
+ENGINES_ALONE = {"seccomp": 2, "own user namespace": False, "settings of /proc": True}
+WALLS = {"seccomp": 1, "own user namespace": True, "settings of /proc": False}
 
-    assert filters == int(said.split()[1])
+
+def what_holds(backend: DockerBackend, **options: Any) -> dict[str, Any]:
+    with Sandbox.create(backend=backend, **options) as sandbox:
+        filters = sandbox.exec(["grep", "Seccomp_filters:", "/proc/self/status"]).text
+        namespace = sandbox.exec(["readlink", "/proc/self/ns/user"]).text.strip()
+        own = sandbox.exec(["sh", "-c", ": >>/proc/self/oom_score_adj"]).ok
+        said = {each.name: each.status for each in sandbox.protections()}
+    backend.close()
+    assert ("enforced" if namespace != os.readlink("/proc/self/ns/user") else "degraded") == said[
+        "host_identity"
+    ]
+    return {
+        "seccomp": int(filters.split()[1]),
+        "own user namespace": namespace != os.readlink("/proc/self/ns/user"),
+        "settings of /proc": own,
+    }
+
+
+def test_the_agent_puts_up_walls_that_the_engine_has_not(engine: str) -> None:
+    assert WALLS == what_holds(DockerBackend(engine))
+
+
+def test_a_host_that_allows_no_walls_has_the_engines_and_ours_behind_them_and_says_so(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own filter left around it: it refuses the first call."""
+    monkeypatch.setattr("ringfence.backends.docker.options._security", lambda _engine: [])
+
+    assert ENGINES_ALONE == what_holds(DockerBackend(engine))
+
+
+def test_without_our_filter_the_engines_stays(engine: str) -> None:
+    found = what_holds(DockerBackend(engine), profile=UNRESTRICTED)
+
+    assert {**ENGINES_ALONE, "seccomp": 1} == found
+
+
+def test_each_container_has_host_ids_of_its_own(engine: str) -> None:
+    backend = DockerBackend(engine)
+    with Sandbox.create(backend=backend) as one, Sandbox.create(backend=backend) as other:
+        maps = [
+            Path(f"/proc/{first_host_pid(each)}/uid_map").read_text().split() for each in (one, other)
+        ]
+        assert "1000" == one.exec(["id", "-u"]).text.strip()
+    backend.close()
+
+    assert all("1000" == inside and "1" == count for inside, _outside, count in maps)
+    assert maps[0][1] != maps[1][1]
+    assert not {"0", "1000"} & {outside for _inside, outside, _count in maps}
 
 
 @pytest.mark.parametrize("address", ["unix:///nonexistent/engine", "tcp://127.0.0.1:1"])

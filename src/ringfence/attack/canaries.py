@@ -17,6 +17,7 @@ import tempfile
 import threading
 from contextlib import ExitStack, closing, suppress
 
+from ..backends.local import agent_code
 from .service import Service
 
 TYPE_CHECKING = False
@@ -283,6 +284,7 @@ class Canaries:
             "host_name_digest": digest(socket.gethostname()),
             "boot_digest": digest(_text("/proc/sys/kernel/random/boot_id").strip()),
             "etc_digests": etc,
+            "agent_digest": digest(agent_code.packed()),
             "package_directory": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
         }
 

@@ -69,9 +69,17 @@ class Lab:
             Mount(RO_FILE, self.canaries.ro_file, access),
         )
 
-    def other_backend(self, **options: Any) -> Backend:
-        """A backend of one probe's own; close it."""
-        return new_backend(self.backend.name, **options)
+    def other_backend(self, state_dir: str) -> Backend:
+        """A backend of one probe's own, whose snapshots are there; close it.
+
+        Raises:
+            Unsupported: Such a backend keeps none.
+        """
+        beside = getattr(self.backend, "beside", None)
+        if beside is None:
+            return new_backend(self.backend.name, state_dir=state_dir)
+        other: Backend = beside(state_dir)
+        return other
 
 
 def run(sandbox: Sandbox, module: str, function: str, *words: str, **options: Any) -> ExecResult:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ..backends.registry import new_backend
 from ..errors import NetworkPolicyError, Unsupported
 from . import outside
+from .again import seen_from_the_host
 from .canaries import RO, RO_FILE, RW, Canaries
 from .inside import Found, registered, run_inside
 from .probes.ipc import SOCKET_OF_OWN
@@ -101,7 +102,7 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
     context = dict(lab.canaries.context)
     if kind == PLAIN:
         with lab.sandbox() as sandbox:
-            return run_inside(sandbox, chosen, context)
+            return seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if kind == LIMITED:
         return _run_limited(lab, chosen, context)
     context["targets"] = [RO, RW, RO_FILE]
@@ -111,7 +112,7 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
         only_here = [id for id in chosen if registered()[id].where == MOUNTED]
         return dict.fromkeys(only_here, (INCONCLUSIVE, f"no mounts here: {exc}"))
     with mounted as sandbox:
-        found = run_inside(sandbox, chosen, context)
+        found = seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if _SOCKET in found and lab.backend.name in OWN_KERNEL:
         # A kernel of the guest's own may have sockets that no program of the host can connect to.
         found[_SOCKET] = _socket_on_host(lab)

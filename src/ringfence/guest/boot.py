@@ -29,10 +29,17 @@ def main() -> NoReturn:
     settings, _fds = wire.receive(control)
     if settings is None:
         os._exit(0)
+    step = "agent"
     try:
+        if settings["covered"]:
+            from . import walls
+
+            step = walls.STEP
+            walls.put_up(settings)
+            step = "agent"
         groups = _boot(settings) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
-        init.refuse(control, exc, "agent")
+        init.refuse(control, exc, step)
         os._exit(1)
     init.answer(control, b"READY")
     Agent(control, settings, groups).run()
@@ -46,10 +53,12 @@ def _boot_plainly(settings: Settings) -> Tags:
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o022)
+    privileges.set_name(b"ringfence-init")
     privileges.adopt_orphans()
     privileges.set_dumpable(False)
-    for which, soft, hard in settings["rlimits"]:
-        resource.setrlimit(which, (soft, hard))
+    from ..launcher import lockdown
+
+    lockdown.apply_rlimits(settings["rlimits"])
     if settings["seccomp"]:
         privileges.set_no_new_privs()
         seccomp.install_filter(settings["seccomp"])

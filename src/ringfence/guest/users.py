@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 
+from ..linux import mounts
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAPPER = "map-ids"  # the program, beside the agent, that writes down which ids it has
+_proc = -1  # a /proc that can be written to, where the one that everybody sees cannot
 is_root = os.getuid() == 0  # whoever is may become other users
 
 
@@ -52,11 +55,19 @@ def become_for_good(uid: int) -> Callable[[], None]:
     return become
 
 
+def keep_proc() -> None:
+    """Keep what `prefer_for_oom` writes to, before /proc is made read-only."""
+    global _proc
+    _proc = mounts.open_tree("/proc", recursive=False)
+
+
 def prefer_for_oom() -> None:
     """Where memory runs out it is a program of the guest's that dies, and not we."""
+    place = "/proc/self/oom_score_adj" if _proc < 0 else "self/oom_score_adj"
     try:
-        with open("/proc/self/oom_score_adj", "wb") as file:
-            file.write(b"500")
+        fd = os.open(place, os.O_WRONLY | os.O_CLOEXEC, dir_fd=None if _proc < 0 else _proc)
+        os.write(fd, b"500")
+        os.close(fd)
     except OSError:
         pass  # its kernel has none, or somebody has forbidden it
 

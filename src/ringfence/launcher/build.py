@@ -198,16 +198,21 @@ def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:
     """
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("proc", scratch, "proc", flags)
-    if forbid_user_namespaces:
-        # A nested user namespace would undo every bind; the seccomp filter says no as well.
-        _sysctl(f"{scratch}/sys/user/max_user_namespaces", b"0")
-    # Watches count against the host's user too: one sandbox must not use them all up.
-    for name, most in (("instances", b"32"), ("watches", b"16384")):
-        _sysctl(f"{scratch}/sys/user/max_inotify_{name}", most)
+    bound_user_namespace(scratch, forbid_user_namespaces=forbid_user_namespaces)
     oom_score_fd = os.open(f"{scratch}/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     proc = mounts.open_tree(scratch, recursive=False)
     mounts.mount_setattr(proc, mounts.MOUNT_ATTR_RDONLY)
     return oom_score_fd, proc
+
+
+def bound_user_namespace(proc: str, *, forbid_user_namespaces: bool) -> None:
+    """What all of our user namespace may use together, written in the /proc that is mounted at `proc`."""
+    if forbid_user_namespaces:
+        # A nested user namespace would undo every bind; the seccomp filter says no as well.
+        _sysctl(f"{proc}/sys/user/max_user_namespaces", b"0")
+    # Watches count against the host's user too: one sandbox must not use them all up.
+    for name, most in (("instances", b"32"), ("watches", b"16384")):
+        _sysctl(f"{proc}/sys/user/max_inotify_{name}", most)
 
 
 def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
@@ -397,11 +402,16 @@ def _mask(_root: NewRoot, path: str) -> None:
         read_only = flags | mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY
         mounts.mount("none", path[1:], "none", read_only)
         return
-    device = os.lstat("dev/null")
+    cover_with_null("dev/null", path[1:])
+
+
+def cover_with_null(null: str, path: str) -> None:
+    """Bind the null device over a file."""
+    device = os.lstat(null)
     # A swapped /dev/null would turn the mask into a window (CVE-2025-31133).
     if not stat.S_ISCHR(device.st_mode) or device.st_rdev != os.makedev(1, 3):
         raise OSError(errno.EPERM, "/dev/null is not the null device")
-    mounts.mount("dev/null", path[1:], "none", mounts.MS_BIND)
+    mounts.mount(null, path, "none", mounts.MS_BIND)
 
 
 def _proc(root: NewRoot) -> None:

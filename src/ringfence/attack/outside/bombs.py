@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ...model.capabilities import ENFORCED
+from ..again import declared_weaker
 from ..lab import run, start
 from ..probes import bombs
 from ..probes.kit import Outcome, escaped, held, inconclusive
@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...sandbox.sync import Sandbox
     from ..lab import Lab
 
 _MIB = 1 << 20
@@ -74,7 +73,7 @@ def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
         limit = (64 if lab.protected else 1024) * _MIB
         limits = {"memory_bytes": limit, "disk_bytes": 512 * _MIB}
         with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
-            weaker = _is_weaker(sandbox, "memory") if lab.protected else ""
+            weaker = declared_weaker(sandbox, "memory") if lab.protected else ""
             result = run(sandbox, "bombs", "memory", kind)
         words = result.stdout_text.split()
         took = 4 * max((int(word) for word in words if word.isdigit()), default=0)
@@ -85,14 +84,6 @@ def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
         return inconclusive(f"{said}; declared: {weaker}") if weaker else escaped(said)
 
     return attack
-
-
-def _is_weaker(sandbox: Sandbox, word: str) -> str:
-    """What the sandbox itself says of a limit that is not enforced; empty when it is."""
-    for protection in sandbox.protections():
-        if word in protection.name and protection.status != ENFORCED:
-            return f"{protection.name} {protection.status}: {protection.why}"
-    return ""
 
 
 for _take in bombs.MEMORY:
@@ -131,7 +122,7 @@ def processor_hog(lab: Lab) -> Outcome:
     """No more processor time may be used than the limit allows."""
     limits = {"cpus": 0.1} if lab.protected else {}
     with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
-        weaker = _is_weaker(sandbox, "cpu") if lab.protected else ""
+        weaker = declared_weaker(sandbox, "cpu") if lab.protected else ""
         # Longer without a limit: others may want the processors too.
         time_s = 0.5 if lab.protected else 5.0
         used_s = float(run(sandbox, "bombs", "spin", str(time_s)).stdout_text or 0)

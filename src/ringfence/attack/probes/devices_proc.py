@@ -355,8 +355,8 @@ def sysfs(_context: dict[str, Any]) -> Outcome:
 
 
 @probe("devices_proc.kernel-file-systems", "critical", HOST)
-def kernel_file_systems(_context: dict[str, Any]) -> Outcome:
-    """No control group, sysfs, debugfs, tracefs, bpf or key file system may be mounted."""
+def kernel_file_systems(context: dict[str, Any]) -> Outcome:
+    """No control group, sysfs, debugfs, tracefs, bpf or key file system may be there to be used."""
     bad = {
         *(
             "cgroup",
@@ -371,10 +371,30 @@ def kernel_file_systems(_context: dict[str, Any]) -> Outcome:
         ),
         *("efivarfs", "fusectl", "binfmt_misc", "mqueue", "hugetlbfs", "overlay", "autofs"),
     }
-    for line in read("/proc/self/mounts", 1 << 20).decode("utf-8", "replace").splitlines():
-        if line.split()[2] in bad:
+    for line in read("/proc/self/mountinfo", 1 << 20).decode("utf-8", "replace").splitlines():
+        words = line.split()
+        device, target, kind = words[2], words[4], words[words.index("-") + 1]
+        if kind in bad and _is_seen(target, device) and not _is_own_root(kind, target, context):
             return escaped(line)
-    return held("none is mounted")
+    return held("none is mounted, or none can be seen")
+
+
+def _is_seen(target: str, device: str) -> bool:
+    """Whether that mount is what its place leads to, and none that covers it."""
+    try:
+        found = os.lstat(target).st_dev
+    except FileNotFoundError:
+        return False  # what covers a directory above has nothing of that name
+    except OSError:
+        return True  # it cannot be told
+    return f"{os.major(found)}:{os.minor(found)}" == device
+
+
+def _is_own_root(kind: str, target: str, context: dict[str, Any]) -> bool:
+    """A root of an engine's or an image's layers, which is not the host's own."""
+    found = os.stat("/").st_dev
+    device = f"{os.major(found)}:{os.minor(found)}"
+    return kind == "overlay" and target == "/" and device != context["root_device"]
 
 
 @probe("devices_proc.control-groups", "critical", HOST_ROOT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hashlib
 import mmap
 import os
 import stat
@@ -140,12 +141,23 @@ def chroot(_context: dict[str, Any]) -> Outcome:
 def root_directory(context: dict[str, Any]) -> Outcome:
     """The root must show nothing but what the template puts there."""
     mounted = {path.split("/")[1] for path in context.get("targets", ())}
-    extra = sorted(set(os.listdir("/")) - _ROOT_ENTRIES - mounted)
+    others = sorted(set(os.listdir("/")) - _ROOT_ENTRIES - mounted)
+    extra = [name for name in others if not _says_nothing(f"/{name}", context["agent_digest"])]
     return (
         escaped(f"also in /: {' '.join(extra)}")
         if extra
         else held("only the template's directories")
     )
+
+
+def _says_nothing(path: str, agent: str) -> bool:
+    """Whether an entry is empty, or holds nothing but our own agent, which anybody may read."""
+    try:
+        inside = os.listdir(path)
+    except NotADirectoryError:
+        return os.stat(path).st_size == 0
+    contents = (read(f"{path}/{name}", 1 << 24) for name in inside)
+    return all(hashlib.sha256(content).hexdigest() == agent for content in contents)
 
 
 @probe("files.other-homes", "high", HOST_ROOT)
@@ -203,9 +215,18 @@ def mount_flags(_context: dict[str, Any]) -> Outcome:
         target, flags = words[4], words[5].split(",")
         kind = words[words.index("-") + 1]
         devices = kind in ("devtmpfs", "devpts") or target.startswith("/dev/")
+        if "nodev" not in flags and not devices:
+            devices = _holds_but_harmless(target)
         if "nosuid" not in flags or ("nodev" not in flags and not devices):
             return escaped(f"{target} is {words[5]}")
     return held("every mount is nosuid, and nodev where it may be")
+
+
+def _holds_but_harmless(target: str) -> bool:
+    """A /dev that nobody here may add to, whose devices have a probe of their own; or /dev/null, as a mask."""
+    if target == "/dev":
+        return not os.access(target, os.W_OK)
+    return os.lstat(target).st_rdev == os.makedev(1, 3)
 
 
 # -- the host's programs ----------------------------------------------------------------------

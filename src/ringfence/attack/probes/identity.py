@@ -203,11 +203,17 @@ def raise_ambient(_context: dict[str, Any]) -> Outcome:
 
 @probe("identity.securebits", "high", HOST)
 def securebits(_context: dict[str, Any]) -> Outcome:
-    """Uid 0 must mean nothing to capabilities, for good: securebits set and locked."""
+    """Uid 0 must mean nothing to capabilities, for good: securebits set and locked, or none to be had."""
     bits = call("prctl", _PR_GET_SECUREBITS, 0, 0, 0, 0)
-    return (
-        held(f"securebits {bits:#x}") if bits == _SECUREBITS else escaped(f"securebits {bits:#x}")
-    )
+    if bits == _SECUREBITS:
+        return held(f"securebits {bits:#x}")
+    # What root's programs gain is bounded twice: capabilities(7), "Transformation ... during execve".
+    sets = {field: status_of("self").get(field, "1") for _, field, _, _ in _SETS}
+    if not "".join(sets.values()).strip("0"):
+        return held(
+            f"securebits {bits:#x}, but there is no capability to be had: even the bounding set is empty"
+        )
+    return escaped(f"securebits {bits:#x}, CapBnd {sets['CapBnd']}")
 
 
 @probe("identity.setuid-program", "critical", HOST_NOBODY)

@@ -137,9 +137,3 @@ def signal_to(pid: str) -> None:
         print(exc.strerror)
         sys.exit()
     print("reached")
-
-
-def host_ids() -> None:
-    """Print the id map."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        print(file.read())

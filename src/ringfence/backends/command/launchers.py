@@ -12,6 +12,7 @@ import os
 import shutil
 
 from ...errors import BackendUnavailable
+from ..local import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Launcher:
         name: Of the backend.
         argv: The command; the program's own argv follows. `{root}` is the host directory with what is
             writable inside, `{etc}` and `{agent}` what is read-only, `{uid}` the user inside; a word
-            `{shown}` becomes `show` for every host path that is shown inside, with `{source}` and `{target}`.
+            `{shown}` becomes `show` for every host path that is shown inside, with `{source}` and `{target}`;
+            `{masked}` hides, as bubblewrap is told, what of /proc tells about the whole host.
         env: Of the launcher itself, besides PATH; its values may name the same.
         programs: What must be on PATH, or a path of its own.
         seals: What it enforces, name to reason, as far as its own documentation says.
@@ -69,6 +71,9 @@ class Launcher:
         """Its argv, filled in."""
         command: list[str] = []
         for word in self.argv:
+            if word == "{masked}":
+                command += _masks()
+                continue
             if word != "{shown}":
                 command.append(word.format(**words))
                 continue
@@ -87,7 +92,8 @@ _VIEW = (
     *("--unshare-uts", "--unshare-cgroup-try", "--as-pid-1", "--uid", "{uid}", "--gid", "{uid}"),
     *("--hostname", "ringfence", "--clearenv", "--cap-drop", "ALL"),
     *("--bind", "{root}", "/", "--ro-bind", "{etc}", "/etc", "{shown}"),
-    *("--ro-bind", "{agent}", "/.ringfence", "--proc", "/proc", "--dev", "/dev", "--chdir", "/"),
+    *("--ro-bind", "{agent}", "/.ringfence", "--proc", "/proc", "{masked}"),
+    *("--dev", "/dev", "--chdir", "/"),
 )
 _NAMESPACES = "bubblewrap gives it its own user, mount, pid, ipc, uts and network namespaces"
 _SEALS = {
@@ -103,7 +109,8 @@ def bubblewrap(path: str = "bwrap") -> Launcher:
     """`bwrap`: namespaces and a private root; the filter is ours, and there are no limits."""
     return Launcher(
         name="bubblewrap",
-        argv=(path, *_VIEW[1:], "--disable-userns", "--"),
+        # Codex below makes a namespace of its own, for which it writes to /proc.
+        argv=(path, *_VIEW[1:], "--disable-userns", "--remount-ro", "/proc", "--"),
         show=("--ro-bind", "{source}", "{target}"),
         programs=(path,),
         seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
@@ -112,7 +119,7 @@ def bubblewrap(path: str = "bwrap") -> Launcher:
 
 
 def codex(path: str = "codex") -> Launcher:
-    """The Codex CLI's own sandbox: its filter and read-only files, in a view made by `bwrap`.
+    """The Codex CLI's own sandbox: its filter and read-only files, in a view made by `bwrap`, under our filter.
 
     Codex shows the host's files as they are; `bwrap` puts the session's at the paths that every
     backend has. What may be written is Codex's decision.
@@ -133,6 +140,7 @@ def codex(path: str = "codex") -> Launcher:
         seals={**_SEALS, "seccomp": "Codex filters system calls that reach the network"},
         lacks={"connect": "Codex lets no program connect, and so not the agent either"},
         shows=(_package_of(found),),
+        filtered=True,
     )
 
 
@@ -152,6 +160,13 @@ def _package_of(program: str) -> str:
     """The directory that a program needs to be seen: that of its package, where it has one."""
     directory = os.path.dirname(program)
     return os.path.dirname(directory) if os.path.basename(directory) == "bin" else directory
+
+
+def _masks() -> list[str]:
+    found = template.masked()
+    files = [("--ro-bind", "/dev/null", path) for path in found if not os.path.isdir(path)]
+    empty = [("--tmpfs", path, "--remount-ro", path) for path in found if os.path.isdir(path)]
+    return [word for mask in (*files, *empty) for word in mask]
 
 
 _NO_STREAM = "its standard input is a stream of bytes, which carries no descriptors to the agent"

@@ -13,6 +13,7 @@ from ...errors import (
     IsolationError,
     SandboxLost,
 )
+from ...guest import walls as guest_walls
 from ...launcher import wire
 from ...linux import files
 from ...model.spec import SandboxSpec
@@ -24,12 +25,14 @@ from ..local.agents import (
     make_workdir,
     own_mounts,
     settings,
+    wants_filter,
 )
 from ..local.answers import Refused, answer
 from ..local.host import host
 from ..local.session import is_below, is_own, session_root
 from ..local.sizes import sizes
 from . import engine, image
+from .options import LABEL, Options
 from .sandbox import DockerSandbox
 
 TYPE_CHECKING = False
@@ -43,12 +46,16 @@ if TYPE_CHECKING:
     from ..local.sizes import Sizes
 
 NAME = "docker"
-LABEL = "ringfence.sandbox"
+_ENGINES = ("/sys", "/dev/mqueue")  # what an engine mounts, and no program of ours needs
 _READY_S = 60.0
 _LEAST = {
     "open_files": LEAST_OPEN_FILES,
     "memory_bytes": (32 << 20, "the agent lives in it too"),
 }
+
+
+class NoWallsError(Exception):
+    """The agent may not put up walls of its own here; the message says what was refused."""
 
 
 class DockerBackend(AgentBackend):
@@ -73,6 +80,8 @@ class DockerBackend(AgentBackend):
         super().__init__(egress)
         self._engine_host = engine_host
         self._engine: Any = None
+        self._has_walls = True  # until the host has refused them
+        self._host_ids: identity.HostIds | None = None
 
     # -- provisioning -----------------------------------------------------------------------
 
@@ -103,19 +112,37 @@ class DockerBackend(AgentBackend):
         return any(each.startswith(("name=userns", "name=rootless")) for each in options)
 
     def _make(self, spec: SandboxSpec, sandbox_id: str, held: Held | None) -> DockerSandbox:
-        client, uid = self.client(), identity.uid_of(spec.user)
+        """With walls that the agent puts up itself; where a host allows none, what the engine has must do."""
+        if self._has_walls and wants_filter(spec):
+            try:
+                return self._make_one(spec, sandbox_id, held, walls=True)
+            except NoWallsError:
+                self._has_walls = False  # which every report says: it is read back
+        return self._make_one(spec, sandbox_id, held, walls=False)
+
+    def _make_one(
+        self, spec: SandboxSpec, sandbox_id: str, held: Held | None, *, walls: bool
+    ) -> DockerSandbox:
+        uid = identity.uid_of(spec.user)
+        # An image is in the engine once, for all: its files are one user's.
+        alone = walls and held is None and host().trusted_root and not self.root_is_nobody()
+        host_ids = self._ids().take() if alone else 0
+        owner = identity.host_id(host_ids, uid) if alone else uid
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
         container: Any = None
         from docker.errors import DockerException
 
         try:
-            listener = _furnish(place)
+            size = sizes(spec, host())
+            listener = _furnish(place, uid)
             with listener:
-                options = self._options(spec, sandbox_id, uid, place, held)
-                container = client.containers.create(**options)
+                options = self._options(spec, size, place, held, uid=uid, owner=owner)
+                container = options.create(self.client(), sandbox_id, walls=walls)
                 container.start()
                 control = _accept(listener, container)
-            wire.send(control, settings(spec, uid, filtered=True))
+            covered = [*template.masked(), *_ENGINES, AGENT] if walls else []
+            most = size.pids + 1 if alone else 0
+            wire.send(control, settings(spec, uid, filtered=True, covered=covered, processes=most))
             _wait_for_agent(control, container)
             container.reload()
             sandbox = DockerSandbox(
@@ -128,9 +155,12 @@ class DockerBackend(AgentBackend):
                 container.attrs["State"]["Pid"],
                 container,
                 place,
+                host_ids,
             )
         except BaseException as exc:
             _remove(container, place)
+            if host_ids:
+                self._ids().give_back(host_ids)
             if isinstance(exc, DockerException):
                 raise IsolationError(f"the engine did not start the container: {exc}") from exc
             raise
@@ -138,37 +168,24 @@ class DockerBackend(AgentBackend):
         return sandbox
 
     def _options(
-        self, spec: SandboxSpec, sandbox_id: str, uid: int, place: str, held: Held | None
-    ) -> dict[str, Any]:
-        """What the engine is told: nothing that it would give by itself is left to it."""
-        from docker.types import LogConfig, Ulimit
-
-        size: Sizes = sizes(spec, host())
-        open_files = Ulimit(name="nofile", soft=size.open_files, hard=size.open_files)
-        return {
-            "image": image.image_from(self.client(), held, uid)
-            if held
-            else image.image_of(self.client(), uid),
-            "command": _agent_argv(foreign=held is not None),
-            "user": f"{uid}:{uid}",
-            "hostname": template.HOSTNAME,
-            "working_dir": "/",
-            "environment": {},
-            "labels": {LABEL: sandbox_id},
-            "network_mode": "none",
-            "ipc_mode": "private",
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges:true"],
-            "mem_limit": size.memory_bytes,
-            "memswap_limit": size.memory_bytes,
-            "pids_limit": size.pids + 1,
-            "nano_cpus": int(spec.limits.cpus * 1e9) if spec.limits.cpus else None,
-            "ulimits": [open_files, Ulimit(name="core", soft=0, hard=0)],
-            "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64k"}),
-            "restart_policy": {"Name": "no"},
-            "tmpfs": _own_directories(spec, uid, held),
-            "volumes": {**_shown(uid, held), place: {"bind": AGENT, "mode": "ro"}},
-        }
+        self, spec: SandboxSpec, size: Sizes, place: str, held: Held | None, *, uid: int, owner: int
+    ) -> Options:
+        engine = self.client()
+        if held:
+            name, volumes = image.image_from(engine, held, uid), _shown(uid, held)
+        else:
+            name, volumes = image.image_of(engine, uid, owner), _shown(uid, held)
+        for path in template.written(uid):
+            volumes[place + path] = {"bind": path, "mode": "ro"}
+        return Options(
+            image=name,
+            command=_agent_argv(foreign=held is not None),
+            user=owner,
+            cpus=spec.limits.cpus,
+            size=size,
+            tmpfs=_own_directories(spec, owner, held),
+            volumes={**volumes, place: {"bind": AGENT, "mode": "ro"}},
+        )
 
     def client(self) -> Any:
         """The engine.
@@ -184,7 +201,15 @@ class DockerBackend(AgentBackend):
     def released(self, sandbox: DockerSandbox) -> None:
         """Called by a sandbox whose PID 1 has ended."""
         _remove(sandbox.container, sandbox.place)
+        if sandbox.first_host_id:
+            self._ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
+
+    def _ids(self) -> identity.HostIds:
+        with self._lock:
+            if self._host_ids is None:
+                self._host_ids = identity.HostIds("/run/ringfence/ids", lambda _fd: None)
+            return self._host_ids
 
     def report(self) -> BackendReport:
         from .report import backend_report
@@ -194,14 +219,22 @@ class DockerBackend(AgentBackend):
     def close(self) -> None:
         super().close()
         with self._lock:
+            if self._host_ids is not None:
+                self._host_ids.close()
+                self._host_ids = None
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None
 
 
-def _furnish(place: str) -> socket.socket:
-    """The agent's file, and the socket that it will connect to."""
+def _furnish(place: str, uid: int) -> socket.socket:
+    """The agent's file, and the socket that it will connect to; and what the engine would put into /etc."""
     os.chmod(place, 0o755)
+    os.mkdir(f"{place}/etc", 0o755)
+    for path, content in template.written(uid).items():
+        with open(place + path, "xb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)
     with open(f"{place}/{agent_code.NAME}", "xb") as file:
         file.write(agent_code.packed())
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -244,6 +277,8 @@ def _wait_for_agent(control: wire.Socket, container: Any) -> None:
         control.settimeout(None)
     except (SandboxLost, Refused) as exc:
         control.close()
+        if isinstance(exc, Refused) and (exc.strerror or "").startswith(f"{guest_walls.STEP}:"):
+            raise NoWallsError(str(exc.strerror)) from exc
         raise IsolationError(f"the agent did not start: {_said(container)}") from exc
 
 
@@ -288,4 +323,4 @@ def _has(held: Held, path: str) -> bool:
     return True
 
 
-__all__ = ["BackendUnavailable", "DockerBackend"]
+__all__ = ["LABEL", "BackendUnavailable", "DockerBackend"]

@@ -26,18 +26,22 @@ _ID, _STORE = "ringfence.image", "ringfence.store"  # labels
 OWN = ("/home", "/mnt", "/var", "/run", "/opt", "/tmp")  # whose directories are the user's
 
 
-def archive(uid: int) -> bytes:
-    """The root as a tar; the same bytes for the same host and user. What is shown has empty places."""
+def archive(uid: int, owner: int) -> bytes:
+    """The root as a tar; the same bytes for the same host and user. What is shown has empty places.
+
+    Args:
+        owner: The user's id as the engine counts.
+    """
     steps, trees = template.guest_root(uid)
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
-        _add(tar, "./", tarfile.DIRTYPE, 0o755, uid)
+        _add(tar, "./", tarfile.DIRTYPE, 0o755, owner)
         for step in steps:
             verb, path, *rest = step
             if path.startswith(("/dev", "/proc")):
                 continue
             if verb == "dir":
-                _add(tar, path, tarfile.DIRTYPE, rest[0], uid if rest[1] or _is_own(path) else 0)
+                _add(tar, path, tarfile.DIRTYPE, rest[0], owner if rest[1] or _is_own(path) else 0)
             elif verb == "file":
                 _add(tar, path, tarfile.REGTYPE, rest[1], 0, data=rest[0])
             elif verb == "symlink":
@@ -70,9 +74,9 @@ def _add(
     tar.addfile(info, io.BytesIO(data))
 
 
-def image_of(engine: Any, uid: int) -> str:
+def image_of(engine: Any, uid: int, owner: int) -> str:
     """The image's name in an engine, imported on first use; named by its content."""
-    content = archive(uid)
+    content = archive(uid, owner)
     tag = hashlib.sha256(content).hexdigest()[:24]
     name = f"{REPOSITORY}:{tag}"
     from docker.errors import ImageNotFound

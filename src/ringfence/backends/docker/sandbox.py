@@ -28,6 +28,7 @@ class DockerSandbox(GuestSandbox):
 
     Attributes:
         pid: Of the container's PID 1, the agent, as the host sees it.
+        first_host_id: Of ids that it shares with nobody; 0: it has the host's own.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class DockerSandbox(GuestSandbox):
         pid: int,
         container: Any,
         place: str,
+        first_host_id: int,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
         self.owner, self.pid, self.container, self.place = backend, pid, container, place
+        self.first_host_id = first_host_id
         self.group = groups.Group(pid)
 
     def _read_stats(self, state: State) -> SandboxStats:

@@ -311,6 +311,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         "rlimits": [(which, value, value) for which, value in limits.items()],
         "seccomp": b"",
         "tag_key": 0,
+        "covered": [],
         "place": _AGENT,
     }
 

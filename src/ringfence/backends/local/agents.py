@@ -20,7 +20,7 @@ from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from ...egress.client import Egress
@@ -122,6 +122,11 @@ class AgentBackend(LocalBackend):
         del snapshot_id, spec, secrets
         raise self.refusal("restore", "")
 
+    def beside(self, state_dir: str) -> NoReturn:
+        """Another one, with snapshots of its own: there are none."""
+        del state_dir
+        raise self.refusal("snapshot", "")
+
     def snapshots(self) -> list[Snapshot]:
         return []
 
@@ -134,16 +139,30 @@ class AgentBackend(LocalBackend):
             sandbox.terminate()
 
 
-def settings(spec: SandboxSpec, uid: int, *, filtered: bool) -> Settings:
+def settings(
+    spec: SandboxSpec,
+    uid: int,
+    *,
+    filtered: bool,
+    covered: Sequence[str] = (),
+    processes: int = 0,
+) -> Settings:
     """What the agent is told first, where the host's kernel is its own.
 
     Args:
         filtered: Whether it is to install our own system-call filter, on top of the launcher's.
+        covered: Behind walls of its own: see `Settings`.
+        processes: What the user may have, where it is nobody else's; 0: the cgroup alone holds them.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
     filtered = filtered and wants_filter(spec)
     key = int.from_bytes(os.urandom(8), "big") or 1
     tracing = spec.profile == DEBUG
+    limits = {
+        resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
+        resource.RLIMIT_NOFILE: files,
+        **({resource.RLIMIT_NPROC: processes} if processes else {}),
+    }
     return {
         "own_kernel": False,
         "uid": uid,
@@ -151,10 +170,11 @@ def settings(spec: SandboxSpec, uid: int, *, filtered: bool) -> Settings:
         "pids": 0,
         "memory_bytes": 0,
         "counts_cpu": False,
-        "rlimits": [(resource.RLIMIT_CORE, 0, 0), (resource.RLIMIT_NOFILE, files, files)],
+        "rlimits": [(which, most, most) for which, most in limits.items()],
         # No host directory with sockets in it can be mounted, so that Unix sockets do no harm.
         "seccomp": load_filter(allow_af_unix=True, debug=tracing, tag_key=key) if filtered else b"",
         "tag_key": key if filtered else 0,
+        "covered": list(covered),
         "place": AGENT,
     }
 

@@ -242,9 +242,21 @@ def links() -> Steps:
 
 def after_binds() -> Steps:
     """/proc, its masks, and terminals."""
-    steps: Steps = [("proc",)]
-    steps += [("mask", f"/proc/{name}") for name in _MASKED if os.path.exists(f"/proc/{name}")]
-    return [*steps, ("devpts",)]
+    return [("proc",), *(("mask", path) for path in masked()), ("devpts",)]
+
+
+def masked() -> list[str]:
+    """What of /proc tells about the whole host."""
+    return [f"/proc/{name}" for name in _MASKED if os.path.exists(f"/proc/{name}")]
+
+
+def written(uid: int) -> dict[str, bytes]:
+    """What is in /etc of every root, an image's too: path to content."""
+    return {
+        path: content
+        for _verb, path, content, _mode in _etc_files(uid)
+        if path.removeprefix("/etc/") in _REPLACED
+    }
 
 
 def python_environment() -> list[tuple[str, str, int]]:

@@ -89,6 +89,15 @@ class MicrovmBackend(Hulls):
         self._machines: Machines | None = None
         self._report: BackendReport | None = None
 
+    def beside(self, state_dir: str) -> MicrovmBackend:
+        """Another one of the same emulator and kernel, with snapshots of its own."""
+        return MicrovmBackend(
+            path=self._path,
+            kernel_place=self._kernel_place,
+            state_dir=state_dir,
+            cache_dir=self._cache_dir,
+        )
+
     def machines(self) -> Machines:
         """Where booted ones are kept, for what was found on this host.
 

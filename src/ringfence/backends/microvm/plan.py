@@ -254,6 +254,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             "rlimits": [(which, value, value) for which, value in limits.items()],
             "seccomp": b"",
             "tag_key": 0,
+            "covered": [],
             "place": "",
         },
     }

@@ -1,0 +1,90 @@
+"""What the engine is told of a container: nothing that it would give by itself is left to it."""
+
+from __future__ import annotations
+
+from ..local import template
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from typing import Any
+
+    from ..local.sizes import Sizes
+else:
+    from ...model.record import dataclass
+
+LABEL = "ringfence.sandbox"
+_CAREFUL = ("no-new-privileges:true",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Options:
+    """One container.
+
+    Attributes:
+        user: Who runs in it, as the engine counts.
+        tmpfs: Place to mount options.
+        volumes: The host's path to where it is shown, and how.
+    """
+
+    image: str
+    command: Sequence[str]
+    user: int
+    cpus: float | None
+    size: Sizes
+    tmpfs: Mapping[str, str]
+    volumes: Mapping[str, Mapping[str, str]]
+
+    def create(self, engine: Any, sandbox_id: str, *, walls: bool) -> Any:
+        """The container, which does not run yet.
+
+        Args:
+            walls: Whether the agent will put up better ones than the engine's filter, profile and masks.
+        """
+        host = engine.api.create_host_config(**self._host(engine, walls))
+        if walls:
+            # What the engine's own command line makes of "systempaths=unconfined".
+            host |= {"MaskedPaths": [], "ReadonlyPaths": []}
+        config = engine.api.create_container_config(
+            image=self.image,
+            command=list(self.command),
+            user=f"{self.user}:{self.user}",
+            hostname=template.HOSTNAME,
+            working_dir="/",
+            environment={},
+            labels={LABEL: sandbox_id},
+            host_config=host,
+        )
+        made = engine.api.create_container_from_config(config)
+        return engine.containers.get(made["Id"])
+
+    def _host(self, engine: Any, walls: bool) -> dict[str, Any]:
+        from docker.types import LogConfig, Ulimit
+
+        size = self.size
+        return {
+            "network_mode": "none",
+            "ipc_mode": "private",
+            "cap_drop": ["ALL"],
+            "security_opt": _security(engine) if walls else list(_CAREFUL),
+            "mem_limit": size.memory_bytes,
+            "memswap_limit": size.memory_bytes,
+            "pids_limit": size.pids + 1,
+            "nano_cpus": int(self.cpus * 1e9) if self.cpus else None,
+            "ulimits": [
+                Ulimit(name="nofile", soft=size.open_files, hard=size.open_files),
+                Ulimit(name="core", soft=1, hard=1),  # with 0, a core_pattern with a pipe would run
+            ],
+            "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64k"}),
+            "restart_policy": {"Name": "no"},
+            "tmpfs": dict(self.tmpfs),
+            "binds": dict(self.volumes),
+        }
+
+
+def _security(engine: Any) -> list[str]:
+    """Without the engine's filter and profile: they forbid the very calls that walls are made of."""
+    found = engine.info().get("SecurityOptions") or []
+    unconfined = ["apparmor=unconfined"] if any("name=apparmor" in each for each in found) else []
+    return [*_CAREFUL, "seccomp=unconfined", *unconfined]

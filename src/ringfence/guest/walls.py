@@ -1,0 +1,72 @@
+"""What the agent of a container puts up itself, before it starts anything: the engine gives it none of this.
+
+The engine's container has the host's user namespace, a /proc that can be written to, and a /sys. From a user
+namespace of its own, in which nothing but one id is mapped, the agent needs nobody's leave for better.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..launcher import build
+from ..linux import mounts, namespaces, privileges
+from . import users
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .settings import Settings
+
+STEP = "walls"  # what a host refuses which allows none
+_APART = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWCGROUP
+_PROC = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
+_COVER = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+
+
+def put_up(settings: Settings) -> None:
+    """Namespaces, one id, mounts that give nothing, and no capability for good.
+
+    Precondition: one thread, and a file system that is the guest's own already.
+
+    Raises:
+        OSError: The host, or what the engine lays around the container, does not allow it.
+    """
+    owner, group = os.getuid(), os.getgid()
+    namespaces.unshare(_APART)
+    uid = settings["uid"]
+    uids, gids = f"{uid} {owner} 1", f"{uid} {group} 1"
+    namespaces.write_id_maps(os.getpid(), uids, gids, deny_setgroups=True)
+    mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+    _restrict_mounts()
+    build.bound_user_namespace("/proc", forbid_user_namespaces=True)
+    users.keep_proc()
+    for path in settings["covered"]:
+        _cover(path)
+    fd = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    mounts.mount_setattr(fd, _PROC, recursive=False)
+    os.close(fd)
+    privileges.lock_securebits()
+    privileges.empty_bounding_set()
+    privileges.empty_capability_sets()
+
+
+def _restrict_mounts() -> None:
+    """No mount honours a set-id bit, and none but those of /dev a device."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line.split() for line in file]
+    for words in lines:
+        target, kind = words[4], words[words.index("-") + 1]
+        attributes = mounts.MOUNT_ATTR_NOSUID
+        if target != "/dev" and kind != "devpts":
+            attributes |= mounts.MOUNT_ATTR_NODEV
+        # As mountinfo writes them: a space is \040.
+        fd = os.open(target.encode("utf-8", "surrogateescape").decode("unicode_escape"), os.O_PATH)
+        mounts.mount_setattr(fd, attributes, recursive=False)
+        os.close(fd)
+
+
+def _cover(path: str) -> None:
+    """Hide a file behind /dev/null, a directory behind one that is empty; what is not there stays so."""
+    if os.path.isdir(path):
+        mounts.mount("ringfence", path, "tmpfs", _COVER, "mode=0555,size=4k,nr_inodes=1")
+    elif os.path.exists(path):
+        build.cover_with_null("/dev/null", path)
