@@ -111,7 +111,8 @@ def test_each_container_has_host_ids_of_its_own(engine: str) -> None:
     backend = DockerBackend(engine)
     with Sandbox.create(backend=backend) as one, Sandbox.create(backend=backend) as other:
         maps = [
-            Path(f"/proc/{first_host_pid(each)}/uid_map").read_text().split() for each in (one, other)
+            Path(f"/proc/{first_host_pid(each)}/uid_map").read_text().split()
+            for each in (one, other)
         ]
         assert "1000" == one.exec(["id", "-u"]).text.strip()
     backend.close()

@@ -17,7 +17,5 @@ class Settings(TypedDict):
     rlimits: list[tuple[int, int, int]]
     seccomp: bytes  # the filter that it starts everything under, and itself; empty: none
     tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
-    covered: list[
-        str
-    ]  # what the agent hides behind walls that it puts up itself; empty: it puts up none
+    covered: list[str]  # hidden behind walls that the agent puts up; empty: it puts up none
     place: str  # the directory that the agent came in: to be removed
