@@ -109,10 +109,10 @@ def start_mapper(id_map: str, program: str = "") -> Mapper:
         program: A file that does it, if it is there: a fork would cost both of us a copy of every page.
     """
     go_read, go_write = os.pipe()
-    try:
+    if os.path.exists(program):
         actions = [(os.POSIX_SPAWN_DUP2, go_read, 0)]
         child = os.posix_spawn(program, [program], {}, file_actions=actions)
-    except FileNotFoundError:
+    else:
         child = _fork_mapper(id_map, go_read)
     os.close(go_read)
     return Mapper(child, go_write)
