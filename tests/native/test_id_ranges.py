@@ -38,6 +38,13 @@ def run(index, script, user=None):
 def run_python(index, code, user=None):
     return made[index].exec(["/usr/bin/python3", "-I", "-S", "-c", code], user=user).ok
 
+def create_with(helper):
+    from unittest import mock
+    from ringfence.backends.local import ranges
+    known = ranges.Ranges(ranges.find().slots, [helper] * 2)
+    with mock.patch.object(ranges, "find", lambda: known):
+        return create(profile="own_root")
+
 def attach(index, mount):
     return str(made[index].mount(Mount.parse(mount)))
 
@@ -178,6 +185,20 @@ def test_the_hosts_files_stay_their_owners(ask: Ask, source: Path) -> None:
         assert not ask("run", index, change, "root")[0]
     assert RANGED_UID == (mine / "file").stat().st_uid
     ask("end", index)
+
+
+@pytest.mark.parametrize(
+    ("helper", "why"),
+    [
+        ("/bin/false", "/bin/false failed"),
+        ("/bin/true", "another uid_map"),
+        ("/nonexistent", "No such file"),
+    ],
+)
+def test_without_the_very_maps_nothing_starts(ask: Ask, helper: str, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        ask("create_with", helper)
+    ask("end", ask("create", profile="own_root")[0])  # the control
 
 
 def _host_ids(pid: int) -> set[int]:

@@ -15,7 +15,7 @@ packages_of() {
 
 # A suite that asks for a second user inside, and its one test that does: an ordinary user needs a range of ids for it.
 suite_of_users=inspect
-test_of_users=tests/suites/inspect/test_inspect.py::test_exec_as_user
+test_of_users=inspect/test_inspect.py::test_exec_as_user
 
 # backend_of NAME: what its sandboxes run in; nothing for the default.
 backend_of() {

@@ -25,7 +25,7 @@ def write_id_maps(pid: int, shape: Shape) -> None:
     What the helpers say is not believed: the kernel must have the very maps that were asked for.
 
     Raises:
-        OSError: EPERM, with what a helper said; ETIMEDOUT; EPROTO: there is another map than asked for.
+        OSError: EPROTO, with what a helper said, or because the kernel has another map; ETIMEDOUT.
     """
     maps = ("uid_map", shape["uid_map"]), ("gid_map", shape["gid_map"])
     give_up = time.monotonic() + _WAIT_S
@@ -52,7 +52,8 @@ def _run(argv: list[str], give_up: float) -> None:
         )
         _wait(pid, argv[0], give_up)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-            raise OSError(errno.EPERM, _text(said) or f"{argv[0]} failed")
+            # Not EPERM, which would say that the kernel refuses user namespaces.
+            raise OSError(errno.EPROTO, _text(said) or f"{argv[0]} failed")
     finally:
         os.close(said)
         os.close(saying)

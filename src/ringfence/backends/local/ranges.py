@@ -24,6 +24,7 @@ _FILES = ("/etc/subuid", "/etc/subgid")
 # Below are ids of the system's, of accounts and of what systemd makes up: systemd.io/UIDS-GIDS.
 _FIRST_USED = 1 << 16
 _LAST_USED = (1 << 32) - 2
+_MOST_SLOTS = 4096  # of one range, however large it is
 
 
 class NoRangeError(Exception):
@@ -84,13 +85,15 @@ def find() -> Ranges:
 def usable(uids: Iterable[Extent], gids: Iterable[Extent], foreign: Iterable[Extent]) -> list[int]:
     """First ids of slots in both `uids` and `gids`, without any id of somebody else's."""
     found: set[int] = set()
-    kept_out = [*foreign, identity.OF_ROOT, (0, _FIRST_USED), (_LAST_USED + 1, 1 << 64)]
+    kept_out = [*foreign, identity.OF_ROOT]
     for first_uid, end_uid in uids:
         for first_gid, end_gid in gids:
-            first, end = max(first_uid, first_gid), min(end_uid, end_gid, _LAST_USED + 1)
+            first = max(first_uid, first_gid, _FIRST_USED)
+            end = min(end_uid, end_gid, _LAST_USED + 1)
             # Always the same parts of the same ids, so that a lock means the same to every process.
             first += -first % identity.IDS_EACH
-            found.update(range(first, end - identity.IDS_EACH + 1, identity.IDS_EACH))
+            slots = range(first, end - identity.IDS_EACH + 1, identity.IDS_EACH)
+            found.update(slots[:_MOST_SLOTS])
     return sorted(
         slot
         for slot in found
