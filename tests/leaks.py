@@ -1,6 +1,6 @@
 """A census of what sandboxes could leave on a machine, and its growth.
 
-Two runs may share a machine: one as root, one as the user that RINGFENCE_TEST_NEIGHBOUR tells root
+Runs may share a machine: one as root, others as the users that RINGFENCE_TEST_NEIGHBOURS tells root
 of. Each counts what only it can have made: what belongs to the neighbour is the neighbour's, and an
 ordinary user makes no mounts and no loop devices, and leaves nothing that belongs to others.
 """
@@ -33,7 +33,9 @@ def _may_be_ours(uid: int | None) -> bool:
     """Whether this run can have made what belongs to `uid`; None is what went while we looked."""
     if 0 != os.geteuid():
         return uid == os.geteuid()
-    return uid is not None and str(uid) != os.environ.get("RINGFENCE_TEST_NEIGHBOUR")
+    return (
+        uid is not None and str(uid) not in os.environ.get("RINGFENCE_TEST_NEIGHBOURS", "").split()
+    )
 
 
 def _owner(path: str) -> int | None:

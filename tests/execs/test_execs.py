@@ -27,7 +27,7 @@ from tests.native.callers import Caller
 from tests.native.outside import until
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ringfence.egress.client import Egress
 from ringfence.model.netlog import NetworkEvent
 
 SO_ORIGINAL_DST = 80  # include/uapi/linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST is the same
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Listening(Egress):

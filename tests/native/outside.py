@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ringfence import Sandbox
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """When a test has failed; never how fast something has to be."""
 
 

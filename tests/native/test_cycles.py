@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,7 @@ say([type(problem).__name__, str(problem), before, len(os.listdir("/proc/self/fd
 
 def test_a_caller_out_of_descriptors_is_told_and_recovers() -> None:
     with Caller(_FEW_DESCRIPTORS) as caller:
-        kind, text, before, after, answer = caller.hear(40)
+        kind, text, before, after, answer = caller.hear(110)
 
     assert "ResourceExhausted" == kind, text
     assert "ulimit" in text
@@ -255,8 +256,8 @@ def test_two_thousand_execs_do_not_grow_pid_1(sandbox: Sandbox) -> None:
     fds, kib = table(), status_kib(pid, "VmRSS")
     run(2000)
 
-    assert until(lambda: table() <= fds, 5)
-    assert status_kib(pid, "VmRSS") < kib * 1.05 + 256
+    assert until(lambda: table() <= fds)
+    assert status_kib(pid, "VmRSS") < kib + 1024  # half a KiB for each would be more
     stats = sandbox.stats()
     assert (2200, 0) == (stats.execs, stats.pids)
 
@@ -268,33 +269,41 @@ def _table_size(pid: int) -> int:
 
 # -- one event loop -------------------------------------------------------------------------------
 
-NAP_S = 0.5
-
 
 async def test_fifty_sandboxes_of_one_loop_do_not_wait_for_each_other() -> None:
-    """One after the other they would nap for 25 s."""
+    """Each ends when all run: one after the other none ever would."""
+    running = asyncio.Barrier(50)
 
     async def live() -> str:
         sandbox = await AsyncSandbox.create()
         async with sandbox:
-            return (await sandbox.shell(f"sleep {NAP_S}; echo done")).stdout_text
+            process = await sandbox.start(["cat"], stream_stdin=True)
+            assert process.stdin is not None
+            await running.wait()
+            await process.stdin.write(b"done")
+            await process.stdin.close()
+            return (await process.wait()).stdout_text
 
-    started = time.monotonic()
     answers = await asyncio.gather(*(live() for _ in range(50)))
 
-    assert ["done\n"] * 50 == answers
-    assert time.monotonic() - started < 50 * NAP_S / 4
+    assert ["done"] * 50 == answers
 
 
 async def test_the_loop_is_never_blocked() -> None:
-    """While sandboxes are made, used and ended, the loop's own clock keeps ticking."""
-    longest, last = 0.0, time.monotonic()
+    """While sandboxes are made, used and ended, the loop's own clock keeps ticking, as a thread's does."""
+    gaps = {"loop": 0.0, "thread": 0.0}
+    over = threading.Event()
 
     async def tick() -> None:
-        nonlocal longest, last
+        last = time.monotonic()
         while True:
             await asyncio.sleep(0.001)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            gaps["loop"], last = max(gaps["loop"], time.monotonic() - last), time.monotonic()
+
+    def tick_beside() -> None:
+        last = time.monotonic()
+        while not over.wait(0.001):
+            gaps["thread"], last = max(gaps["thread"], time.monotonic() - last), time.monotonic()
 
     async def live() -> None:
         async with await AsyncSandbox.create() as sandbox:
@@ -303,10 +312,14 @@ async def test_the_loop_is_never_blocked() -> None:
             await sandbox.stats()
 
     async with AsyncSandbox(Sandbox.create()):
-        clock = asyncio.create_task(tick())
+        clock, beside = asyncio.create_task(tick()), threading.Thread(target=tick_beside)
+        beside.start()
         await asyncio.gather(*(live() for _ in range(5)))
         clock.cancel()
-    assert longest < 0.5
+    over.set()
+    beside.join()
+    # A machine that has no time for either blocks nobody: what the thread was kept waiting counts for nothing.
+    assert gaps["loop"] < 0.5 + 2 * gaps["thread"]
 
 
 async def test_a_cancelled_exec_kills_its_tree(make: MakeSandbox) -> None:
@@ -361,7 +374,7 @@ say(len(live))
 def test_a_cancelled_create_leaves_no_sandbox() -> None:
     """Whenever the cancellation comes."""
     with Caller(_CANCEL_CREATE, env={"PYTHONWARNINGS": "error"}) as caller:
-        assert 0 == caller.hear(40)
+        assert 0 == caller.hear(110)
 
 
 def test_one_id_over_and_over() -> None:

@@ -16,7 +16,7 @@ from ringfence.sandbox.expose import Exposure
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import until
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SERVER = (
     "import socket\n"
     "server = socket.create_server(('127.0.0.1', 8080))\n"

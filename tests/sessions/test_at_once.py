@@ -21,9 +21,9 @@ from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.features import require
 from tests.native.callers import Caller
-from tests.native.outside import cgroups_of, descendants_of, pin, survivors, until
+from tests.native.outside import PATIENCE_S, cgroups_of, descendants_of, pin, survivors, until
 from tests.sessions.conftest import MakeManager
-from tests.sessions.test_restart import BY_HAND, RESTART_S, records
+from tests.sessions.test_restart import BY_HAND, records
 
 NOTHING = PoolConfig(enabled=False)
 
@@ -32,7 +32,7 @@ def test_one_key_at_once_makes_one_session(manager: SessionManager) -> None:
     barrier = threading.Barrier(10)
 
     def ask(_: int) -> tuple[str, bool]:
-        barrier.wait(20)
+        barrier.wait(PATIENCE_S)
         lease = manager.acquire(options=AcquireOptions(key="k"), client_id="ann")
         return lease.id, lease.newly_created
 
@@ -48,7 +48,7 @@ def test_one_id_at_once_is_one_clients(manager: SessionManager) -> None:
     barrier = threading.Barrier(10)
 
     def ask(number: int) -> str:
-        barrier.wait(20)
+        barrier.wait(PATIENCE_S)
         request = AttachRequest("the-box", f"client-{number % 5}", create_if_missing=True)
         try:
             return manager.attach(request).session.client_id
@@ -69,7 +69,7 @@ def test_ended_by_many_it_ends_once(manager: SessionManager) -> None:
     barrier = threading.Barrier(8)
 
     def end(number: int) -> str:
-        barrier.wait(20)
+        barrier.wait(PATIENCE_S)
         verb = (manager.terminate, manager.release)[number % 2]
         return verb(lease.id).state
 
@@ -332,10 +332,8 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
         time.sleep(random.Random(seed).uniform(0.05, 1.5))
         family = pin(descendants_of(caller.pid))
         caller.kill(signal.SIGKILL)
-    began = time.monotonic()
     with SessionManager(BY_HAND, state_dir=state, background=False) as manager:
-        assert time.monotonic() - began < RESTART_S
-        assert [] == survivors(family, 2.0)
+        assert [] == survivors(family, PATIENCE_S)
         assert [] == manager.store.unended_sandboxes() == manager.list()
         for sandbox, _phase, session, _state in records(state):
             assert until(lambda sandbox=sandbox: [] == cgroups_of(sandbox))  # type: ignore[misc]

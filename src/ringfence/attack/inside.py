@@ -25,7 +25,7 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
     "getattr(import_module('probes.' + sys.argv[2]), sys.argv[3])(*sys.argv[4:])"
 )
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 Found = dict[str, tuple[str, str]]
 """Probe to status and evidence."""

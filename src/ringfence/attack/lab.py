@@ -103,7 +103,7 @@ def first_line(process: Process) -> str:
         said.append(process.stdout.read())
         return b"\n" in said[-1] or not process.running
 
-    eventually(whole, patience_s=5)
+    eventually(whole, patience_s=_PATIENCE_S)
     return b"".join(said).decode("utf-8", "replace").partition("\n")[0]
 
 

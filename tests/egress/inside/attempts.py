@@ -15,7 +15,8 @@ import sys
 import time
 from typing import Any
 
-PATIENCE_S = 4.0
+PATIENCE_S = 20.0
+AT_ONCE_S = PATIENCE_S / 2  # whatever waits for somebody who is silent takes longer
 PROXY = ("198.18.0.1", 3128)
 RESOLVER = "127.0.0.53"
 Found = dict[str, Any]
@@ -43,8 +44,8 @@ def _read(sock: socket.socket, until: str = "", most: int = 1 << 20) -> bytes:
     return seen
 
 
-def _converse(sock: socket.socket, say: list[str], pause_s: float = 0.0) -> Found:
-    """Say each piece, then read to the end; what ended it is told beside what was heard."""
+def _converse(sock: socket.socket, say: list[str], pause_s: float = 0.0, until: str = "") -> Found:
+    """Say each piece, then read to the end, or until `until` has come; what ended it is told, too."""
     found: Found = {"connected": True, "error": None, "heard": ""}
     heard = b""
     try:
@@ -54,7 +55,7 @@ def _converse(sock: socket.socket, say: list[str], pause_s: float = 0.0) -> Foun
             sock.sendall(piece.encode("latin-1"))
         while piece_in := sock.recv(1 << 16):
             heard += piece_in
-            if len(heard) > 1 << 20:
+            if len(heard) > 1 << 20 or (until and until.encode("latin-1") in heard):
                 break
     except OSError as exc:
         found |= _failure(exc)
@@ -67,13 +68,14 @@ def tcp(
     say: list[str] | None = None,
     pause_s: float = 0.0,
     patience_s: float = PATIENCE_S,
+    until: str = "",
 ) -> Found:
-    """Connect, by name or by address as it is spelled; say something; hear everything."""
+    """Connect, by name or by address as it is spelled; say something; hear everything, or `until`."""
     started = time.monotonic()
     try:
         with socket.create_connection((host, port), PATIENCE_S) as sock:
             sock.settimeout(patience_s)
-            found = _converse(sock, say or [], pause_s)
+            found = _converse(sock, say or [], pause_s, until)
     except OSError as exc:
         found = {"connected": False, "heard": "", **_failure(exc)}
     return {**found, "seconds": time.monotonic() - started}
@@ -109,7 +111,7 @@ def dns(
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     kind = socket.SOCK_DGRAM if over == "udp" else socket.SOCK_STREAM
     with socket.socket(family, kind) as sock:
-        sock.settimeout(1.0 if over == "udp" else PATIENCE_S)
+        sock.settimeout(PATIENCE_S)
         try:
             sock.connect((server, 53))
             if over == "udp":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ringfence import Sandbox
+from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
 pytestmark = pytest.mark.in_world
 
 POLICY = ("a.test", "v4.test", "v6.test", *places.SPECIAL, "rebind.test", "mixed.test", "half.test")
-AT_ONCE_S = 1.0
 SAY = ["GET /bypass HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"]
 
 LITERALS = {

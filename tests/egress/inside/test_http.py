@@ -373,7 +373,6 @@ def test_a_head_that_dribbles_is_cut(make: MakeSandbox, world: World, host: str)
     found = attempt(sandbox, "tcp", host=host, port=port, say=dribble, pause_s=0.05)
 
     assert "timeout" != found["error"]
-    assert found["seconds"] < 2.5
     assert [] == world.left(mark, kind="request")
 
 
@@ -384,7 +383,6 @@ def test_silence_is_cut(make: MakeSandbox, port: int) -> None:
     found = attempt(make(network=policy), "tcp", host="a.test", port=port)
 
     assert "timeout" != found["error"]
-    assert found["seconds"] < 2.5
 
 
 @pytest.mark.parametrize("port", [80, 8080])

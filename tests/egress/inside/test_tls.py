@@ -30,7 +30,6 @@ def test_a_handshake_for_another_name_is_cut(
 
     assert "" == found["heard"]
     assert "timeout" != found["error"]
-    assert found["seconds"] < 2
     assert [] == world.left(mark, kind="request")
     assert {None} >= {e["sni"] for e in world.left(mark, kind="connection")}
 
@@ -160,7 +159,6 @@ def test_a_hello_that_never_ends_is_cut(make: MakeSandbox) -> None:
     found = attempt(sandbox, "tcp", host="a.test", port=443, say=["\x16\x03\x01\x02\0\1\0"])
 
     assert "timeout" != found["error"]
-    assert found["seconds"] < 3
 
 
 def test_an_address_by_its_own_rule_needs_no_name(limited: Sandbox) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -15,14 +14,12 @@ from ringfence.sessions.admission import Slots
 
 
 def test_refused_at_once_when_nobody_may_wait() -> None:
-    slots = Slots(1, 0, 10.0)
+    slots = Slots(1, 0, 600.0)  # longer than a test may take
     slots.take()
-    began = time.monotonic()
 
     with pytest.raises(ResourceExhausted) as refusal:
         slots.take()
 
-    assert time.monotonic() - began < 5
     assert refusal.value.retryable
     assert refusal.value.hint
     assert 1 == slots.refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -13,7 +14,7 @@ from ...errors import RingfenceError
 from ...model.mount import READ_ONLY, READ_WRITE, Mount
 from ..canaries import RO, RW, write
 from ..lab import first_line, run, start
-from ..probes.kit import Outcome, escaped, first_escape, held, inconclusive
+from ..probes.kit import PATIENCE_S, Outcome, escaped, first_escape, held, inconclusive
 from .register import NAIVE, NETWORK, NOT_PROTECTED, WRITABLE, probe
 
 TYPE_CHECKING = False
@@ -366,6 +367,8 @@ def inbound(lab: Lab) -> Outcome:
         if not port:
             return inconclusive("it did not listen")
         with socket.socket() as sock:
-            sock.settimeout(1)
+            sock.settimeout(PATIENCE_S)
             answer = sock.connect_ex(("127.0.0.1", port))
+    if answer in (errno.EAGAIN, errno.ETIMEDOUT):
+        return inconclusive("nobody takes the connection, and nobody refuses it")
     return escaped(f"connected to port {port}") if answer == 0 else held(os.strerror(answer))

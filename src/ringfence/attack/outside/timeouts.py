@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ..lab import Lab
 
 _TIMEOUT_S = 0.4
-_LATE_S = 4.0  # a busy machine's; the trees themselves would take longer
-_PATIENCE_S = 20.0
+_LATE_S = 15.0  # a busy machine's; the trees themselves would take longer
+_PATIENCE_S = 60.0
 _ENDS_ANYWAY = "none: a signal to the one process ends it on a plain host too"
 _NO_INIT = "none: a plain host has no PID 1 that watches over timeouts"
 
@@ -82,7 +82,7 @@ def timed_plainly(lab: Lab, name: str) -> Outcome:
         child.kill()
         child.wait()
         # One that forks and ends all the time may slip through a single look.
-        if eventually(lambda: bool(host_processes(path)), patience_s=0.3):
+        if eventually(lambda: bool(host_processes(path)), patience_s=3.0):
             return escaped("something of it is left")
         return held("nothing left")
     finally:
@@ -140,7 +140,7 @@ def kill_tree(lab: Lab) -> Outcome:
         process = start(sandbox, "trees", "double_fork")
         eventually(lambda: len(host_tree(first_host_pid(sandbox))) >= 3)
         process.kill()
-        process.wait(5)
+        process.wait(_PATIENCE_S)
         left = others(sandbox)
     return escaped(f"left: {left[0]}") if left else held("nothing left")
 
@@ -152,7 +152,7 @@ def kill_terminal(lab: Lab) -> Outcome:
         return timed_plainly(lab, "double_fork")
     with lab.sandbox() as sandbox:
         process = start(sandbox, "trees", "double_fork", pty=(24, 80), timeout_s=_TIMEOUT_S)
-        result = process.wait(5)
+        result = process.wait(_PATIENCE_S)
         left = others(sandbox)
     if left or not result.timed_out:
         return escaped(f"left: {left}, {result.timed_out=}")
@@ -288,10 +288,11 @@ def suspended(lab: Lab) -> Outcome:
         start(sandbox, "trees", "tick", "/tmp/ticks")
         if not eventually(lambda: sandbox.files.exists("/tmp/ticks")):
             return inconclusive("it never ran")
+        first = first_host_pid(sandbox)
         if lab.protected:
             sandbox.suspend()
-            time.sleep(0.05)  # without a freezer a process stops when it next comes by
-        first = first_host_pid(sandbox)
+            # Without a freezer a process stops when it next comes by.
+            eventually(lambda: _stands_still(first, 0.1))
         before = _processor_ticks(first)
         time.sleep(0.3)
         after = _processor_ticks(first)
@@ -300,6 +301,12 @@ def suspended(lab: Lab) -> Outcome:
     if not first:
         return inconclusive("its processes cannot be seen from the host")
     return held("it did not run") if after == before else escaped("it ran meanwhile")
+
+
+def _stands_still(first: int, seconds: float) -> bool:
+    before = _processor_ticks(first)
+    time.sleep(seconds)
+    return before == _processor_ticks(first)
 
 
 def _processor_ticks(first: int) -> list[tuple[int, int]]:

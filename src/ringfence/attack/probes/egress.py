@@ -18,6 +18,7 @@ from .kit import (
     HOST_USERNS,
     LIMITED,
     NETWORK,
+    PATIENCE_S,
     Outcome,
     attempt,
     escaped,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 WIDER = "a policy that allows the canary too"
-_PATIENCE_S = 1.0
 _PAUSE_S = 0.3
 _PROXY = ("198.18.0.1", 3128)
 _RESOLVER = ("127.0.0.53", 53)
@@ -42,30 +42,41 @@ _LISTENER = 1021
 
 
 def _say(address: tuple[str, int], *pieces: bytes) -> bytes:
-    """Say each piece on a new connection, and hear all that comes back; empty when there is none."""
+    """Say each piece on a new connection, and hear all that comes back; empty when it is cut.
+
+    Raises:
+        TimeoutError: Neither an answer nor an end came: nothing is decided.
+    """
     try:
-        with socket.create_connection(address, _PATIENCE_S) as sock:
+        with socket.create_connection(address, PATIENCE_S) as sock:
             return _converse(sock, *pieces)
+    except TimeoutError:
+        raise
     except OSError:
         return b""
 
 
 def _converse(sock: socket.socket, *pieces: bytes) -> bytes:
+    """What comes back, as far as it comes; raises TimeoutError as `_say`."""
     heard = b""
     try:
         for piece in pieces:
             sock.sendall(piece)
             # In answer to each, so that what follows is not taken for a part of it.
-            sock.settimeout(_PAUSE_S if piece is not pieces[-1] else _PATIENCE_S)
+            sock.settimeout(_PAUSE_S if piece is not pieces[-1] else PATIENCE_S)
             try:
                 heard += sock.recv(1 << 16)
             except TimeoutError:
-                continue
+                if piece is pieces[-1]:
+                    raise
         sock.settimeout(_PAUSE_S)
         while more := sock.recv(1 << 16):
             heard += more
+    except TimeoutError:
+        if not heard:
+            raise
     except OSError:
-        return heard
+        pass  # it is cut
     return heard
 
 
@@ -75,11 +86,13 @@ def _say_by_name(port: int, *pieces: bytes) -> bytes:
         return _say(("127.0.0.1", port), *pieces)
     ask = f"CONNECT localhost:{port} HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"
     try:
-        with socket.create_connection(_PROXY, _PATIENCE_S) as sock:
+        with socket.create_connection(_PROXY, PATIENCE_S) as sock:
             sock.sendall(ask.encode())
             if b" 200 " not in sock.recv(1 << 16)[:20]:
                 return b""
             return _converse(sock, *pieces)
+    except TimeoutError:
+        raise
     except OSError:
         return b""
 
@@ -209,10 +222,12 @@ def _ask(query: bytes, over: int) -> Outcome:
     framed = query if over == socket.SOCK_DGRAM else struct.pack("!H", len(query)) + query
     try:
         with socket.socket(socket.AF_INET, over) as sock:
-            sock.settimeout(_PATIENCE_S)
+            sock.settimeout(PATIENCE_S)
             sock.connect(_RESOLVER)
             sock.sendall(framed)
             answer = sock.recv(512)
+    except TimeoutError:
+        return inconclusive("query: neither an answer nor a refusal")
     except OSError as exc:
         return held(f"query: {errno.errorcode.get(exc.errno or 0, str(exc))}")
     answer = answer if over == socket.SOCK_DGRAM else answer[2:]
@@ -271,7 +286,7 @@ def add_route(_context: dict[str, Any]) -> Outcome:
     body += struct.pack("=HH4s", 8, 1, b"\x0b\0\0\0") + struct.pack("=HHI", 8, 4, 1)
     message = struct.pack("=IHHII", 16 + len(body), 24, 0x605, 1, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
-        sock.settimeout(1)
+        sock.settimeout(PATIENCE_S)
         sock.send(message)
         code = struct.unpack("=i", sock.recv(4096)[16:20])[0]
     return escaped("RTM_NEWROUTE: worked") if code == 0 else held(f"RTM_NEWROUTE: {said(code)}")

@@ -238,7 +238,7 @@ def _secure(program: str) -> str | None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        timeout=3,
+        timeout=30,
         check=False,
     )
     lines = [line.split() for line in done.stdout.decode("utf-8", "replace").splitlines()]

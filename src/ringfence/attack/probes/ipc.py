@@ -13,6 +13,7 @@ from .kit import (
     ESCAPED,
     HOST,
     MOUNTED,
+    PATIENCE_S,
     UNIX_SOCKETS,
     Outcome,
     attempt,
@@ -110,8 +111,10 @@ def _connect(address: str | bytes, kind: int) -> Outcome:
     """Escaped when something of the host listens at `address` and we are let in."""
     try:
         with socket.socket(socket.AF_UNIX, kind) as sock:
-            sock.settimeout(1)
+            sock.settimeout(PATIENCE_S)
             sock.connect(address)
+    except TimeoutError:
+        return inconclusive("nobody takes the connection, and nobody refuses it")
     except OSError as exc:
         return held(f"{errno.errorcode.get(exc.errno or 0, exc)}")
     return escaped("connected")

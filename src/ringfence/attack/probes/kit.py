@@ -208,8 +208,16 @@ def holds(data: bytes, digest: str) -> bool:
     )
 
 
-def in_child(action: Callable[[], int], patience_s: float = 2.0) -> int:
-    """Run `action` in a child: its exit code, or the signal below zero; -64 when it hangs."""
+PATIENCE_S = 10.0
+"""What is silent for so long has not answered. Whether something held is not decided by that."""
+
+
+def in_child(action: Callable[[], int]) -> int:
+    """Run `action` in a child: its exit code, or the signal below zero.
+
+    Raises:
+        TimeoutError: It hangs.
+    """
     import signal
     import time
 
@@ -220,7 +228,7 @@ def in_child(action: Callable[[], int], patience_s: float = 2.0) -> int:
             code = action()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -228,5 +236,5 @@ def in_child(action: Callable[[], int], patience_s: float = 2.0) -> int:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return -64
+            raise TimeoutError("the child hangs")
         time.sleep(0.002)

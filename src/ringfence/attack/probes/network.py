@@ -16,6 +16,7 @@ from .kit import (
     MOUNTED,
     NETWORK,
     NO_SECCOMP,
+    PATIENCE_S,
     Outcome,
     attempt,
     call,
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_PATIENCE_S = 0.5
-
 
 def _tcp(host: str, port: int) -> Outcome:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.settimeout(_PATIENCE_S)
+            sock.settimeout(PATIENCE_S)
             sock.connect((host, port))
     except TimeoutError:
         return escaped(f"{host}:{port}: a packet left, and nobody answered")
@@ -112,11 +111,13 @@ def host_addresses(context: dict[str, Any]) -> Outcome:
 def udp_to_host(context: dict[str, Any]) -> Outcome:
     """A datagram service of the host must not be reachable."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(_PATIENCE_S)
+        sock.settimeout(PATIENCE_S)
         try:
             sock.connect(("127.0.0.1", context["udp"]))
             sock.send(b"ping")
             answer = sock.recv(16)
+        except TimeoutError:
+            return inconclusive("nobody answers, and nobody refuses")
         except OSError as exc:
             return held(
                 f"127.0.0.1:{context['udp']}: {errno.errorcode.get(exc.errno or 0, str(exc))}"
@@ -197,7 +198,7 @@ def add_link(_context: dict[str, Any]) -> Outcome:
     body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attributes
     message = struct.pack("=IHHII", 16 + len(body), 16, 0x605, 1, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
-        sock.settimeout(1)
+        sock.settimeout(PATIENCE_S)
         sock.send(message)
         answer = sock.recv(4096)
     code = struct.unpack("=i", answer[16:20])[0]

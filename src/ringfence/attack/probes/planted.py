@@ -56,8 +56,14 @@ def _seen_processes() -> bool:
 
 def _connects(family: int, address: str | tuple[str, int]) -> bool:
     with socket.socket(family) as sock:
-        sock.settimeout(1)
-        return sock.connect_ex(address) == 0
+        sock.settimeout(10)
+        try:
+            sock.connect(address)
+        except TimeoutError:
+            raise  # not decided
+        except OSError:
+            return False
+        return True
 
 
 def _listed() -> bool:

@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _EXIT = {"x86_64": 60, "aarch64": 93}
 _CLONE_PARENT = 0x8000
-_LONG_S, _SHORT_S = 8, 5
+_LONG_S, _SHORT_S = 40, 20
 
 
 def _clone(flags: int) -> int:

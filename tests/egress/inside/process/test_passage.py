@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.egress.client import Egress
+from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
@@ -43,11 +44,9 @@ def test_who_speaks_first_does_not_matter(box: MakeBox) -> None:
     sandbox = box("ssh.test:22", "echo.test:7")
 
     banner = attempt(
-        sandbox, "tcp", host="ssh.test", port=places.BANNER, say=["SSH-2.0-x\r\n"], patience_s=0.5
+        sandbox, "tcp", host="ssh.test", port=places.BANNER, say=["SSH-2.0-x\r\n"], until="SSH-2.0-"
     )
-    echo = attempt(
-        sandbox, "tcp", host="echo.test", port=places.ECHO, say=["hello"], patience_s=0.5
-    )
+    echo = attempt(sandbox, "tcp", host="echo.test", port=places.ECHO, say=["hello"], until="hello")
 
     assert banner["heard"].startswith("SSH-2.0-")
     assert "hello" == echo["heard"]
@@ -84,7 +83,9 @@ def test_after_it_has_spoken_there_is_neither(box: MakeBox, port: int, scheme: s
 def test_text_that_is_not_http_goes_through_however_it_comes(box: MakeBox, say: list[str]) -> None:
     sandbox = box("echo.test:7")
 
-    found = attempt(sandbox, "tcp", host="echo.test", port=7, say=say, pause_s=0.05, patience_s=0.5)
+    found = attempt(
+        sandbox, "tcp", host="echo.test", port=7, say=say, pause_s=0.05, until="".join(say)
+    )
 
     assert "".join(say) == found["heard"]
 
@@ -133,7 +134,6 @@ def test_tls_is_for_the_name_or_for_nobody(box: MakeBox, port: int) -> None:
         found = attempt(sandbox, "hello", host="a.test", port=port, sni=sni, change=change)
         assert not found["answered"], (sni, change)
         assert "ECONNRESET" == found["error"]
-        assert found["seconds"] < 1
 
 
 def test_a_port_for_tls_takes_nothing_else(box: MakeBox, world: World) -> None:
@@ -195,7 +195,7 @@ def test_the_first_address_that_answers(box: MakeBox) -> None:
     found = attempt(sandbox, "tcp", host="half.test", port=80, say=[request("half.test")])
 
     assert " 200 " in found["heard"]
-    assert found["seconds"] < 3
+    assert found["seconds"] < AT_ONCE_S
 
 
 def test_a_proxy_by_every_way(box: MakeBox) -> None:
@@ -262,7 +262,7 @@ def test_names_over_tcp(box: MakeBox) -> None:
 def test_everything_is_on_record(box: MakeBox, egress: Egress) -> None:
     sandbox = box("a.test", "echo.test:7")
     attempt(sandbox, "tcp", host="a.test", port=80, say=[request("a.test", "/here?x")])
-    attempt(sandbox, "tcp", host="echo.test", port=7, say=["12345"], patience_s=0.2)
+    attempt(sandbox, "tcp", host="echo.test", port=7, say=["12345"], until="12345")
     attempt(sandbox, "resolve", name="evil\n.test")
 
     events = egress.events(sandbox.id)
