@@ -46,6 +46,7 @@ PLACES = (
     "egress/test_tls.py",
     "egress/test_tls_clients.py",
     "egress/test_trust.py",
+    "images/test_machines.py",
     "test_layout.py",
     "unit/model/",
     "unit/policy/test_addresses.py",

@@ -84,10 +84,10 @@ def test_processor_time_is_use(make_manager: MakeManager) -> None:
 
 
 def test_touching_is_use(make_manager: MakeManager) -> None:
-    manager = make_manager(idle_s=IDLE_S)
+    manager = make_manager(idle_s=2.0)
     lease = manager.acquire(client_id="ann")
-    for _ in range(6):
-        time.sleep(IDLE_S / 2)
+    for _ in range(10):
+        time.sleep(0.25)
         manager.touch(lease.id)
 
     assert not is_over(lease)

@@ -281,7 +281,7 @@ def test_everything_is_on_record(box: MakeBox, egress: Egress) -> None:
         by_kind["tcp"].bytes_out,
         by_kind["tcp"].rule,
     )
-    assert by_kind["tcp"].duration_s > 0.1
+    assert by_kind["tcp"].duration_s > 0
     assert all(event.host.isprintable() for event in events)
     totals = egress.totals(sandbox.id)
     assert totals["allowed"] == sum(event.allowed for event in events)
