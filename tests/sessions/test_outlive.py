@@ -372,12 +372,13 @@ def end_holder(family: dict[int, int]) -> None:
 # -- at any moment ---------------------------------------------------------------------------------
 
 halting = test_restart.halting
-_ONE, _WARM, _CREATE = test_restart._ONE, test_restart._WARM, test_restart._CREATE
+creating = test_restart.creating
+_ONE, _WARM = test_restart._ONE, test_restart._WARM
 MORE_STEPS = {
-    "create: before it is kept": halting("Keeping.begin", "before", 2) + _CREATE,
-    "create: kept": halting("Keeping.begin", "after", 2) + _CREATE,
-    "exec: before it is kept": halting("Keeping.begin_exec", "before") + _CREATE,
-    "exec: kept": halting("Keeping.begin_exec", "after") + _CREATE,
+    "create: before it is kept": creating("Keeping.begin", "before"),
+    "create: kept": creating("Keeping.begin", "after"),
+    "exec: before it is kept": creating("Keeping.begin_exec", "before"),
+    "exec: kept": creating("Keeping.begin_exec", "after"),
     "exec: closing": _ONE
     + halting("Keeping._end_exec", "before")
     + "begin(m, l, 'x', 'exit 3').close()",

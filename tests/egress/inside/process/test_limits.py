@@ -37,7 +37,7 @@ def test_connections_at_the_same_time(box: MakeBox, egress: Egress) -> None:
 
         client.do("close", key="a")
 
-        assert echoes(client, "e")
+        assert until(lambda: echoes(client, "e"))  # the other side has yet to notice
     reasons = [event.reason for event in egress.events(sandbox.id)]
     assert "too many connections at the same time" in reasons
 
