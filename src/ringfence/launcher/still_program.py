@@ -21,7 +21,7 @@ _ARCH_SET_FS = 0x1002
 _O_WRONLY = 1
 _O_CLOEXEC = 0o2000000
 _WRITE = 2
-_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_POPULATE = 0x02, 0x10, 0x20, 0x8000
 _SELF_FD, _FILE_FD = 3, 4  # what open(2) answers in a new process with three descriptors
 _HEAP = "[heap]"
 
@@ -179,6 +179,8 @@ def _mapping(region: Region, rights: int, flags: int, fd: int) -> tuple[int, ...
     start = region.end - max(region.room, region.end - region.start)
     offset = 0 if fd == _NONE else region.offset
     flags |= _MAP_PRIVATE | _MAP_FIXED
+    if region.room == region.end - region.start:
+        flags |= _MAP_POPULATE  # each page that is found missing later costs a stop
     return _MMAP, start, region.end - start, rights, flags, fd, offset
 
 
