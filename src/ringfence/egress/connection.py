@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from time import time
 
+from ..linux.destination import destination, shown
 from . import passage, proxy
-from .destination import destination, shown
 from .loop import Cancelled, Task
 from .names import is_synthetic
 from .refused import Refused

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from _socket import MSG_PEEK
 
+from ..linux.destination import family_of
 from . import answers, tls
-from .destination import family_of
 from .dial import connect
 from .first import HOLD, HTTP, PASS, RAW, TLS, Opening
 from .http import exchange

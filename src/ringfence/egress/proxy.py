@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 
 from ..errors import InvalidRequest
+from ..linux.destination import packed, shown
 from ..model import hosts
 from . import passage, socks
-from .destination import packed, shown
 from .http import part, pass_on, read_request, tell
 from .http_reader import Reader
 from .loop import Deadline

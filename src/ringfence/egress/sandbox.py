@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket as socket
 import errno
 
+from ..linux.destination import packed
 from ..model import hosts
 from ..model.netlimits import NetworkLimits
 from ..model.network import NetworkPolicy
@@ -13,7 +14,6 @@ from ..policy.network import Decision, Judge
 from ..policy.redirects import LISTEN_PORT, PROXY, RESOLVER
 from . import answers
 from .connection import Connection
-from .destination import packed
 from .meter import Meter, Rate
 from .names import PROXY_V6, Names
 

@@ -13,9 +13,9 @@ import marshal
 import os
 import time
 
-from ..launcher import build, init, wire
+from ..launcher import build, channels, ferry, init, wire
 from ..linux import machine, mounts, namespaces, privileges
-from . import channels
+from .channels import Carrier
 from .groups import MachineGroups
 from .machine_agent import MachineAgent, enter
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BOOTED = b"BOOTED"
 _PREPARED = b"PREPARED"
 MODULES = "/modules"  # in the initial RAM file system: files named in the order to load them
-PORT = "ringfence"
+PORT, NETWORK_PORT = "ringfence", "ringfence-network"
 TAG = "ringfence"
 _PORTS = "/sys/class/virtio-ports"
 _SHARE, _GROUPS, _ROOT, _PROC = "/share", "/groups", "/root", "/proc"
@@ -92,15 +92,28 @@ def _boot() -> int:
         machine.finit_module(fd)
         os.close(fd)
     build.leave_host_network(namespaces.CLONE_NEWNET)
-    return _open_port()
+    _start_ferry()
+    return _open_port(PORT)
 
 
-def _open_port() -> int:
+def _start_ferry() -> None:
+    """Leave a child that will ferry connections, once the host says which; nothing in the guest sees it."""
+    if os.fork():
+        return
+    try:
+        with open("/proc/self/oom_score_adj", "wb") as file:
+            file.write(b"-1000")
+        ferry.Inside(_open_port(NETWORK_PORT)).run()
+    finally:
+        os._exit(1)
+
+
+def _open_port(wanted: str) -> int:
     ends = time.monotonic() + _PATIENCE_S
     while time.monotonic() < ends:
         for name in os.listdir(_PORTS) if os.path.isdir(_PORTS) else ():
             with open(f"{_PORTS}/{name}/name", encoding="ascii") as file:
-                if file.read().strip() == PORT and os.path.exists(f"/dev/{name}"):
+                if file.read().strip() == wanted and os.path.exists(f"/dev/{name}"):
                     return os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
         time.sleep(_LOOK_S)
     raise OSError(errno.ENODEV, "the line to the host did not come")
@@ -128,7 +141,7 @@ def _serve(line: int, control: wire.Socket) -> None:
     machine.add_entropy(waking["entropy"])
     _set_clock(waking["now_ns"])
     wire.send(control, waking)
-    carrier = channels.Carrier(line, control, is_host=False, on_clock=_set_clock)
+    carrier = Carrier(line, control, is_host=False, on_clock=_set_clock)
     carrier.feed(rest)
     carrier.run()
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
+import fcntl
 import posix as os
 
-from ..linux import namespaces, privileges
-from . import build, init, network, wire
+from ..linux import files, namespaces, privileges, seccomp
+from . import build, cgroups, init, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _ALL = (
     | namespaces.CLONE_NEWCGROUP
 )
 _MOST_SAID = 4096
+_LINE, _CONTROL = 3, 4  # descriptors of a ferry's
 
 
 def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
@@ -84,6 +86,42 @@ def _network(request: dict[str, Any], fds: list[int]) -> Answer:
     return b"", network.set_up(request["network"])
 
 
+def _ferry(request: dict[str, Any], fds: list[int]) -> Answer:
+    """Leave a process in the hull that ferries a machine's connections; fds are a pidfd, the line to the
+    machine, and where plans come from. It ends with the hull, or when the last of these closes.
+    """
+    pidfd, line, control = fds
+    tasks = cgroups.open_procs(request["cgroup_dirs"], request["cgroup_version"])
+    namespaces.setns(pidfd, _ALL)
+    if os.fork():  # into the PID namespace
+        return b"", []
+    try:
+        cgroups.join(tasks)
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        _be_ferry(line, control, request["filter"])
+    finally:
+        os._exit(1)
+
+
+def _be_ferry(line: int, control: int, program: bytes) -> None:
+    """What a guest says is read here: with nothing in reach but the hull's network."""
+    from . import ferry
+
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL + 1) for fd in (line, control)]
+    null = os.open("/dev/null", os.O_RDWR)
+    for to, fd in enumerate((null, null, null, *above)):
+        os.dup2(fd, to)
+    files.close_from(_CONTROL + 1)
+    privileges.set_name(b"ringfence-ferry")
+    privileges.empty_bounding_set()
+    privileges.lock_securebits()
+    privileges.empty_capability_sets()
+    privileges.set_no_new_privs()
+    seccomp.install_filter(program)
+    ferry.Outside(_LINE, wire.adopt(_CONTROL)).run()
+
+
 def _run(request: dict[str, Any], fds: list[int]) -> Answer:
     """Run a command of the hull's program beside it; fds are a pidfd. Answers with what it said."""
     namespaces.setns(fds[0], _ALL)
@@ -138,4 +176,10 @@ def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
     return said
 
 
-_OPERATIONS = {"pack": _pack, "network": _network, "run": _run, "checkpoint": _checkpoint}
+_OPERATIONS = {
+    "pack": _pack,
+    "network": _network,
+    "ferry": _ferry,
+    "run": _run,
+    "checkpoint": _checkpoint,
+}

@@ -179,6 +179,7 @@ class Keeper(Parent):
     def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into a hull; it answers on `reply` itself."""
         from . import aboard
+        from . import ferry as _for_the_hull  # noqa: F401  there our files may be out of sight
 
         fork_helper(aboard.serve, request, reply, fds)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.guest import channels
-from ringfence.launcher import wire
+from ringfence.guest.channels import CLOCK, Carrier
+from ringfence.launcher import channels, wire
 
 PATIENCE_S = 60.0
 MORE_THAN_FITS = 3_000_000
@@ -28,8 +28,8 @@ class Ends:
         self.clock: list[int] = []
         self.told = threading.Event()
         carriers = (
-            channels.Carrier(self.near.fileno(), ours, is_host=True),
-            channels.Carrier(self.far.fileno(), theirs, is_host=False, on_clock=self._set),
+            Carrier(self.near.fileno(), ours, is_host=True),
+            Carrier(self.far.fileno(), theirs, is_host=False, on_clock=self._set),
         )
         self.threads = [
             threading.Thread(target=self._run, args=each)
@@ -42,7 +42,7 @@ class Ends:
         self.clock.append(now_ns)
         self.told.set()
 
-    def _run(self, carrier: channels.Carrier, control: wire.Socket, line: socket.socket) -> None:
+    def _run(self, carrier: Carrier, control: wire.Socket, line: socket.socket) -> None:
         carrier.run()
         control.close()
         line.close()
@@ -200,7 +200,7 @@ def test_one_that_nobody_reads_stops_no_other(ends: Ends) -> None:
 
 
 def test_the_time_is_told(ends: Ends) -> None:
-    wire.send_raw(ends.host, channels.CLOCK + b"12345")
+    wire.send_raw(ends.host, CLOCK + b"12345")
 
     assert ends.told.wait(PATIENCE_S)
     assert [12345] == ends.clock
@@ -222,7 +222,7 @@ def test_a_guest_that_breaks_the_rules_is_not_heard_again(said: bytes) -> None:
     near, far = socket.socketpair()
     host, ours = wire.socketpair()
     host.settimeout(PATIENCE_S)
-    carrier = channels.Carrier(near.fileno(), ours, is_host=True)
+    carrier = Carrier(near.fileno(), ours, is_host=True)
 
     with near, far:
         far.sendall(said)
@@ -247,7 +247,7 @@ def test_a_guest_that_cheats_with_room_is_not_heard_again(frames: bytes) -> None
     near, far = socket.socketpair()
     host, ours = wire.socketpair()
     host.settimeout(PATIENCE_S)
-    carrier = channels.Carrier(near.fileno(), ours, is_host=True)
+    carrier = Carrier(near.fileno(), ours, is_host=True)
     thread = threading.Thread(target=_carry, args=(carrier, ours))
     thread.start()
     read, write = os.pipe()
@@ -264,6 +264,6 @@ def test_a_guest_that_cheats_with_room_is_not_heard_again(frames: bytes) -> None
     os.close(read)
 
 
-def _carry(carrier: channels.Carrier, control: wire.Socket) -> None:
+def _carry(carrier: Carrier, control: wire.Socket) -> None:
     carrier.run()
     control.close()

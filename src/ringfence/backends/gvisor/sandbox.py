@@ -17,7 +17,6 @@ from . import plan as planning
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
@@ -74,19 +73,6 @@ class GvisorSandbox(HulledSandbox):
         return uid == self.uid or (
             host().trusted_root and (uid < identity.LOW_IDS or uid == identity.NOBODY)
         )
-
-    def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> tuple[bytes, list[int]]:
-        """Let a helper of the keeper's go into the hull; see `launcher.aboard`.
-
-        Raises:
-            Refused: As the kernel told the helper.
-            SandboxLost: The sandbox ended meanwhile.
-        """
-        pidfd = self.borrow_pidfd()
-        try:
-            return self.keeper.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
-        finally:
-            os.close(pidfd)
 
     def _freeze(self, frozen: bool) -> None:
         """By the host's freezer all of gVisor stands still; without one, all that it runs does."""

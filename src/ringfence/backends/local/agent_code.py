@@ -60,7 +60,12 @@ _MACHINE = (
     "ringfence.guest.channels",
     "ringfence.guest.machine",
     "ringfence.guest.machine_agent",
+    "ringfence.launcher.channels",
+    "ringfence.launcher.ferry",
+    "ringfence.launcher.network",
+    "ringfence.linux.destination",
     "ringfence.linux.machine",
+    "ringfence.linux.netlink",
 )
 
 

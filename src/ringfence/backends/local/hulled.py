@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ...model.state import State
@@ -9,9 +10,22 @@ from ...model.stats import SandboxStats
 from .guest import GuestSandbox
 from .sandbox import InCgroup
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from .launched import Launched
+
 
 class HulledSandbox(InCgroup, GuestSandbox):
-    """The part of `BackendSandbox` that is the same for all of them."""
+    """The part of `BackendSandbox` that is the same for all of them.
+
+    Attributes:
+        keeper: Who has started the program, and can let somebody in to it.
+    """
+
+    keeper: Launched
 
     def _read_stats(self, state: State) -> SandboxStats:
         """The host's counters for all of the program; the guest's for what is inside."""
@@ -30,6 +44,19 @@ class HulledSandbox(InCgroup, GuestSandbox):
             execs=self._execs,
             degraded=self._degraded(),
         )
+
+    def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> tuple[bytes, list[int]]:
+        """Let a helper of the keeper's go into the hull; see `launcher.aboard`.
+
+        Raises:
+            Refused: As the kernel told the helper.
+            SandboxLost: The sandbox ended meanwhile.
+        """
+        pidfd = self.borrow_pidfd()
+        try:
+            return self.keeper.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
+        finally:
+            os.close(pidfd)
 
     def _degraded(self) -> tuple[str, ...]:
         """Limits that were asked for, and do not hold."""

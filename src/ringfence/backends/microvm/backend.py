@@ -18,11 +18,13 @@ from ..local.answers import Refused
 from ..local.host import host, out_of_files
 from ..local.hulls import Hulls, kill, last_words
 from ..local.refusals import error_of
+from ..local.trusted import trusted_for
 from . import booted, kernel, qemu
 from . import plan as planning
 from .accelerator import accelerator
 from .line import Line
 from .monitor import Monitor
+from .network import check_kernel
 from .sandbox import MicrovmSandbox
 
 TYPE_CHECKING = False
@@ -40,15 +42,23 @@ if TYPE_CHECKING:
 NAME = planning.NAME
 _BOOT_S = 300.0  # under software emulation, on a machine that has other things to do
 _WAKE_S = 120.0
-_LINE, _MONITOR, _MEMORY = 0, 3, 4  # descriptors of the emulator's
+_LINE, _MONITOR, _NETWORK, _MEMORY = 0, 3, 4, 5  # descriptors of the emulator's
 _MIB = 1 << 20
 
 
 class Started:
-    """An emulator that runs, with what we hold of it."""
+    """An emulator that runs, with what we hold of it.
 
-    def __init__(self, line: Line, monitor: Monitor, group: Group, errors: int) -> None:
+    Args:
+        network: Our end of the line for connections. Also while nobody ferries any the guest finds
+            somebody at its other end, and sleeps.
+    """
+
+    def __init__(
+        self, line: Line, monitor: Monitor, network: socket.socket, group: Group, errors: int
+    ) -> None:
         self.line, self.monitor, self.group, self.errors = line, monitor, group, errors
+        self.network = network
         self.pid, self.pidfd = 0, -1
 
     def give_up(self) -> None:
@@ -57,6 +67,7 @@ class Started:
             kill(self.pidfd)
         self.line.close()
         self.monitor.close()
+        self.network.close()
         os.close(self.errors)
 
 
@@ -149,6 +160,7 @@ class MicrovmBackend(Hulls):
     ) -> MicrovmSandbox:
         planning.check(spec)
         machines = self.machines()
+        check_kernel(spec.network, machines.kernel)
         if image and not machines.kernel.has_overlays:
             why = f"{machines.kernel.path} has no module overlay"
             raise planning.refusal("image", "image", why, kernel.HINT)
@@ -156,6 +168,7 @@ class MicrovmBackend(Hulls):
         try:
             sandbox = self._make(spec, sandbox_id, machines, image)
             self._hulled[sandbox_id] = sandbox
+            sandbox.join_network(sandbox.network)
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -176,6 +189,8 @@ class MicrovmBackend(Hulls):
         )
         with _HostId(self, keep=True) as first:
             draft = planning.Draft(spec, sandbox_id, first, image)
+            if spec.network.needs_tls_termination:
+                draft.trust(trusted_for(spec.network, self.egress()))
             file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 started = self._start(machines, draft, mib, initrd, incoming=file)
@@ -220,20 +235,22 @@ class MicrovmBackend(Hulls):
             mib,
             line=_LINE,
             monitor=_MONITOR,
+            network=_NETWORK,
             incoming=_MEMORY if incoming >= 0 else -1,
             console=console,
         )
         files = {"/boot/kernel": machines.kernel.path, "/boot/initrd": initrd}
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        more = [far.fileno(), *([incoming] if incoming >= 0 else [])]
+        network, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        more = [far.fileno(), inner.fileno(), *([incoming] if incoming >= 0 else [])]
         plan = planning.hull(draft, host(), argv, files, len(more))
         most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
         group = self._plan_limits(plan, draft.spec, *most)
         line = Line()
         errors = os.memfd_create("emulator-says", os.MFD_CLOEXEC)
-        started = Started(line, Monitor(near), group, errors)
+        started = Started(line, Monitor(near), network, group, errors)
         try:
-            with line.far, far:
+            with line.far, far, inner:
                 passed = [line.far.fileno(), errors, *more, *draft.fds]
                 body, [started.pidfd] = keeper.ask("create", plan, passed)
             started.pid = int(body)
@@ -330,10 +347,11 @@ class MicrovmBackend(Hulls):
     ) -> MicrovmSandbox:
         from dataclasses import replace
 
-        del secrets  # no policy that could write one is accepted
         _saved, taken_under, content = self.catalogue().open(snapshot_id)
         try:
-            return self._provision(spec or replace(taken_under, id=None), content)
+            return self._provision(
+                spec or replace(taken_under, id=None, secrets=secrets or {}), content
+            )
         finally:
             os.close(content)
 

@@ -52,7 +52,7 @@ class Machines:
             (
                 *(_FORM, self.kernel.stamp(), self.program.stamp(), self.accelerator, str(mib)),
                 *(python, str(info.st_size), str(info.st_mtime_ns)),
-                *qemu.argv(self.program.path, self.accelerator, mib, line=0, monitor=3),
+                *qemu.argv(self.program.path, self.accelerator, mib, line=0, monitor=3, network=4),
                 # A processor of another model may lack what the guest has found in this one.
                 _processor() if self.accelerator == qemu.KVM else "",
             )

@@ -13,10 +13,13 @@ PLACES = ("/var/lib/ringfence/kernel", "~/.local/share/ringfence/kernel", "/")
 VARIABLE = "RINGFENCE_GUEST_KERNEL"
 _NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p")
 _FOR_IMAGES = "overlay"
+_FOR_RULES = ("nf_tables", "nft_chain_nat", "nft_redir", "nft_ct")
+_CHECKSUM = "crc32c_generic"  # asked for by name as connection tracking begins; newer kernels have it anyway
 _MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
 _NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
 HINT = (
-    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, 9p and overlay: "
+    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, 9p and overlay, and "
+    f"for rules of the network {', '.join(_FOR_RULES)}: "
     f"`dpkg -x linux-image-*-amd64.deb {PLACES[0]}`; or name the directory in {VARIABLE}"
 )
 
@@ -32,7 +35,8 @@ class Kernel:
     def stamp(self) -> str:
         """Changes when the kernel does."""
         info = os.stat(self.path)
-        return f"{self.release} {info.st_size} {info.st_mtime_ns}"
+        wanted = " ".join(self._wanted)
+        return f"{self.release} {info.st_size} {info.st_mtime_ns} {wanted}"
 
     @property
     def lacks(self) -> list[str]:
@@ -43,6 +47,18 @@ class Kernel:
     def has_overlays(self) -> bool:
         """Whether a machine can have a root of its own over an image's files."""
         return _FOR_IMAGES in self._modules
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether a machine can turn connections to who decides on them."""
+        return all(name in self._modules for name in _FOR_RULES)
+
+    @property
+    def _wanted(self) -> list[str]:
+        wanted = [*_NEEDED, *([_FOR_IMAGES] if self.has_overlays else [])]
+        if self.has_rules:
+            wanted += [*([_CHECKSUM] if _CHECKSUM in self._modules else []), *_FOR_RULES]
+        return wanted
 
     def modules(self) -> list[tuple[str, bytes]]:
         """Name and content of every module that a machine needs, in the order to load them."""
@@ -59,7 +75,7 @@ class Kernel:
                     add(other.replace("-", "_"))
             found[name] = content
 
-        for name in (*_NEEDED, *([_FOR_IMAGES] if self.has_overlays else [])):
+        for name in self._wanted:
             add(name)
         return list(found.items())
 

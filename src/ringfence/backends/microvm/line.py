@@ -8,8 +8,8 @@ import threading
 import time
 
 from ...errors import IsolationError
-from ...guest import channels
-from ...launcher import wire
+from ...guest.channels import Carrier
+from ...launcher import channels, wire
 from ..local.answers import Refused
 
 _JOIN_S = 30.0
@@ -58,7 +58,7 @@ class Line:
     def carry(self) -> wire.Socket:
         """From now on requests with descriptors go through; the socket to send them on."""
         ours, theirs = wire.socketpair()
-        carrier = channels.Carrier(self._sock.fileno(), theirs, is_host=True)
+        carrier = Carrier(self._sock.fileno(), theirs, is_host=True)
         carrier.feed(self._data)
         self._thread = threading.Thread(
             target=self._run, args=(carrier, theirs), name="ringfence-line", daemon=True
@@ -66,7 +66,7 @@ class Line:
         self._thread.start()
         return ours
 
-    def _run(self, carrier: channels.Carrier, control: wire.Socket) -> None:
+    def _run(self, carrier: Carrier, control: wire.Socket) -> None:
         try:
             carrier.run()
         finally:

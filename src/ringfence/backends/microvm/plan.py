@@ -6,7 +6,7 @@ import os
 import resource
 import time
 
-from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...errors import InvalidRequest, Unsupported
 from ...linux import namespaces
 from ...model.limits import Limits
 from ...model.mount import ALWAYS_THERE, READ_WRITE
@@ -14,6 +14,7 @@ from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import identity, setid, template
 from ..local.host import host
+from ..local.network import check_given_secrets
 from ..local.session import are_own, check_least, must_make, session_root
 from ..local.sizes import sizes
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..local.host import Host
     from ..local.images import Held
     from ..local.sizes import Sizes
+    from ..local.trusted import Trusted
 
     Steps = list[tuple[Any, ...]]
 
@@ -45,7 +47,7 @@ _LEAST = {
     "memory_bytes": (32 * _MIB, "every exec lives in it"),
     "inodes": (256, "the sandbox's own directories are some of them"),
 }
-_NO_EGRESS = "a machine has no network device, and does not go through the egress engine"
+_NO_HOST = "a machine has no network device that could lead to the host's own network"
 _NO_MOUNTS = "nothing that a machine could write is shared with the host"
 _NAMESPACES = (
     namespaces.CLONE_NEWUSER
@@ -73,12 +75,11 @@ def check(spec: SandboxSpec) -> None:
         raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
     identity.uid_of(spec.user)
     if spec.network.is_unrestricted:
-        raise refusal("network unrestricted", "network", _NO_EGRESS)
-    if not spec.network.is_none:
-        raise NetworkPolicyError(_NO_EGRESS, field="network", hint="use none, or tier light")
-    limits = ("io_bytes_per_s", "idle_timeout_s", "network_bytes")
+        hint = "name what may be reached, or use tier light"
+        raise refusal("network unrestricted", "network", _NO_HOST, hint)
+    check_given_secrets(spec)
+    limits = ("io_bytes_per_s", "idle_timeout_s")
     for operation, field, asked, why in (
-        ("secrets", "secrets", spec.secrets, _NO_EGRESS),
         ("mount", "mounts", not are_own(spec.mounts), _NO_MOUNTS),
         ("mount", "memory_dir", spec.memory_dir, _NO_MOUNTS),
         ("denied_paths", "deny", spec.deny, _NO_MOUNTS),
@@ -121,6 +122,7 @@ class Draft:
         self.shown: list[Tree] = []
         self.guest: Steps = []
         self.fds: list[int] = []
+        self.trusted: Trusted | None = None
         if image is None:
             guest, self.shown = template.guest_root(self.uid)
             self.guest += [step for step in guest if step[1] != "/proc"]
@@ -134,6 +136,10 @@ class Draft:
             for source, target, attributes in template.python_environment():
                 self.guest.append(("bind", target, len(self.shown)))
                 self.shown.append(template.tree(source, attributes))
+
+    def trust(self, trusted: Trusted) -> None:
+        """Have programs inside believe who ends their TLS."""
+        self.trusted, self.guest = trusted, [*self.guest, *trusted.steps]
 
     def _show_image(self, image: Held) -> None:
         trusted = host().trusted_root

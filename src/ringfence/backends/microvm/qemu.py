@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 from ...errors import BackendUnavailable
-from ...guest.machine import PORT, TAG
+from ...guest.machine import NETWORK_PORT, PORT, TAG
 
 _NAME = "qemu-system-x86_64"
 _PATIENCE_S = 20.0
@@ -91,14 +91,16 @@ def argv(
     *,
     line: int,
     monitor: int,
+    network: int,
     incoming: int = -1,
     console: bool = False,
 ) -> list[str]:
     """The command of one machine, as its hull sees it.
 
     Args:
-        line, monitor, incoming: Descriptors: of the line to the agent, of the emulator's own
-            control socket, and of what a machine was written down in; -1: it boots.
+        line, monitor, network, incoming: Descriptors: of the line to the agent, of the emulator's own
+            control socket, of the line for connections, and of what a machine was written down in; -1: it
+            boots.
         console: The kernel's messages go to standard output. Not with `incoming`.
     """
     tcg = f"tcg,thread=multi,tb-size={CODE_MIB}"
@@ -114,8 +116,10 @@ def argv(
         *_COMMON,
         *("-kernel", "/boot/kernel", "-initrd", "/boot/initrd", "-append", says),
         *("-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control"),
-        *("-chardev", f"socket,id=line,fd={line}", "-device", "virtio-serial-pci,max_ports=2"),
+        *("-chardev", f"socket,id=line,fd={line}", "-device", "virtio-serial-pci,max_ports=3"),
         *("-device", f"virtserialport,chardev=line,name={PORT}"),
+        *("-chardev", f"socket,id=network,fd={network}"),
+        *("-device", f"virtserialport,chardev=network,name={NETWORK_PORT}"),
         *("-fsdev", "local,id=share,path=/share,security_model=none,readonly=on,multidevs=remap"),
         *("-device", f"virtio-9p-pci,fsdev=share,mount_tag={TAG}"),
         *(("-serial", "file:/proc/self/fd/1") if console else ()),

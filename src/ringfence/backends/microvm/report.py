@@ -10,6 +10,8 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Ca
 from ...model.limits import Limits
 from ...model.spec import STRONG, SandboxSpec
 from ..local import posture
+from ..local.mountinfo import read_text
+from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.readback import cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
@@ -36,16 +38,12 @@ _CAN = (
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
 )
-_NO_EGRESS = "a machine has no network device, and does not go through the egress engine"
+_NO_HOST = "a machine has no network device that could lead to the host's own network"
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NO_MOUNTS = "nothing that a machine could write is shared with the host"
 _NO_MEMORY = "the emulator writes no machine down that has the host's files mounted"
 _CANNOT = {
-    can.NETWORK_UNRESTRICTED: _NO_EGRESS,
-    can.NETWORK_HOSTS: _NO_EGRESS,
-    can.NETWORK_CHANGE: _NO_EGRESS,
-    can.NETWORK_OPEN: _NO_EGRESS,
-    can.NETWORK_LIMIT: _NO_EGRESS,
-    can.SECRETS: _NO_EGRESS,
+    can.NETWORK_UNRESTRICTED: _NO_HOST,
     can.MOUNT: _NO_MOUNTS,
     can.ATTACH: _NO_MOUNTS,
     can.PROTECTED_PATHS: "there are no mounts in which they could lie",
@@ -66,9 +64,10 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
     try:
         sandbox = backend.provision(wanted)
     except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, (*_CAN, can.CPU_LIMIT))
+        return unavailable(backend.name, exc, (*_CAN, *_OF_RULES, can.SECRETS, can.CPU_LIMIT))
     try:
         protections = sandbox_protections(sandbox)
+        of_network = of_rules(_OF_RULES, sandbox.apply_network_policy)
     finally:
         sandbox.terminate()
     cpus = next(each for each in protections if each.name == can.CPU_LIMIT)
@@ -82,6 +81,7 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
                 can.CPU_LIMIT, cpus.status == ENFORCED, cpus.why if cpus.status != ENFORCED else ""
             ),
             *(Capability(name, False, why) for name, why in _CANNOT.items()),
+            *of_network,
         ),
         protections=protections,
     )
@@ -98,7 +98,8 @@ def _read(sandbox: MicrovmSandbox) -> tuple[Protection, ...]:
         found = [
             _kernel(sandbox),
             _hardware(sandbox),
-            *posture.of_process(sandbox.pid),
+            *(each for each in posture.of_process(sandbox.pid) if each.name != "network"),
+            _network(sandbox),
             _memory(sandbox),
             Protection(can.PIDS_LIMIT, ENFORCED, f"{pids} by the guest's kernel"),
             Protection(can.DISK_QUOTA, ENFORCED, f"{disk >> 20} MiB, the size of its tmpfs"),
@@ -132,6 +133,16 @@ def _hardware(sandbox: MicrovmSandbox) -> Protection:
         "that it holds whoever attacks it; the walls around it are the second line"
     )
     return Protection("virtual_machine", DEGRADED, why, "use a host on which KVM boots a guest")
+
+
+def _network(sandbox: MicrovmSandbox) -> Protection:
+    """The hull's is what holds; that the guest has no way beside it, its kernel says."""
+    with sandbox.files.open_read("/proc/net/dev") as file:
+        inside = NetworkTables(lambda _name: file.read().decode("utf-8", "replace")).interfaces
+    if inside != ["lo"]:
+        return Protection("network", MISSING, f"interfaces of the machine: {', '.join(inside)}")
+    seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
+    return of_network(seen, sandbox.network, sandbox.spec.network)
 
 
 def _memory(sandbox: MicrovmSandbox) -> Protection:

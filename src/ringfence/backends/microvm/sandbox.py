@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from ...errors import IoError, LifecycleError, Unsupported
 from ...guest import channels
@@ -12,6 +13,7 @@ from ...model.state import State
 from ..local import saving
 from ..local.answers import Refused, answer
 from ..local.hulled import HulledSandbox
+from .network import MicrovmNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class MicrovmSandbox(HulledSandbox):
         self.first_host_id, self.image = draft.first_host_id, draft.image
         self.pid, self.group, self.errors = started.pid, started.group, started.errors
         self._line, self.monitor = started.line, started.monitor
+        self.network: MicrovmNetwork = MicrovmNetwork(self, started.network, draft.trusted)
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -58,7 +61,12 @@ class MicrovmSandbox(HulledSandbox):
     def granted(self) -> SandboxCapabilities:
         from ..local.guest_granted import granted
 
-        return granted(self)
+        policy = self.spec.network
+        return replace(
+            granted(self),
+            has_network=not policy.is_none,
+            allowed_destinations=policy.allowed_hosts,
+        )
 
     def _may_be(self, uid: int) -> bool:
         return uid <= 0xFFFF

@@ -1,0 +1,377 @@
+"""Many channels over one stream of bytes: what goes into one end of a channel comes out at the other.
+
+A frame is a kind, a channel and a length, then so many bytes. A side may send so much on a channel as
+the other has room for, and gets more room as what came is passed on: one stalled reader stops nobody else.
+Both sides run the same code; what a guest's side says is checked here as anything that comes from a
+guest: at worst its own sandbox loses what the line was for.
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+import errno
+import os
+import select
+import socket
+
+from . import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEADER = struct.Struct("<cII")
+PIECE = 1 << 15
+_WINDOW = 1 << 18
+_MOST_BYTES = 1 << 16  # of a frame from a guest
+_MOST_UNREAD = 1 << 22  # said to a guest that does not listen; then we do not listen either
+
+MESSAGE, DATA, END, STOP, ROOM = b"M", b"D", b"E", b"S", b"R"
+CONTROL = 0  # the channel of what belongs to no other
+
+# What a descriptor is, seen by the host.
+PACKETS, BYTES, READ, WRITE, BLOB = b"p", b"b", b"r", b"w", b"f"
+
+
+def frame(kind: bytes, number: int, data: bytes) -> bytes:
+    """One frame, as it is on the line."""
+    return _HEADER.pack(kind, number, len(data)) + data
+
+
+def split(data: bytes) -> tuple[bytes, bytes] | None:
+    """What the first frame says, a request without descriptors, and what follows; None: more must come."""
+    if len(data) < _HEADER.size:
+        return None
+    kind, _number, size = _HEADER.unpack_from(data)
+    end = _HEADER.size + size
+    if len(data) < end:
+        return None
+    return data[_HEADER.size + (2 if kind == MESSAGE else 0) : end], data[end:]
+
+
+class LineError(Exception):
+    """The other side broke the rules: nothing that it says is believed any more."""
+
+
+class Channel:
+    """One descriptor of ours that the other side has the likes of.
+
+    Attributes:
+        source, sink: What we read and send; where we write what comes. -1: it goes the other way only.
+        room: So many bytes may be sent.
+    """
+
+    def __init__(self, number: int, kind: bytes, *, source: int = -1, sink: int = -1) -> None:
+        self.number, self.kind = number, kind
+        self.source, self.sink = source, sink
+        self.room = self.allowed = _WINDOW
+        self.waiting = bytearray()
+        self.packets: list[bytes] = []
+        self.ends = False  # the other side has said all
+        self.beside: list[Channel] = []  # blobs that go back before the first answer
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.packets or self.waiting)
+
+
+class LineEnd:
+    """One side of a line. `run` returns when it has ended, or nobody needs it any more.
+
+    Args:
+        line: A stream, read and written.
+        is_host: What comes is a guest's.
+    """
+
+    def __init__(self, line: int, *, is_host: bool) -> None:
+        self.line, self.is_host = line, is_host
+        self._epoll = select.epoll()
+        self._events: dict[int, int] = {}
+        self._handlers: dict[int, Callable[[], None]] = {}  # of descriptors that are no channel's
+        self._channels: dict[int, Channel] = {}
+        self._by_fd: dict[int, Channel] = {}
+        self._out, self._in = bytearray(), bytearray()
+        self._last = CONTROL
+        self._over = False
+        os.set_blocking(line, False)
+        self._want(line, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Carry until the line has ended; then close everything but what was given to us."""
+        try:
+            while not self._over:
+                self._flush()
+                for fd, events in self._epoll.poll():
+                    self._ready(fd, events)
+        except (LineError, OSError, ValueError):
+            pass  # nobody is left who could be told: both ends find their sockets closed
+        finally:
+            for channel in list(self._channels.values()):
+                self._close(channel)
+            self._epoll.close()
+
+    def feed(self, data: bytes) -> None:
+        """What was read from the line before `run`."""
+        self._in += data
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def _want(self, fd: int, events: int) -> None:
+        """Wait for these; -1: not even for its end, which the kernel tells whether asked or not."""
+        before = self._events.get(fd, -1)
+        if before == events:
+            return
+        if events < 0:
+            del self._events[fd]
+            self._epoll.unregister(fd)
+            return
+        (self._epoll.register if before < 0 else self._epoll.modify)(fd, events)
+        self._events[fd] = events
+
+    def _handle(self, fd: int, handler: Callable[[], None]) -> None:
+        """Call it whenever there is something to read."""
+        self._handlers[fd] = handler
+        self._want(fd, select.EPOLLIN)
+
+    def _unhandle(self, fd: int) -> None:
+        """No longer; before it is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._want(fd, -1)
+
+    def _watch(self, channel: Channel) -> None:
+        for fd in {channel.source, channel.sink} - {-1}:
+            events = 0
+            if fd == channel.source and channel.room > 0:
+                events |= select.EPOLLIN
+            if fd == channel.sink and channel.has_waiting:
+                events |= select.EPOLLOUT
+            # A source that may not be read would go on saying that it has ended.
+            self._want(fd, -1 if not events and fd == channel.source else events)
+
+    def _ready(self, fd: int, events: int) -> None:
+        if fd == self.line:
+            self._read_line(events)
+        elif fd in self._handlers:
+            self._handlers[fd]()
+        elif fd in self._by_fd:
+            channel = self._by_fd[fd]
+            gone = events & (select.EPOLLERR | select.EPOLLHUP)
+            if fd == channel.sink and (events & select.EPOLLOUT or gone):
+                self._drain(channel, failed=bool(gone))
+            if fd == channel.source and events & (select.EPOLLIN | select.EPOLLHUP):
+                self._read_source(channel)
+
+    # -- the line -----------------------------------------------------------------------------
+
+    def _put(self, kind: bytes, number: int, data: bytes) -> None:
+        self._out += frame(kind, number, data)
+
+    def _flush(self) -> None:
+        while self._out:
+            try:
+                count = os.write(self.line, memoryview(self._out)[:PIECE])
+            except BlockingIOError:
+                # A guest always reads. One that does not, and has us answer all the same, fills our memory.
+                reads = len(self._out) < _MOST_UNREAD or not self.is_host
+                self._want(self.line, select.EPOLLOUT | (select.EPOLLIN if reads else 0))
+                return
+            del self._out[:count]
+        self._want(self.line, select.EPOLLIN)
+
+    def _read_line(self, events: int) -> None:
+        if events & select.EPOLLIN:
+            try:
+                data = os.read(self.line, PIECE)
+            except BlockingIOError:
+                return
+            if not data:
+                self._over = True
+                return
+            self._in += data
+            self._take_frames()
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self._over = True
+
+    def _take_frames(self) -> None:
+        at = 0
+        while len(self._in) - at >= _HEADER.size:
+            kind, number, size = _HEADER.unpack_from(self._in, at)
+            if self.is_host and size > _MOST_BYTES:
+                raise LineError("a frame is too long")
+            if len(self._in) - at - _HEADER.size < size:
+                break
+            at += _HEADER.size
+            data = bytes(memoryview(self._in)[at : at + size])
+            at += size
+            self._take(kind, number, data)
+        del self._in[:at]
+
+    def _take(self, kind: bytes, number: int, data: bytes) -> None:
+        if number == CONTROL:
+            self._take_control(kind, data)
+            return
+        channel = self._channels.get(number)
+        if channel is None:
+            self._take_unknown(kind, number, data)
+            return
+        if kind == DATA:
+            self._take_data(channel, data)
+        elif kind == END:
+            channel.ends = True
+            self._drain(channel)
+        elif kind == STOP:
+            self._stop_reading(channel)
+        elif kind == ROOM:
+            channel.room += int(data)
+            if channel.room > _WINDOW:
+                raise LineError("more room than there is")
+            self._watch(channel)
+        else:
+            self._take_other(channel, kind)
+
+    def _take_control(self, kind: bytes, data: bytes) -> None:
+        """A frame that belongs to no channel."""
+        raise NotImplementedError
+
+    def _take_unknown(self, kind: bytes, number: int, data: bytes) -> None:
+        """A frame of a channel that is not there."""
+        del kind, data
+        if number > self._last:
+            raise LineError("a channel that never was")
+        # It has ended here, and the other side could not know yet.
+
+    def _take_other(self, channel: Channel, kind: bytes) -> None:
+        """A frame of a kind that not every line has."""
+        raise LineError(f"an unknown kind of frame on channel {channel.number}: {kind!r}")
+
+    def _take_data(self, channel: Channel, data: bytes) -> None:
+        if channel.kind == BLOB:
+            os.write(channel.sink, data)
+            return
+        channel.allowed -= len(data)
+        if channel.allowed < 0 or (channel.kind == PACKETS and not data):
+            raise LineError("more than there is room for")
+        if channel.sink < 0:
+            self._give_room(channel, len(data))
+        elif channel.kind == PACKETS:
+            channel.packets.append(data)
+            self._drain(channel)
+        else:
+            channel.waiting += data
+            self._drain(channel)
+
+    def _give_room(self, channel: Channel, count: int) -> None:
+        channel.allowed += count
+        if not channel.ends:
+            self._put(ROOM, channel.number, b"%d" % count)
+
+    # -- channels -----------------------------------------------------------------------------
+
+    def _add(self, channel: Channel) -> None:
+        self._channels[channel.number] = channel
+        self._last = max(self._last, channel.number)
+        if channel.kind == BLOB:
+            return
+        for fd in {channel.source, channel.sink} - {-1}:
+            os.set_blocking(fd, False)
+            self._by_fd[fd] = channel
+        self._watch(channel)
+
+    def _read_source(self, channel: Channel) -> None:
+        try:
+            data = os.read(channel.source, min(PIECE, max(1, channel.room)))
+        except BlockingIOError:
+            return
+        except OSError:
+            if self._broke(channel):
+                return
+            data = b""  # a terminal whose last user is gone, a connection that was reset
+        if not data:
+            self._put(END, channel.number, b"")
+            self._let_go_of_source(channel)
+            return
+        for blob in channel.beside:
+            self._send_back(blob)
+        channel.beside.clear()
+        channel.room -= len(data)
+        self._put(DATA, channel.number, data)
+        self._watch(channel)
+
+    def _drain(self, channel: Channel, *, failed: bool = False) -> None:
+        """Pass on what came; when that was all, or nobody wants it, close."""
+        if channel.kind == BLOB:
+            self._close(channel)
+            return
+        if channel.sink < 0:
+            return
+        count = 0
+        try:
+            if failed and channel.sink != channel.source:
+                raise BrokenPipeError(errno.EPIPE, "nobody reads")
+            while channel.packets:
+                os.write(channel.sink, channel.packets[0])
+                count += len(channel.packets.pop(0))
+            while channel.waiting:
+                written = os.write(channel.sink, channel.waiting)
+                del channel.waiting[:written]
+                count += written
+        except BlockingIOError:
+            pass
+        except OSError:
+            if not self._broke(channel):
+                self._put(STOP, channel.number, b"")
+                self._let_go_of_sink(channel)
+            return
+        if count:
+            self._give_room(channel, count)
+        if channel.ends and not channel.has_waiting:
+            self._let_go_of_sink(channel)
+        else:
+            self._watch(channel)
+
+    def _broke(self, channel: Channel) -> bool:
+        """Our end is gone, and did not just end; returns whether no more is to be done about it."""
+        del channel
+        return False
+
+    def _send_back(self, blob: Channel) -> None:
+        """What was written into the likeness of a file, before anybody is told that it was."""
+        raise NotImplementedError
+
+    def _stop_reading(self, channel: Channel) -> None:
+        if channel.source >= 0 and channel.kind != BLOB:
+            self._let_go_of_source(channel)
+
+    def _let_go_of_source(self, channel: Channel) -> None:
+        if channel.kind == PACKETS or channel.sink < 0:
+            self._end(channel)
+            return
+        channel.source = -1
+        self._watch(channel)
+
+    def _let_go_of_sink(self, channel: Channel) -> None:
+        if channel.kind == PACKETS or channel.source < 0:
+            self._end(channel)
+            return
+        sock = wire.adopt(channel.sink)
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is gone already
+        sock.detach()
+        channel.waiting.clear()
+        channel.sink = -1
+        self._watch(channel)
+
+    def _end(self, channel: Channel) -> None:
+        """Both directions have ended."""
+        self._close(channel)
+
+    def _close(self, channel: Channel) -> None:
+        self._channels.pop(channel.number, None)
+        for fd in {channel.source, channel.sink} - {-1}:
+            if channel.kind != BLOB:
+                self._by_fd.pop(fd, None)
+                self._want(fd, -1) if fd in self._events else None
+            os.close(fd)
+        channel.source = channel.sink = -1
