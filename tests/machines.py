@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+import atexit
+import os
+import shutil
 import tempfile
 
 from ringfence.backends.microvm.backend import MicrovmBackend
 from tests.features import guest_kernel, require
 
+_PLACE = "RINGFENCE_TEST_MACHINES"
 
-@functools.cache
-def _place() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="machines-of-a-test-")
+
+def _place() -> str:
+    """The directory of this run, which processes that it starts to run tests in find, too."""
+    if _PLACE not in os.environ:
+        os.environ[_PLACE] = tempfile.mkdtemp(prefix="machines-of-a-test-")
+        atexit.register(_remove, os.environ[_PLACE], os.getpid())
+    return os.environ[_PLACE]
+
+
+def _remove(place: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def require_machines() -> None:
@@ -22,7 +34,7 @@ def require_machines() -> None:
 
 def machine_backend(state_dir: str | None = None) -> MicrovmBackend:
     """A backend of the caller's own."""
-    place = _place().name
+    place = _place()
     return MicrovmBackend(
         kernel_place=guest_kernel(),
         state_dir=state_dir or f"{place}/snapshots",
@@ -32,4 +44,7 @@ def machine_backend(state_dir: str | None = None) -> MicrovmBackend:
 
 def cache_dir() -> str:
     """Where the booted ones of this run are."""
-    return f"{_place().name}/machines"
+    return f"{_place()}/machines"
+
+
+_place()  # before there is any other process

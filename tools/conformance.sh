@@ -18,5 +18,6 @@ if [ "$what" = codex ] && ! command -v codex >/dev/null; then
 fi
 [ "${2:-}" != --install ] || exit 0
 add_dev_tools
-RINGFENCE_TEST_ALL_OF=$what PATH="$PWD/.venv/bin:$PATH" \
-  .venv/bin/python -m pytest -q tests/conformance -k AllOf
+export RINGFENCE_TEST_ALL_OF=$what PATH="$PWD/.venv/bin:$PATH"
+.venv/bin/python -m pytest -q tests/conformance -k AllOf
+[ "$what" != microvm ] || .venv/bin/python -m pytest -q tests/egress/inside/test_microvm.py

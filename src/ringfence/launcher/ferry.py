@@ -74,6 +74,12 @@ class Inside(Ferry):
         self._askers: dict[int, Any] = {}  # by the number of what they asked
         self._asked = 0
 
+    def run(self) -> None:
+        super().run()
+        for sock in (self._listener, self._resolver):
+            if sock is not None:
+                sock.close()
+
     def _take_control(self, kind: bytes, data: bytes) -> None:
         if kind == PLAN:
             self._put(PLAN, CONTROL, self._follow(*marshal.loads(data)))
@@ -161,6 +167,11 @@ class Outside(Ferry):
         self._queries: dict[int, tuple[socket.socket, int]] = {}  # by descriptor
         control.setblocking(False)
         self._handle(control.fileno(), self._pass_plan_on)
+
+    def run(self) -> None:
+        super().run()
+        for sock, _number in self._queries.values():
+            sock.close()
 
     def _pass_plan_on(self) -> None:
         message, _fds = wire.receive(self._control)

@@ -16,8 +16,7 @@ GET = ["GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"]
 # Says a line whenever one came back; ends when the connection does.
 TALK = """
 import socket, sys
-with socket.create_connection((sys.argv[1], 7), 5) as sock:
-    sock.settimeout(20)
+with socket.create_connection((sys.argv[1], 7), float(sys.argv[2])) as sock:
     try:
         while True:
             sock.sendall(b"x")
@@ -34,8 +33,9 @@ with socket.create_connection((sys.argv[1], 7), 5) as sock:
 class Talk:
     """A connection inside that says and hears one byte at a time."""
 
-    def __init__(self, sandbox: Sandbox, host: str) -> None:
-        self.process = sandbox.start(["python3", "-c", TALK, host], stream_stdin=True)
+    def __init__(self, sandbox: Sandbox, host: str, patience_s: float = 20.0) -> None:
+        argv = ["python3", "-c", TALK, host, str(patience_s)]
+        self.process = sandbox.start(argv, stream_stdin=True)
         self._lines = self.process.stdout.lines()
         assert "back" == self.hear()
 
