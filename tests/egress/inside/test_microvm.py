@@ -67,7 +67,7 @@ def _fetched(machine: Sandbox, *places_to_go: str) -> list[int]:
 
 
 def test_the_names_of_rules_are_reached_and_no_other(machine: Sandbox, world: World) -> None:
-    machine.apply_network_policy(_policy("a.test,v6.test"))
+    machine.apply_network_policy(_policy("a.test:80,v6.test:80"))
     assert [0, 0] == _fetched(machine, "a.test", "v6.test")
     mark = world.mark()
 
