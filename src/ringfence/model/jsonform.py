@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import BadJson, InvalidRequest
 from . import checks
+from .frozen import FrozenMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ def dump(noun: Any, **instead: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """`value` with only JSON's own types in it."""
+    if type(value) is FrozenMap:
+        return dict(value)
+    if isinstance(value, tuple):
+        return [plain(item) for item in value] if value else []
     if hasattr(value, "to_json"):
         return value.to_json()
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
     if isinstance(value, dict):
         return dict(value)
     return value

@@ -68,28 +68,28 @@ def _initializer(
     factories: dict[str, Callable[[], Any]],
 ) -> Callable[..., None]:
     blank = {name: _MISSING if name in factories else given.get(name, _MISSING) for name in names}
-    required = [name for name in names if name not in given]
+    required = frozenset(name for name in names if name not in given)
     checks = hasattr(cls, "__post_init__")
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        values = blank.copy()
         if args:
             if len(args) > len(names):
                 raise _wrong(cls, f"takes {len(names)} positional arguments, not {len(args)}")
-            values.update(zip(names, args, strict=False))
             if twice := kwargs.keys() & names[: len(args)]:
                 raise _wrong(cls, f"got multiple values for argument {min(twice)!r}")
+            kwargs.update(zip(names, args, strict=False))
+        values = self.__dict__
+        values.update(blank)
         values.update(kwargs)
         if len(values) > len(blank):
             name = next(name for name in kwargs if name not in blank)
             raise _wrong(cls, f"got an unexpected keyword argument {name!r}")
-        for name in required:
-            if values[name] is _MISSING:
-                raise _wrong(cls, f"missing a required argument: {name!r}")
+        if not kwargs.keys() >= required:
+            name = next(name for name in names if name in required - kwargs.keys())
+            raise _wrong(cls, f"missing a required argument: {name!r}")
         for name, factory in factories.items():
-            if values[name] is _MISSING:
+            if name not in kwargs:
                 values[name] = factory()
-        self.__dict__.update(values)
         if checks:
             self.__post_init__()
 

@@ -57,12 +57,17 @@ class SandboxNetwork:
     """
 
     def __init__(self, sandbox: Networked, sockets: list[int], trusted: Trusted | None) -> None:
-        self._sandbox, self._sockets, self._trusted = sandbox, sockets, trusted
-        self.inodes = [os.fstat(fd).st_ino for fd in sockets]
+        self._sandbox, self._trusted = sandbox, trusted
+        self.have(sockets)
         self.placeholders = {name: _placeholder(name) for name in sandbox.spec.secrets}
         self._known = False  # to the egress process
         self._past: list[NetworkEvent] = []  # of what it no longer knows
         self._lock = allocate_lock()
+
+    def have(self, sockets: list[int]) -> None:
+        """These are its sockets. Preconditions: there were none."""
+        self._sockets = sockets
+        self.inodes = [os.fstat(fd).st_ino for fd in sockets]
 
     @property
     def trusted(self) -> Trusted | None:

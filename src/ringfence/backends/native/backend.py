@@ -365,9 +365,10 @@ class NativeBackend(LocalBackend):
             finally:
                 if theirs:
                     theirs.close()
-            # Read while the kernel builds the sandbox: the first start need not wait for it.
+            # While the kernel builds the sandbox: then nobody has to wait for this.
             from .sandbox import NativeSandbox
 
+            sandbox = NativeSandbox(self, draft, profile, size, group, ours, plan, zygote)
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
             ours.close()
@@ -379,22 +380,9 @@ class NativeBackend(LocalBackend):
         except BaseException:
             ours.close()
             raise
-        pid, pidfd, namespace_fds, sockets = int(body), fds[0], fds[1:4], fds[4:]
         ours.settimeout(None)
-        sandbox = NativeSandbox(
-            self,
-            draft,
-            profile,
-            size,
-            group,
-            ours,
-            plan,
-            pid,
-            pidfd,
-            namespace_fds,
-            zygote,
-            sockets,
-        )
+        sockets = fds[4:]
+        sandbox.begun(int(body), fds[0], fds[1:4], sockets)
         if self._keeping is not None:
             self._keeping.begin(sandbox, sockets)
         sandbox.serve_network()

@@ -150,11 +150,12 @@ class Keeping:
 
     def change_network(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
         """Other sockets, or none."""
+        had_any = sandbox.id in self._sockets  # not after its end: then nothing of it is kept
         self._close_sockets(sandbox.id)
         if sockets:
             self._sockets[sandbox.id] = [os.dup(fd) for fd in sockets]
             self._holder.change([Item(sandbox.id, kept.NETWORK, None, sockets)])
-        else:
+        elif had_any:
             self._holder.change([], [(sandbox.id, kept.NETWORK)])
 
     def add_agent(self, sandbox: NativeSandbox, uid: int) -> None:

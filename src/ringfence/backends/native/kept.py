@@ -139,12 +139,9 @@ def take_back(
         Group.known(*note["group"]),
         wire.adopt(control),
         note["lockdown"],
-        note["pid"],
-        pidfd,
-        namespaces,
         zygote,
-        network.fds if network else [],
     )
+    sandbox.begun(note["pid"], pidfd, namespaces, network.fds if network else [])
     sandbox.remember(note["created"], items[COUNT].note, note["placeholders"])
     sandbox.was_paused = PAUSED in items
     for name, each in items.items():

@@ -61,20 +61,16 @@ class NativeSandbox(InCgroup):
         group: Group,
         control: wire.Socket,
         plan: Plan,
-        pid: int,
-        pidfd: int,
-        namespace_fds: list[int],
         zygote: Zygote,
-        sockets: list[int],
     ) -> None:
-        super().__init__(backend, draft.spec, draft.id, draft.mounts, control, pidfd)
+        super().__init__(backend, draft.spec, draft.id, draft.mounts, control, -1)
         self.profile, self.sizes, self.group = profile, sizes, group
         self.uid, self.first_host_id = draft.uid, draft.first_host_id
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
         self.image = draft.image
-        self.pid, self.zygote = pid, zygote
-        self.namespace_fds = namespace_fds  # user, mnt, pid
+        self.pid, self.zygote = 0, zygote
+        self.namespace_fds: list[int] = []  # user, mnt, pid
         self.files = NativeFiles(self)
         self.protected, self.note = draft.protected, draft.note
         self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
@@ -85,8 +81,13 @@ class NativeSandbox(InCgroup):
         self.count = 0  # of execs so far
         self.runs: dict[int, LocalExec] = {}
         self.was_paused = False  # by an earlier process, as far as it came
-        self.network = NativeNetwork(self, sockets, draft.trusted)
+        self.network = NativeNetwork(self, [], draft.trusted)
         self._environment = environment(self.spec, self.network.environment())
+
+    def begun(self, pid: int, pidfd: int, namespace_fds: list[int], sockets: list[int]) -> None:
+        """It is there: its PID 1, and descriptors of its namespaces and its network."""
+        self.pid, self.pidfd, self.namespace_fds = pid, pidfd, namespace_fds
+        self.network.have(sockets)
 
     def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
         """What an earlier process knew of it."""
