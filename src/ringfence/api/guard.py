@@ -61,7 +61,7 @@ class Guard:
             # Only the server's own end cuts a request short: there is no caller to pass that on to.
             await request.break_off()
         finally:
-            request.note()
+            request.finish()
 
 
 class _Passing:
@@ -233,8 +233,15 @@ class _Passing:
             facts["made"] = made
         return facts
 
+    def finish(self) -> None:
+        """It is over. What was answered leaves first, and is counted then: nobody waits for that."""
+        if self._status:
+            asyncio.get_running_loop().call_soon(self.note)
+        else:
+            self.note()
+
     def note(self) -> None:
-        """It is over: count it, and say so."""
+        """Count it, and say so."""
         scope = self._scope
         method = scope.get("method", "WEBSOCKET")
         route = getattr(scope.get("route"), "path", "(none)")
