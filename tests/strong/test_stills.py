@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox
-from ringfence.backends.gvisor import plan
+from ringfence.backends.gvisor import plan, runsc
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.local import agent_code, hulls
 from ringfence.backends.local.answers import Refused
+from ringfence.errors import IsolationError
 from ringfence.launcher import still_program
 from tests.features import require
 
@@ -110,6 +111,32 @@ def test_where_none_can_be_taken_the_agent_starts_anew(
         hulls.ask_for_still(backend.keeper(), plan.still())
     with Sandbox.create(backend=backend) as sandbox:
         assert _agents_program(sandbox).startswith(agent_code.interpreter()[0])
+
+
+def test_where_a_still_does_not_go_on_the_agent_starts_anew(
+    backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    argv = [agent_code.interpreter()[0], "-I", "-S", "-c", ends]
+    monkeypatch.setattr(plan, "still", lambda: {**_unusable(), "argv": argv})
+    assert hulls.ask_for_still(backend.keeper(), plan.still()), "it can be taken"
+
+    for _ in range(2):
+        with Sandbox.create(backend=backend) as sandbox:
+            assert _agents_program(sandbox).startswith(agent_code.interpreter()[0])
+
+
+def test_what_fails_for_another_reason_fails(
+    backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Sandbox.create(backend=backend):
+        pass
+    monkeypatch.setattr(runsc.Runsc, "flags", lambda *_, **__: ["--no-such-flag"])
+    with pytest.raises(IsolationError):
+        Sandbox.create(backend=backend)
+    monkeypatch.undo()
+    with Sandbox.create(backend=backend) as sandbox:
+        assert plan.STILL == _agents_program(sandbox), "the still was not to blame"
 
 
 def _unusable() -> dict[str, object]:

@@ -63,6 +63,7 @@ class GvisorBackend(Hulls):
         self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
         self._stills: tuple[Launched, int] | None = None
+        self._still_worked = False
 
     def runsc(self) -> Runsc:
         """The program.
@@ -100,7 +101,12 @@ class GvisorBackend(Hulls):
         program = self.runsc()
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, sandbox_id, program, content, memory, image)
+            try:
+                return self._make(spec, sandbox_id, program, content, memory, image)
+            except IsolationError:
+                if not self._gives_up_still():
+                    raise
+                return self._make(spec, sandbox_id, program, content, memory, image)
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -146,6 +152,7 @@ class GvisorBackend(Hulls):
             raise
         finally:
             draft.close()
+        self._still_worked = self._still_worked or bool(plan["guest"]["still"])
         self._hulled[sandbox_id] = sandbox
         return sandbox
 
@@ -155,6 +162,18 @@ class GvisorBackend(Hulls):
             if self._stills is None or self._stills[0] is not keeper:
                 self._stills = keeper, take_still(keeper, planning.still())
             return self._stills[1]
+
+    def _gives_up_still(self) -> bool:
+        """After a start that failed: whether it may have been for a still that never worked.
+
+        It was taken on this host, by its kernel; that any gVisor there will be goes on from it,
+        nobody can promise. Where it does not, agents start anew: slower, and with the same walls.
+        """
+        with self._first_use:
+            if self._still_worked or self._stills is None or not self._stills[1]:
+                return False
+            self._stills = self._stills[0], 0
+            return True
 
     def _launch(
         self,
