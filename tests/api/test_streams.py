@@ -258,10 +258,10 @@ def test_a_process_survives_the_client_that_started_it(daemon: Daemon, sandbox: 
 
 
 def test_what_runs_or_streams_keeps_its_sandbox(client: httpx.Client) -> None:
-    """An idle timeout far shorter than the command; then there is nothing left to wait for."""
-    body = {"timeouts": {"idle_s": 0.3, "on_idle": "terminate"}}
+    """An idle timeout shorter than the command; then there is nothing left to wait for."""
+    body = {"timeouts": {"idle_s": 1.5, "on_idle": "terminate"}}
     sandbox = Sandbox(client, client.post("/v1/sandboxes", json=body).json()["id"])
-    view = sandbox.wait(sandbox.start("sleep 1.5"))
+    view = sandbox.wait(sandbox.start("sleep 3"))
     while "terminated" != (over := client.get(f"/v1/sandboxes/{sandbox.id}").json())["state"]:
         time.sleep(0.05)
 

@@ -196,7 +196,7 @@ def test_other_profiles_can_be_kept_warm(make_manager: MakeManager) -> None:
 
 
 def test_warm_ones_expire_and_are_replaced(make_manager: MakeManager) -> None:
-    manager = make_manager(pool=PoolConfig(min_warm=2, warm_ttl_s=0.5))
+    manager = make_manager(pool=PoolConfig(min_warm=2, warm_ttl_s=2.0))
     assert until(lambda: 2 == manager.pool.size)
     old = {kept.warm.id for kept in manager.pool._shelf}
 
