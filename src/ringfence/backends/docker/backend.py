@@ -123,6 +123,7 @@ class DockerBackend(AgentBackend):
     def _make_one(
         self, spec: SandboxSpec, sandbox_id: str, held: Held | None, *, walls: bool
     ) -> DockerSandbox:
+        self.client()  # without an engine, or its SDK, nothing is taken or made
         uid = identity.uid_of(spec.user)
         # An image is in the engine once, for all: its files are one user's.
         alone = walls and held is None and host().trusted_root and not self.root_is_nobody()
