@@ -174,3 +174,12 @@ def test_whatever_is_sent(
         case.validate_response(response, checks=CHECKS)
 
     send()
+
+
+def test_what_the_framework_refuses_has_one_status(client: httpx.Client) -> None:
+    """In the body and on the wire."""
+    for method, path, status in (("PATCH", "/v1/sandboxes", 405), ("GET", "/v1/nowhere", 404)):
+        answer = client.request(method, path)
+
+        assert (status, status) == (answer.status_code, answer.json()["status"])
+    assert "Method Not Allowed" == client.patch("/v1/sandboxes").json()["title"]

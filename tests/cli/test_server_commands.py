@@ -62,6 +62,26 @@ def fixture_sandbox(type_: Type) -> Iterator[str]:
     assert 0 == type_("rm", sandbox_id).returncode
 
 
+def test_a_name_stands_for_its_id_where_it_is_the_only_one(
+    type_: Type, sandbox: str, tmp_path: Path
+) -> None:
+    assert b"42\n" == type_("exec", "mine", "--", "sh", "-c", "echo 42").stdout
+    (tmp_path / "note").write_text("a note")
+    assert 0 == type_("cp", str(tmp_path / "note"), "mine:note").returncode
+    assert b"a note" == type_("cp", "mine:note", "-").stdout
+    odd = type_("create", "--name", "Mine, too").stdout.decode().strip()  # no id looks like that
+    assert [odd] == type_("rm", "Mine, too").stdout.decode().split()
+
+    other = type_("create", "--name", "mine").stdout.decode().strip()
+    refused = type_("rm", "mine")
+
+    assert 125 == refused.returncode
+    assert sandbox.encode() in refused.stderr
+    assert other.encode() in refused.stderr
+    assert [other] == type_("rm", other).stdout.decode().split()
+    assert 125 == type_("exec", "nobody-s", "--", "true").returncode
+
+
 def test_what_was_made_is_listed_and_ended(type_: Type, sandbox: str) -> None:
     assert sandbox in type_("list").stdout.decode()
     (told,) = json.loads(type_("list", "--label", "team=a", "--json").stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import signal
 
 import pytest
 from tests.connecting import Connecting
@@ -64,6 +65,29 @@ def test_nothing_leaves_its_tree_under_our_filter(filtered: bool) -> None:
         told = "process_trees" in {each.name for each in sandbox.protections()}
 
     assert (not filtered, not filtered) == (left, told)
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, os, platform, threading, time
+def linger():
+    while ") Z " not in open("/proc/self/stat").read():
+        time.sleep(0.01)
+    print("gone", flush=True)
+    time.sleep(600)
+threading.Thread(target=linger).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit, of this thread
+"""
+
+
+def test_who_only_looks_like_a_zombie_is_killed_too() -> None:
+    with Sandbox.create(backend=CommandBackend(launchers.bubblewrap())) as sandbox:
+        process = sandbox.start(["/usr/bin/python3", "-c", FIRST_THREAD_ENDS])
+        while b"gone" not in process.stdout.read():
+            assert process.running
+
+        process.kill()
+
+        assert signal.SIGKILL == process.wait(timeout_s=60).signal
 
 
 @pytest.mark.root  # the CLI runs as an ordinary user of its own either way

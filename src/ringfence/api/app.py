@@ -93,9 +93,8 @@ async def _validation_error(_request: Request, exc: Any) -> Response:
 async def _http_error(_request: Request, exc: Any) -> Response:
     if isinstance(exc.__cause__, RingfenceError):
         return problems.problem(exc.__cause__)  # met while the body was read
-    response = problems.problem(problems.of_status(exc.status_code, str(exc.detail)), exc.headers)
-    response.status_code = exc.status_code
-    return response
+    error = problems.of_status(exc.status_code, str(exc.detail))
+    return problems.problem(error, exc.headers, status=exc.status_code)
 
 
 async def _unforeseen(request: Request, exc: Exception) -> Response:

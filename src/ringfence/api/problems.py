@@ -71,9 +71,15 @@ STATUS = {
 RETRY_AFTER_S = 1
 
 
-def problem(error: RingfenceError, headers: Mapping[str, str] | None = None) -> Response:
-    """The response for an error."""
-    status = STATUS.get(error.code, 500)
+def problem(
+    error: RingfenceError, headers: Mapping[str, str] | None = None, *, status: int | None = None
+) -> Response:
+    """The response for an error.
+
+    Args:
+        status: Another one than that of its code, where the framework itself has refused.
+    """
+    status = status or STATUS.get(error.code, 500)
     form = {
         "type": "about:blank",
         "title": http.HTTPStatus(status).phrase,

@@ -34,7 +34,7 @@ def exec_(argv: Sequence[str]) -> int:
         raise InvalidRequest("no command given", field="argv", hint=hint)
     options = _options(given)
     with remote.client_of(given) as client:
-        sandbox = client.get(remote.word(words, "SANDBOX", EXEC))
+        sandbox = remote.sandbox_of(client, remote.word(words, "SANDBOX", EXEC))
         if "json" in given:
             stdin = b"" if os.isatty(0) else b"".join(_standard_input())
             result = sandbox.exec(command, stdin=stdin or None, **options)
@@ -109,7 +109,7 @@ def shell(argv: Sequence[str]) -> int:
     options, argv = _options(given), command or _SHELL
     with remote.client_of(given) as client:
         if words:
-            return _run(client.get(words[0]), argv, options, on_terminal=True)
+            return _run(remote.sandbox_of(client, words[0]), argv, options, on_terminal=True)
         with client.create(name="shell") as sandbox:
             return _run(sandbox, argv, options, on_terminal=True)
 
@@ -120,7 +120,7 @@ def logs(argv: Sequence[str]) -> int:
     words += after
     remote.no_more(words, 2)
     with remote.client_of(given) as client:
-        sandbox = client.get(remote.word(words, "SANDBOX", LOGS))
+        sandbox = remote.sandbox_of(client, remote.word(words, "SANDBOX", LOGS))
         if "network" in given:
             return _network(sandbox, given)
         if "list" in given:
@@ -211,7 +211,7 @@ def _place(word: str) -> tuple[str, str]:
 def _upload(client: Client, source: str, sandbox_id: str, target: str) -> None:
     from .terminal import Progress
 
-    files = client.get(sandbox_id).files
+    files = remote.sandbox_of(client, sandbox_id).files
     if source == "-":
         with files.open_write(target) as file:
             for data in _standard_input():
@@ -233,7 +233,7 @@ def _is_directory(files: Any, path: str) -> bool:
 def _download(client: Client, sandbox_id: str, source: str, target: str) -> None:
     from .terminal import Progress
 
-    files = client.get(sandbox_id).files
+    files = remote.sandbox_of(client, sandbox_id).files
     if target == "-":
         with files.open_read(source) as file:
             while data := file.read(_CHUNK):

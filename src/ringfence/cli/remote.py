@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SandboxNotFound
 from .options import Command, parse
 
 TYPE_CHECKING = False
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..client import Client
+    from ..client import Client, RemoteSandbox
     from ..model.sandbox import SandboxView
 
 
@@ -49,6 +49,29 @@ def client_of(given: dict[str, Any]) -> Client:
     from ..client import Client
 
     return Client(given.get("server"), key=_key(given))
+
+
+def sandbox_of(client: Client, word: str) -> RemoteSandbox:
+    """The sandbox that is meant: by its id, or by the name of one that lives.
+
+    Raises:
+        SandboxNotFound: There is none of either.
+        InvalidRequest: Several have that name.
+    """
+    try:
+        return client.get(word)
+    except (SandboxNotFound, InvalidRequest) as exc:
+        named = client.list(name=word) if word else []
+        if not named:
+            raise exc from None
+    if len(named) > 1:
+        ids = ", ".join(view.id for view in named)
+        raise InvalidRequest(
+            f"{len(named)} sandboxes are called {word!r}",
+            field="SANDBOX",
+            hint=f"name one of {ids}",
+        )
+    return client.get(named[0].id)
 
 
 def _key(given: dict[str, Any]) -> str | None:

@@ -114,7 +114,7 @@ def remove(argv: Sequence[str]) -> int:
     with remote.client_of(given) as client:
         for each in ids or [view.id for view in _found(client, given)]:
             try:
-                sandbox = client.get(each)
+                sandbox = remote.sandbox_of(client, each)
                 sandbox.terminate()
                 ended.append(sandbox.id)
             except RingfenceError as exc:

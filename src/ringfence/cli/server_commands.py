@@ -37,7 +37,7 @@ CREATE = Command(
     "Make a sandbox on a server, and print its id.",
     arguments="[OPTIONS]",
     options=(
-        Option("name", "TEXT", "for people"),
+        Option("name", "TEXT", "for people, and instead of its id where it is the only one"),
         Option("label", "K=V", "to find it by", repeat=True, field="labels"),
         Option("ttl", "TIME", "end it after 10m, 1h, whatever it does", field="ttl_s"),
         Option("idle-timeout", "TIME", "end it when it did nothing for so long"),

@@ -38,7 +38,7 @@ def snapshot(argv: Sequence[str]) -> int:
     with remote.client_of(given) as client:
         if verb == "create":
             remote.no_more(words, 2)
-            sandbox = client.get(remote.word(words[1:], "SANDBOX", SNAPSHOT))
+            sandbox = remote.sandbox_of(client, remote.word(words[1:], "SANDBOX", SNAPSHOT))
             made = sandbox.snapshot(remote.key_values(given.get("meta", ()), "meta"))
             _print(given, made.to_json(), made.id)
         elif verb == "rm":

@@ -22,7 +22,7 @@ class Tags:
 
     def count(self) -> int:
         """How many processes there are now, without us."""
-        return sum(not _is_dead(pid) for pid in _others())
+        return sum(not processes.is_zombie(pid) for pid in _others())
 
     def most(self) -> int:
         """How many there may be: nobody counts, so 0."""
@@ -42,7 +42,7 @@ class Tags:
     def members(self, number: int) -> list[int]:
         """The processes of one exec that have not ended."""
         wanted = TAG_BASE - number
-        return [pid for pid in _others() if _tag_of(pid) == wanted and not _is_dead(pid)]
+        return [pid for pid in _others() if _tag_of(pid) == wanted and not processes.is_zombie(pid)]
 
     def cpu_ns(self, number: int) -> tuple[int, int]:
         """Nobody adds it up."""
@@ -65,12 +65,6 @@ def _tag_of(pid: int) -> int:
             word = line.split()[4]
             return int(word) if word.isdigit() else 0
     return 0
-
-
-def _is_dead(pid: int) -> bool:
-    return any(
-        line.startswith(("State:\tZ", "State:\tX")) for line in _lines(f"/proc/{pid}/status")
-    )
 
 
 def _resident(pid: int) -> int:

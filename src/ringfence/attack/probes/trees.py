@@ -192,9 +192,9 @@ def tick(path: str) -> None:
 
 
 def census() -> None:
-    """Print every process but PID 1 and this one."""
+    """Print every process but PID 1, this one, and the agent that started it: under Codex it is not PID 1."""
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in (1, os.getpid()):
+        if not name.isdigit() or int(name) in (1, os.getppid(), os.getpid()):
             continue
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:

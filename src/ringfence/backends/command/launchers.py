@@ -92,7 +92,7 @@ _VIEW = (
     *("--unshare-uts", "--unshare-cgroup-try", "--as-pid-1", "--uid", "{uid}", "--gid", "{uid}"),
     *("--hostname", "ringfence", "--clearenv", "--cap-drop", "ALL"),
     *("--bind", "{root}", "/", "--ro-bind", "{etc}", "/etc", "{shown}"),
-    *("--ro-bind", "{agent}", "/.ringfence", "--proc", "/proc", "{masked}"),
+    *("--ro-bind", "{agent}", "/.ringfence", "--proc", "/proc"),
     *("--dev", "/dev", "--chdir", "/"),
 )
 _NAMESPACES = "bubblewrap gives it its own user, mount, pid, ipc, uts and network namespaces"
@@ -109,8 +109,8 @@ def bubblewrap(path: str = "bwrap") -> Launcher:
     """`bwrap`: namespaces and a private root; the filter is ours, and there are no limits."""
     return Launcher(
         name="bubblewrap",
-        # Codex below makes a namespace of its own, for which it writes to /proc.
-        argv=(path, *_VIEW[1:], "--disable-userns", "--remount-ro", "/proc", "--"),
+        # Codex makes namespaces of its own below, which takes a /proc that is whole and can be written to.
+        argv=(path, *_VIEW[1:], "{masked}", "--remount-ro", "/proc", "--disable-userns", "--"),
         show=("--ro-bind", "{source}", "{target}"),
         programs=(path,),
         seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
