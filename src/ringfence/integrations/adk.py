@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.code_executors.code_execution_utils import CodeExecutionInput
 
+    from ..model.exec import ExecResult
     from ..sandbox import Sandbox
 
 OUTPUT_BYTES = 1 << 20
@@ -35,10 +36,13 @@ _CODE = "/tmp/adk-code.py"
 class RingfenceCodeExecutor(BaseCodeExecutor):
     """Python in a sandbox; `timeout_seconds` is honoured, and kills everything that was started.
 
+    As in the framework's own executors code that never ends is ended after five minutes.
+
     Args:
         server, options: See `Origin`. What is a field of `BaseCodeExecutor` is that.
     """
 
+    timeout_seconds: int | None = 300
     _origin: Origin = PrivateAttr()
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
     _sandbox: Any = PrivateAttr(default=None)
@@ -64,13 +68,8 @@ class RingfenceCodeExecutor(BaseCodeExecutor):
                 max_output_bytes=OUTPUT_BYTES,
             )
             files = _outputs(sandbox)
-        note = outcome.notes(result)
-        return CodeExecutionResult(
-            stdout=result.stdout_text,
-            stderr=f"{result.stderr_text}{note}",
-            output_files=files,
-            exit_code=outcome.exit_code(result),
-        )
+        stdout, stderr = _streams(result)
+        return CodeExecutionResult(stdout, stderr, files, outcome.exit_code(result))
 
     def terminate(self) -> None:
         """End the sandbox; the next code gets a fresh one."""
@@ -84,6 +83,19 @@ class RingfenceCodeExecutor(BaseCodeExecutor):
             self._sandbox = self._origin.lasting()
         sandbox: Sandbox = self._sandbox
         return sandbox
+
+
+def _streams(result: ExecResult) -> tuple[str, str]:
+    """Standard output and standard error as the framework reads them.
+
+    Anything in the latter makes a run a failure whose output the model never sees; nothing makes it
+    a success. So a success brings its warnings after its output, and a failure always says something.
+    """
+    code, note = outcome.exit_code(result), outcome.notes(result)
+    said = "\n".join(filter(None, (result.stderr_text, note)))
+    if code == 0:
+        return "\n".join(filter(None, (result.stdout_text, said))), ""
+    return result.stdout_text, said or f"ended with exit code {code}"
 
 
 def _bytes_of(file: File) -> bytes:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _LOOP = Path(__file__).with_name("interpreter_loop.py")
 _INSIDE = "/tmp/.ringfence-interpreter.py"
 _KEPT_BYTES = 1 << 20
+_ANSWER_BYTES = 16 << 20  # a final answer may hold an image; it comes whole or not at all
+# A stream keeps its beginning, and its end while nobody reads: an answer must fit into the latter.
+_STREAM_BYTES = 2 * (_ANSWER_BYTES + _KEPT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Cell:
 
     Attributes:
         output: What it wrote, standard error among it.
-        result: The last expression's value as text; None where there is none.
+        result: The last expression's value as text, its middle dropped where it is too long; None
+            where there is none.
         error, value, traceback: Of the exception that ended it; empty where none did.
     """
 
@@ -49,7 +53,7 @@ class Interpreter:
 
         Raises:
             TimeoutExceeded: The interpreter was killed, with all it started; the next one is fresh.
-            ExecError: The interpreter ended under the code.
+            ExecError: The interpreter ended under the code, or its answer is none.
         """
         process = self._live()
         mark = f"ringfence-{secrets.token_hex(16)}:"
@@ -58,15 +62,14 @@ class Interpreter:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             process.stdin.write(request.encode())
-            output, answer = self._until(mark.encode(), deadline)
+            cell = _cell(*self._until(mark.encode(), deadline))
         except TimeoutError:
             self.end()
             raise TimeoutExceeded(f"the code took longer than {timeout_s} s") from None
         except BaseException:
             self.end()
             raise
-        text = output.decode("utf-8", "replace").removesuffix("\n")
-        return Cell(text, **json.loads(answer))
+        return cell
 
     def end(self) -> None:
         """Kill the interpreter and everything that it started; the next code gets a fresh one."""
@@ -80,25 +83,49 @@ class Interpreter:
             self.sandbox.files.write(_INSIDE, _LOOP.read_bytes())
             argv = [self._python, "-u", _INSIDE]
             self._process = self.sandbox.start(
-                argv, stream_stdin=True, max_output_bytes=_KEPT_BYTES
+                argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES
             )
         return self._process
 
     def _until(self, mark: bytes, deadline: float | None) -> tuple[bytes, bytes]:
         """What came before the mark, its middle dropped where it is too long, and the answer after it."""
-        assert self._process is not None
-        seen = b""
-        while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            chunk = self._process.stdout.read(left)
-            if not chunk:
-                said = seen.decode("utf-8", "replace")[-2000:]
-                raise ExecError(f"the interpreter ended under the code; it said: {said}")
+        seen, start = bytearray(), -1
+        while start < 0 or not seen.endswith(b"\n"):
+            chunk = self._chunk(deadline, seen)
+            searched = max(0, len(seen) - len(mark))
             seen += chunk
-            start = seen.find(mark, max(0, len(seen) - len(chunk) - len(mark)))
-            if start >= 0 and seen.endswith(b"\n"):
-                return seen[:start], seen[start + len(mark) :]
+            if start < 0:
+                start = seen.find(mark, searched)
             if start < 0 and len(seen) > 2 * _KEPT_BYTES:
-                seen = seen[: _KEPT_BYTES // 2] + b"\n[...]\n" + seen[-_KEPT_BYTES // 2 :]
+                seen[_KEPT_BYTES // 2 : -_KEPT_BYTES // 2] = b"\n[...]\n"
+            if start >= 0 and len(seen) - start > _ANSWER_BYTES:
+                raise ExecError(f"the answer is longer than {_ANSWER_BYTES} bytes")
+        return bytes(seen[:start]), bytes(seen[start + len(mark) :])
+
+    def _chunk(self, deadline: float | None, seen: bytearray) -> bytes:
+        assert self._process is not None
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        chunk = self._process.stdout.read(left)
+        if not chunk:
+            said = seen.decode("utf-8", "replace")[-2000:]
+            raise ExecError(f"the interpreter ended under the code; it said: {said}")
+        return chunk
+
+
+def _cell(output: bytes, answer: bytes) -> Cell:
+    """From what the interpreter wrote, or what code wrote in its place.
+
+    Raises:
+        ExecError: It is no answer.
+    """
+    try:
+        said = json.loads(answer)
+        texts = {name: said.get(name) or "" for name in ("error", "value", "traceback")}
+        result = said.get("result")
+        if not all(isinstance(each, str) for each in (*texts.values(), result or "")):
+            raise ValueError("not text")
+    except (ValueError, AttributeError, RecursionError) as exc:
+        raise ExecError(f"the interpreter's answer makes no sense: {exc}") from exc
+    return Cell(output.decode("utf-8", "replace").removesuffix("\n"), result, **texts)

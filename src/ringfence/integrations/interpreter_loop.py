@@ -12,6 +12,8 @@ import sys
 import traceback
 from typing import Any
 
+RESULT_CHARS = 1 << 20
+
 
 def main() -> None:
     """Serve requests `{"code": ..., "mark": ...}`; after the output comes the mark and what happened."""
@@ -37,10 +39,16 @@ def run(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
         value = None
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<code>", "eval"), namespace)
-        return {"result": None if value is None else repr(value)}
+        return {"result": None if value is None else _shown(repr(value))}
     except BaseException as exc:  # noqa: BLE001  SystemExit too: the interpreter stays
         text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
-        return {"error": type(exc).__name__, "value": str(exc), "traceback": text}
+        return {"error": type(exc).__name__, "value": str(exc), "traceback": _shown(text)}
+
+
+def _shown(text: str) -> str:
+    """As much as output may be; its middle is dropped."""
+    half = RESULT_CHARS // 2
+    return text if len(text) <= RESULT_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from google.adk.code_executors.code_execution_utils import (
     CodeExecutionInput,
     CodeExecutionResult,
+    CodeExecutionUtils,
     File,
 )
 
@@ -66,8 +67,29 @@ def test_too_much_output_is_cut_and_says_so(executor: RingfenceCodeExecutor) -> 
     whole, cut = say(OUTPUT_BYTES // 2), say(OUTPUT_BYTES + 1)
 
     assert (OUTPUT_BYTES // 2, "") == (len(whole.stdout), whole.stderr)
-    assert len(cut.stdout) <= OUTPUT_BYTES
-    assert "was cut" in cut.stderr
+    assert len(cut.stdout) < OUTPUT_BYTES + 99
+    assert (True, "") == ("was cut" in cut.stdout, cut.stderr)
+
+
+def test_only_a_failure_is_shown_as_one(executor: RingfenceCodeExecutor) -> None:
+    """The framework takes anything on standard error for a failure, and nothing for a success."""
+
+    def shown(code: str) -> tuple[str, str]:
+        result = executor.execute_code(NOBODY, CodeExecutionInput(code))
+        part = CodeExecutionUtils.build_code_execution_result_part(result)
+        return part.code_execution_result.outcome.name, part.code_execution_result.output
+
+    warned = shown("import sys; print('made', flush=True); print('a warning', file=sys.stderr)")
+    silent = shown("import os; os._exit(3)")
+    loud = shown("raise ValueError('no')")
+
+    assert ("OUTCOME_OK", True) == (warned[0], "made\n\na warning" in warned[1])
+    assert ("OUTCOME_FAILED", "ended with exit code 3") == silent
+    assert ("OUTCOME_FAILED", True) == (loud[0], "ValueError: no" in loud[1])
+
+
+def test_what_never_ends_is_ended(executor: RingfenceCodeExecutor) -> None:
+    assert (300, 8) == (RingfenceCodeExecutor().timeout_seconds, executor.timeout_seconds)
 
 
 @pytest.mark.once

@@ -106,8 +106,11 @@ async def test_cancelled_it_leaves_no_process(backend: RingfenceWorkspace) -> No
 
 
 async def test_output_is_whole_or_an_error(backend: RingfenceWorkspace) -> None:
+    whole = await backend.run("head -c 9000000 /dev/zero", shell=True)
     with pytest.raises(WorkspaceOutputLimitError):
         await backend.run("head -c 20000000 /dev/zero", shell=True)
+
+    assert 9_000_000 == len(whole.stdout)
 
 
 @pytest.mark.once

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from smolagents import FinalAnswerTool
 from smolagents.utils import AgentError
 
 from ringfence.integrations.smolagents import RingfenceExecutor
@@ -63,8 +64,51 @@ def test_output_and_value(executor: RingfenceExecutor) -> None:
     assert ("42", "out\nerr\n") == (answer.output, answer.logs)
 
 
-def test_too_much_output_is_cut(executor: RingfenceExecutor) -> None:
-    assert len(executor("for _ in range(99): print('x' * 100_000)").logs) < 3 << 20
+def test_too_much_output_is_cut_and_says_so(executor: RingfenceExecutor) -> None:
+    whole = executor("for _ in range(9): print('x' * 100_000)").logs
+    cut = executor("for _ in range(99): print('x' * 100_000)").logs
+
+    assert (9 * 100_001, False) == (len(whole), "[...]" in whole)
+    assert (True, True) == (len(cut) < 3 << 20, "[...]" in cut)
+
+
+def test_a_long_value_is_cut_and_a_long_final_answer_is_whole(executor: RingfenceExecutor) -> None:
+    executor.send_tools({"final_answer": FinalAnswerTool()})
+    whole, cut = executor("'x' * 900_000").output, executor("'x' * 9_000_000").output
+    answer = executor("final_answer('x' * 9_000_000)")
+
+    assert (900_002, False) == (len(whole), "[...]" in whole)
+    assert (True, True) == (len(cut) < 2 << 20, "[...]" in cut)
+    assert (True, 9_000_000) == (answer.is_final_answer, len(answer.output))
+
+
+_FORGED = """
+import os, sys
+frame = sys._getframe()
+while "request" not in frame.f_locals:
+    frame = frame.f_back
+os.write(1, frame.f_locals["request"]["mark"].encode() + {!r})
+while {!r}:
+    os.write(1, b"x" * 65536)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on", "why"),
+    [
+        (b"", True, "longer than 16777216 bytes"),
+        (b"[]\n", False, "makes no sense"),
+        (b'{"value": 1}\n', False, "makes no sense"),
+    ],
+)
+def test_an_answer_that_code_forged(answer: bytes, goes_on: bool, why: str) -> None:
+    """It can write in the interpreter's place, but neither fill our memory nor break the agent."""
+    executor = RingfenceExecutor(**options())
+    with pytest.raises(AgentError, match=why):
+        executor(_FORGED.format(answer, goes_on))
+    assert "1" == executor("1").output
+    executor.cleanup()
 
 
 def test_code_that_ends_the_interpreter(executor: RingfenceExecutor) -> None:
