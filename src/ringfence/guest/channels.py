@@ -11,6 +11,7 @@ from __future__ import annotations
 import _struct as struct
 import os
 import socket
+import time
 
 from ..launcher import wire
 from ..launcher.channels import (
@@ -27,6 +28,7 @@ from ..launcher.channels import (
     Channel,
     LineEnd,
     LineError,
+    split,
 )
 
 TYPE_CHECKING = False
@@ -35,7 +37,18 @@ if TYPE_CHECKING:
 
 _OPENED = struct.Struct("<IcI")  # channel, what it is, bytes of it that come along
 _SEEK_END = 2
-CLOCK = b"T"
+CLOCK, REST = b"T", b"Z"
+# What a guest says to REST: nothing is under way; nothing was to come any more; so many channels are open.
+RESTS, RESTED, BUSY = b"RESTS", b"RESTED", b"BUSY"
+_SETTLING_S = 5.0
+_LOOK_S = 0.05
+
+
+def request(data: bytes) -> tuple[bytes, bytes] | None:
+    """As `split`, but what comes before the first request is nobody's any more."""
+    while (found := split(data)) and data[:1] != MESSAGE:
+        data = found[1]
+    return found
 
 
 class Carrier(LineEnd):
@@ -46,6 +59,10 @@ class Carrier(LineEnd):
         is_host: Who opens channels.
         on_clock: What the guest does when the host tells the time, in ns since the epoch: a request that
             begins with `CLOCK`.
+
+    Attributes:
+        rests: In the guest, whether `run` has returned because the machine is to be written down: the host
+            has said `REST`, has heard `RESTS`, and has said it once more, after which nothing comes.
     """
 
     def __init__(
@@ -58,6 +75,7 @@ class Carrier(LineEnd):
     ) -> None:
         super().__init__(line, is_host=is_host)
         self.control, self.on_clock = control, on_clock
+        self.rests, self._settles_until = False, 0.0
         self._handle(control.fileno(), self._read_control)
 
     def _take_control(self, kind: bytes, data: bytes) -> None:
@@ -67,8 +85,25 @@ class Carrier(LineEnd):
             self._take_message(data)
         elif kind == CLOCK and self.on_clock is not None:
             self.on_clock(int(data))
+        elif kind == REST and not self.is_host:
+            self._over = self.rests
+            self._settles_until = time.monotonic() + _SETTLING_S
+            self.pause_s = _LOOK_S
         else:
             raise LineError("an unknown kind of frame")
+
+    def _between(self) -> None:
+        """Asked to rest, say whether nothing is under way, once it is so, or has not come to be in time."""
+        if self.pause_s is None or self._over:
+            return
+        self.rests = not self._channels
+        if self.rests:
+            self._put(DATA, CONTROL, RESTS)
+        elif time.monotonic() > self._settles_until:
+            self._put(DATA, CONTROL, BUSY + b" %d" % len(self._channels))
+        else:
+            return
+        self.pause_s = None
 
     # -- requests, on the host ----------------------------------------------------------------
 
@@ -76,8 +111,8 @@ class Carrier(LineEnd):
         data, fds = wire.receive_raw(self.control)
         if not data:
             self._over = True
-        elif data[:1] == CLOCK:
-            self._put(CLOCK, CONTROL, data[1:])
+        elif data[:1] in (CLOCK, REST):
+            self._put(data[:1], CONTROL, data[1:])
         elif self.is_host:
             self._send_message(data, fds)
         else:

@@ -15,7 +15,8 @@ import time
 
 from ..launcher import build, channels, ferry, init, wire
 from ..linux import machine, mounts, namespaces, privileges
-from .channels import Carrier
+from . import sharing
+from .channels import RESTED, Carrier, request
 from .groups import MachineGroups
 from .machine_agent import MachineAgent, enter
 
@@ -37,19 +38,28 @@ if TYPE_CHECKING:
         uid: int  # who owns what steps make "owned"
         gid: int
         steps: list[tuple[Any, ...]]
-        trees: list[tuple[str, int]]  # places in the host's share, or devices; MOUNT_ATTR_*
+        trees: list[tuple[str, int]]  # places below `SHARES` or /dev; MOUNT_ATTR_*
         image: int  # which of them the root is of, below what is written; -1: the steps make it all
         agent: Settings
 
+    class Rising(TypedDict):
+        """What a machine is told that goes on from what it was when it was written down."""
 
-BOOTED = b"BOOTED"
+        now_ns: int
+        entropy: bytes
+
+
+BOOTED, READY = b"BOOTED", b"READY"
+_ROUNDS = 4  # so many more questions than the kernel keeps back
 _PREPARED = b"PREPARED"
 MODULES = "/modules"  # in the initial RAM file system: files named in the order to load them
 PORT, NETWORK_PORT = "ringfence", "ringfence-network"
-TAG = "ringfence"
 _PORTS = "/sys/class/virtio-ports"
-_SHARE, _GROUPS, _ROOT, _PROC = "/share", "/groups", "/root", "/proc"
-_OPTIONS = "trans=virtio,version=9p2000.L,cache=loose,msize=512000"
+_GROUPS, _ROOT, _PROC = "/groups", "/root", "/proc"
+SHARES = (
+    "/share",
+    "/mounts",
+)  # what the host shows, and what the user mounts; so are the ports named
 _PATIENCE_S = 60.0
 _LOOK_S = 0.005
 _IO = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
@@ -85,7 +95,7 @@ def _boot() -> int:
         except OSError as exc:
             if exc.errno != errno.EBUSY:
                 raise
-    for place in (_SHARE, _GROUPS, _ROOT):
+    for place in (*SHARES, _GROUPS, _ROOT):
         os.makedirs(place, exist_ok=True)
     for name in sorted(os.listdir(MODULES)):
         fd = os.open(f"{MODULES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -93,6 +103,8 @@ def _boot() -> int:
         os.close(fd)
     build.leave_host_network(namespaces.CLONE_NEWNET)
     _start_ferry()
+    for place in SHARES:
+        sharing.mount(place, _open_port(place))
     return _open_port(PORT)
 
 
@@ -101,8 +113,7 @@ def _start_ferry() -> None:
     if os.fork():
         return
     try:
-        with open("/proc/self/oom_score_adj", "wb") as file:
-            file.write(b"-1000")
+        sharing.survive()
         ferry.Inside(_open_port(NETWORK_PORT)).run()
     finally:
         os._exit(1)
@@ -137,19 +148,43 @@ def _serve(line: int, control: wire.Socket) -> None:
     """Wait for the first message, be what it says, and carry what follows."""
     said, rest = _first_message(line)
     waking: Waking = marshal.loads(said)
-    # What must not be the same in any two machines.
-    machine.add_entropy(waking["entropy"])
-    _set_clock(waking["now_ns"])
+    _become_itself(waking)
     wire.send(control, waking)
+    while _carry(line, control, rest):
+        _settle_files()
+        os.set_blocking(line, True)
+        os.write(line, channels.frame(channels.DATA, channels.CONTROL, RESTED))
+        # Here it is written down, and from here others of it go on.
+        said, rest = _first_message(line)
+        _become_itself(marshal.loads(said))
+        os.write(line, channels.frame(channels.DATA, channels.CONTROL, READY))
+
+
+def _carry(line: int, control: wire.Socket, data: bytes) -> bool:
+    """Whether the machine is to be written down; else it is over."""
     carrier = Carrier(line, control, is_host=False, on_clock=_set_clock)
-    carrier.feed(rest)
+    carrier.feed(data)
     carrier.run()
+    return carrier.rests
+
+
+def _become_itself(told: Waking | Rising) -> None:
+    """What must not be the same in any two machines."""
+    machine.add_entropy(told["entropy"])
+    _set_clock(told["now_ns"])
+
+
+def _settle_files() -> None:
+    """Until no question about files is under way: each is answered after those before it."""
+    os.sync()
+    for place in SHARES * _ROUNDS:
+        os.statvfs(place)
 
 
 def _first_message(line: int) -> tuple[bytes, bytes]:
     """What the host says first, which may be long after the machine was written down; what follows."""
     data = b""
-    while not (found := channels.split(data)):
+    while not (found := request(data)):
         piece = os.read(line, 1 << 16)
         if not piece:
             time.sleep(_LOOK_S)  # nobody is at the other end yet
@@ -183,18 +218,16 @@ def _be_agent(control: wire.Socket) -> NoReturn:
     except OSError as exc:
         init.refuse(control, exc, "agent")
         os._exit(1)
-    init.answer(control, b"READY")
+    init.answer(control, READY)
     MachineAgent(control, waking["agent"], groups).run()
     os._exit(0)
 
 
 def _make_root(waking: Waking) -> None:
     """Build the root beside ours, and move there."""
-    mounts.mount(TAG, _SHARE, "9p", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV, _OPTIONS)
     trees = []
     for source, attributes in waking["trees"]:
-        place = source if source.startswith("/dev/") else f"{_SHARE}/{source}"
-        tree = mounts.open_tree(place)
+        tree = mounts.open_tree(source)
         mounts.mount_setattr(tree, attributes)
         trees.append(tree)
     proc = mounts.open_tree(_PROC, recursive=False)

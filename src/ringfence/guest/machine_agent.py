@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 
-from ..launcher import trees, wire
+from ..launcher import layers, trees, wire
 from ..linux import privileges
 from . import users
 from .agent import Agent, Exec
@@ -55,11 +55,18 @@ class MachineAgent(Agent):
         return b""
 
     def _do_save(self, reply: wire.Socket, fds: list[int]) -> None:
-        """Write all of the root, without what is shown in it, to the pipe that came along, as tar."""
-        pack = functools.partial(trees.pack, fds[0], "/", one_file_system=True)
+        """Write all of the root, without what is shown in it, to the pipe that came along, as tar.
+
+        Over an image, what differs from it: then the names of the image's files come along too.
+        """
+        out, *names = fds
+        pack = functools.partial(trees.pack, out, "/", one_file_system=True)
+        if names:
+            pack = functools.partial(layers.pack, out, names[0], "/", one_file_system=True)
         self._by_child(reply, fds, users.become_root, pack)
 
-    def _do_load(self, reply: wire.Socket, fds: list[int]) -> None:
+    def _do_load(self, reply: wire.Socket, fds: list[int], is_layer: bool) -> None:
         """Unpack what `save` has written over the root."""
-        unpack = functools.partial(trees.unpack, fds[0], "/", one_file_system=True)
+        work = layers.unpack if is_layer else trees.unpack
+        unpack = functools.partial(work, fds[0], "/", one_file_system=True)
         self._by_child(reply, fds, users.become_root, unpack)

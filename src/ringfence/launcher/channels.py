@@ -93,6 +93,7 @@ class LineEnd:
         self._out, self._in = bytearray(), bytearray()
         self._last = CONTROL
         self._over = False
+        self.pause_s: float | None = None
         os.set_blocking(line, False)
         self._want(line, select.EPOLLIN)
 
@@ -101,14 +102,18 @@ class LineEnd:
         try:
             while not self._over:
                 self._flush()
-                for fd, events in self._epoll.poll():
+                for fd, events in self._epoll.poll(self.pause_s):
                     self._ready(fd, events)
+                self._between()
         except (LineError, OSError, ValueError):
             pass  # nobody is left who could be told: both ends find their sockets closed
         finally:
             for channel in list(self._channels.values()):
                 self._close(channel)
             self._epoll.close()
+
+    def _between(self) -> None:
+        """After each round, and each `pause_s` where there is one."""
 
     def feed(self, data: bytes) -> None:
         """What was read from the line before `run`."""

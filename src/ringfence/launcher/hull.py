@@ -12,7 +12,7 @@ import errno
 import fcntl
 import posix as os
 
-from ..linux import mounts, privileges, seccomp
+from ..linux import files, mounts, privileges, seccomp
 from . import build, cgroups, init, lockdown, network, wire
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .placeholders import Placeholder
     from .plan import NetworkPlan, Tree
+    from .serving import SharePlan
     from .stills import Still
 
     class GuestRoot(TypedDict):
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         rlimits: list[tuple[int, int, int]]
         filter: bytes  # of system calls, for the program and all that it starts
         passes: int  # descriptors that the program gets as 3 and up
+        share: SharePlan | None  # with it more come along: its lines, and its socket to the host
         keep_capabilities: bool  # in the hull's user namespace; else nobody in there has any
         argv: list[str]
         env: dict[str, str]
@@ -265,6 +267,7 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
     os.umask(0o022)
     # First out of the way: one of them may be where another is to go.
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in more]
+    aside, serving = aside[: plan["passes"]], aside[plan["passes"] :]
     for to, fd in enumerate((control.fileno(), errors, errors, *aside)):
         os.dup2(fd, to)
     for signum in range(1, signal.NSIG):
@@ -281,4 +284,26 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
     privileges.set_no_new_privs()
     privileges.die_with_parent(signal.SIGKILL)
     seccomp.install_filter(plan["filter"])
+    if plan["share"] is not None:
+        _serve_beside(plan["share"], serving)
     os.execve(plan["argv"][0], plan["argv"], plan["env"])
+
+
+def _serve_beside(plan: SharePlan, fds: list[int]) -> None:
+    """Let a child, behind the same walls as the program, serve files to the program's guest."""
+    from . import serving  # imported by the keeper
+
+    if os.fork():
+        return
+    try:
+        privileges.die_with_parent(signal.SIGKILL)
+        own = range(3, 3 + len(fds))
+        for to, fd in zip(own, fds, strict=True):  # which were put beyond all these
+            os.dup2(fd, to)
+        files.close_from(own.stop)
+        *lines, control = own
+        serving.serve(plan, lines, wire.adopt(control))
+    except BaseException as exc:  # noqa: BLE001  whatever it is, the program's last words tell it
+        os.write(2, f"files: {exc!r}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(1)

@@ -101,7 +101,12 @@ class Keeper(Parent):
         """
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
         control, errors, *pinned = fds
-        more, pinned = pinned[: plan["passes"]], pinned[plan["passes"] :]
+        passed_on = plan["passes"]
+        if plan["share"] is not None:
+            from . import serving  # so that the hull's process has it
+
+            passed_on += serving.LINES + 1
+        more, pinned = pinned[:passed_on], pinned[passed_on:]
         content = []
         if plan["guest"]["has_content"]:
             from . import layers as _for_the_hull  # noqa: F401

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from ...errors import InvalidRequest, IsolationError, SandboxLost
+from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
 from ..local.hulls import Hulls, kill, last_words, take_still
 from ..local.refusals import error_of
+from ..local.saving import check_goes_on
 from ..local.sizes import sizes
 from . import plan as planning
 from . import runsc, warm
@@ -252,13 +253,8 @@ class GvisorBackend(Hulls):
         _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
             memory = catalogue.memory_of(snapshot_id)
-            # The id is not part of what it was.
-            if memory and spec is not None and replace(spec, id=taken_under.id) != taken_under:
-                raise InvalidRequest(
-                    "what goes on with its memory goes on as it was",
-                    field="spec",
-                    hint="restore it without a spec",
-                )
+            if memory:
+                check_goes_on(spec, taken_under)
             again = spec or replace(taken_under, id=None, secrets=secrets or {})
             return self._provision(again, content, memory)
         finally:
@@ -278,8 +274,7 @@ class GvisorBackend(Hulls):
 def _wake(control: wire.Socket) -> wire.Socket:
     """Where the restored agent will answer: it gets a name that no other sandbox has."""
     ours, theirs = wire.socketpair()
-    hostname = f"{template.HOSTNAME}-{os.urandom(4).hex()}"
-    wire.send(control, ("wake", hostname), [theirs.fileno()])
+    wire.send(control, ("wake", template.new_hostname()), [theirs.fileno()])
     theirs.close()
     return ours
 

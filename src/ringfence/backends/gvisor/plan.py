@@ -237,6 +237,7 @@ def make_plan(
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
         "filter": setid.filter_of_hull(),
         "passes": 0,
+        "share": None,
         "keep_capabilities": True,
         "argv": [
             RUNSC,

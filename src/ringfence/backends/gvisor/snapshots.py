@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ...errors import LifecycleError, SandboxLost
 from ..local import runtime
-from ..local.answers import Refused, answer
-from ..local.saving import keep
+from ..local.saving import keep, settle
 from . import plan as planning
 from .inspection import HostProcess
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 
-_PATIENCE_S = 30.0
 _ROOT = {"path": planning.ROOTFS, "shown": [runtime.PLACE]}
 
 
@@ -42,7 +39,7 @@ def save_with_memory(
     Raises:
         LifecycleError: Something inside holds what is the host's: that could not be continued.
     """
-    _settle(sandbox)
+    settle(sandbox)
     command = {
         "argv": [
             *(planning.RUNSC, f"--root={planning.STATE}", *sandbox.flags()),
@@ -74,20 +71,3 @@ def _names(sandbox: GvisorSandbox) -> Iterator[list[int]]:
     finally:
         for fd in names:
             os.close(fd)
-
-
-def _settle(sandbox: GvisorSandbox) -> None:
-    reply = sandbox.request("settle", ())
-    try:
-        answer(reply, _PATIENCE_S)
-        answer(reply, _PATIENCE_S)  # until the agent has let go of its end
-    except Refused as exc:
-        raise LifecycleError(
-            f"what is the host's cannot be saved, and is open in: {exc.strerror}",
-            hint="close files and connections; start what is to go on with its streams in files: "
-            "sh -c 'program >log 2>&1 </dev/null &'",
-        ) from exc
-    except SandboxLost:
-        sandbox.require_awake()
-    finally:
-        reply.close()

@@ -60,10 +60,13 @@ _MACHINE = (
     "ringfence.guest.channels",
     "ringfence.guest.machine",
     "ringfence.guest.machine_agent",
+    "ringfence.guest.sharing",
     "ringfence.launcher.channels",
     "ringfence.launcher.ferry",
+    "ringfence.launcher.layers",
     "ringfence.launcher.network",
     "ringfence.linux.destination",
+    "ringfence.linux.fuse",
     "ringfence.linux.machine",
     "ringfence.linux.netlink",
 )

@@ -16,14 +16,18 @@ import time
 
 from ...errors import InvalidRequest
 from ...launcher import placeholders
+from ...model.mount import READ_WRITE
 from . import repositories
+from .session import is_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ...launcher.plan import Tree
     from ...model.mount import Mount
+    from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
 
 # What the host's own tools run or trust later: git, editors, shells' directory hooks, agents.
@@ -124,6 +128,28 @@ def _nested(source: str, names: list[str]) -> list[str]:
     inner = [f"{path}/" if path else "" for path in found.directories if path != ".git"]
     below = [path + name.removeprefix(".git/") for path in inner for name in names]
     return [*below, *found.links]
+
+
+def prepare_mount_point(
+    target: str, source: str, mounts: Sequence[ResolvedMount]
+) -> tuple[Protected, str] | None:
+    """In a writable mount of the host's, an absent directory to mount on lives as long as the sandbox.
+
+    Args:
+        target, source: Of what is to be mounted.
+        mounts: Those there are, outermost first.
+
+    Returns:
+        What was made, and the target of the mount that it is in; None where nothing has to be.
+    """
+    around = [m for m in mounts if is_below(target, m.target) and target != m.target]
+    outer = max(around, key=lambda m: m.target.count("/"), default=None)
+    if outer is None or not outer.host_path or outer.access != READ_WRITE:
+        return None
+    inner = target[len(outer.target) + 1 :]
+    if not os.path.isdir(source) or os.path.lexists(os.path.join(outer.host_path, inner)):
+        return None
+    return prepare(outer.target, outer.host_path, inner, "pin"), outer.target
 
 
 def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:

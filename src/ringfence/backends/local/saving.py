@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 
-from ...errors import IoError
+from ...errors import InvalidRequest, IoError, LifecycleError, SandboxLost
 from ...model.ids import new_id
+from .answers import Refused, answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
+    from .guest import GuestSandbox
     from .sizes import Sizes
 
     class Saved(Protocol):
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
 
 
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
+_PATIENCE_S = 30.0
+GO_ON = (
+    "close files and connections; start what is to go on with its streams in files: "
+    "sh -c 'program >log 2>&1 </dev/null &'"
+)
 
 
 def keep(
@@ -76,3 +84,38 @@ def _run(pack: Callable[[int], None], write: int, problems: list[BaseException])
             os.close(write)
     except BaseException as exc:  # noqa: BLE001  the other thread must hear of it
         problems.append(exc)
+
+
+def settle(sandbox: GuestSandbox) -> None:
+    """See that nothing inside holds what is the host's: that could not be continued.
+
+    Raises:
+        LifecycleError: Something does, and what.
+    """
+    reply = sandbox.request("settle", ())
+    try:
+        answer(reply, _PATIENCE_S)
+        answer(reply, _PATIENCE_S)  # until the agent has let go of its end
+    except Refused as exc:
+        raise LifecycleError(
+            f"what is the host's cannot be saved, and is open in: {exc.strerror}",
+            hint=GO_ON,
+        ) from exc
+    except SandboxLost:
+        sandbox.require_awake()
+    finally:
+        reply.close()
+
+
+def check_goes_on(spec: SandboxSpec | None, taken_under: SandboxSpec) -> None:
+    """Refuse to have what goes on with its memory be something else; its id is no part of what it was.
+
+    Raises:
+        InvalidRequest: It is asked for under another spec.
+    """
+    if spec is not None and replace(spec, id=taken_under.id) != taken_under:
+        raise InvalidRequest(
+            "what goes on with its memory goes on as it was",
+            field="spec",
+            hint="restore it without a spec",
+        )

@@ -193,6 +193,11 @@ def _etc_files(uid: int) -> Steps:
     return [("file", f"/etc/{name}", text.encode(), 0o644) for name, text in files.items()]
 
 
+def new_hostname() -> str:
+    """One that no other sandbox has: for who goes on from what another was."""
+    return f"{HOSTNAME}-{os.urandom(4).hex()}"
+
+
 def for_accounts() -> Steps:
     """What the programs that add and remove users want of /etc: root may, and nobody else."""
     pam = (

@@ -10,16 +10,18 @@ import tempfile
 from _thread import allocate_lock
 
 from ...errors import BackendUnavailable, IsolationError, Unsupported
-from ...guest.machine import BOOTED
+from ...guest.machine import BOOTED, READY
 from ...launcher import wire
 from ...model.ids import new_id
 from ...model.spec import STRONG, SandboxSpec
+from ..local import journal
 from ..local.answers import Refused
 from ..local.host import host, out_of_files
 from ..local.hulls import Hulls, kill, last_words
 from ..local.refusals import error_of
+from ..local.saving import check_goes_on
 from ..local.trusted import trusted_for
-from . import booted, kernel, qemu
+from . import booted, kernel, qemu, written
 from . import plan as planning
 from .accelerator import accelerator
 from .line import Line
@@ -29,7 +31,7 @@ from .sandbox import MicrovmSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from ...egress.client import Egress
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 NAME = planning.NAME
 _BOOT_S = 300.0  # under software emulation, on a machine that has other things to do
 _WAKE_S = 120.0
-_LINE, _MONITOR, _NETWORK, _MEMORY = 0, 3, 4, 5  # descriptors of the emulator's
+_LINE, _MONITOR, _NETWORK, _SHARES, _MEMORY = 0, 3, 4, (5, 6), 7  # descriptors of the emulator's
 _MIB = 1 << 20
 
 
@@ -50,15 +52,22 @@ class Started:
     """An emulator that runs, with what we hold of it.
 
     Args:
+        share: To who serves files.
         network: Our end of the line for connections. Also while nobody ferries any the guest finds
             somebody at its other end, and sleeps.
     """
 
     def __init__(
-        self, line: Line, monitor: Monitor, network: socket.socket, group: Group, errors: int
+        self,
+        line: Line,
+        monitor: Monitor,
+        share: wire.Socket,
+        network: socket.socket,
+        group: Group,
+        errors: int,
     ) -> None:
-        self.line, self.monitor, self.group, self.errors = line, monitor, group, errors
-        self.network = network
+        self.line, self.monitor, self.share, self.network = line, monitor, share, network
+        self.group, self.errors = group, errors
         self.pid, self.pidfd = 0, -1
 
     def give_up(self) -> None:
@@ -68,6 +77,7 @@ class Started:
         self.line.close()
         self.monitor.close()
         self.network.close()
+        self.share.close()
         os.close(self.errors)
 
 
@@ -143,20 +153,20 @@ class MicrovmBackend(Hulls):
             )
         return self.provision(spec)
 
-    def _provision(self, spec: SandboxSpec, content: int) -> MicrovmSandbox:
+    def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> MicrovmSandbox:
         if spec.image is None:
-            return self._provision_over(None, spec, content)
+            return self._provision_over(None, spec, content, memory)
         from ..local import images
 
         spec, image = images.hold(spec)
         try:
-            return self._provision_over(image, spec, content)
+            return self._provision_over(image, spec, content, memory)
         except BaseException:
             image.close()
             raise
 
     def _provision_over(
-        self, image: Held | None, spec: SandboxSpec, content: int
+        self, image: Held | None, spec: SandboxSpec, content: int, memory: str
     ) -> MicrovmSandbox:
         planning.check(spec)
         machines = self.machines()
@@ -166,7 +176,7 @@ class MicrovmBackend(Hulls):
             raise planning.refusal("image", "image", why, kernel.HINT)
         sandbox_id = self._new_id(spec)
         try:
-            sandbox = self._make(spec, sandbox_id, machines, image)
+            sandbox = self._make(spec, sandbox_id, machines, image, memory)
             self._hulled[sandbox_id] = sandbox
             sandbox.join_network(sandbox.network)
         except OSError as exc:
@@ -175,13 +185,25 @@ class MicrovmBackend(Hulls):
             raise
         finally:
             self._making.discard(sandbox_id)
-        if content >= 0:
+        if memory:
+            sandbox.rise()
+        elif content >= 0:
             sandbox.load(content)
         return sandbox
 
     def _make(
-        self, spec: SandboxSpec, sandbox_id: str, machines: Machines, image: Held | None
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        machines: Machines,
+        image: Held | None,
+        written_down: str,
     ) -> MicrovmSandbox:
+        """A sandbox that has been told who it is.
+
+        Args:
+            written_down: What a machine that ran a sandbox was written down in; empty for a new one.
+        """
         size = planning.sizes_of(spec, host())
         mib = qemu.memory_mib(size.memory_bytes)
         memory, initrd = machines.machine(
@@ -191,26 +213,34 @@ class MicrovmBackend(Hulls):
             draft = planning.Draft(spec, sandbox_id, first, image)
             if spec.network.needs_tls_termination:
                 draft.trust(trusted_for(spec.network, self.egress()))
-            file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(written_down or memory, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                started = self._start(machines, draft, mib, initrd, incoming=file)
+                conditions = written.Conditions(machines.key(mib), draft.sources())
+                known = written.read(file, conditions) if written_down else []
+                started = self._start(machines, draft, mib, initrd, incoming=file, known=known)
+            except BaseException:
+                journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
+                raise
             finally:
                 os.close(file)
                 draft.close()
             try:
-                waking: Any = planning.waking(draft, size)
-                started.line.say(marshal.dumps(waking))
+                told: Any = planning.rising() if written_down else planning.waking(draft, size)
+                started.line.say(marshal.dumps(told))
                 control = self._woken(started)
                 started.group.hurry(False)
-                return MicrovmSandbox(self, draft, size, started, control, self.keeper())
+                return MicrovmSandbox(
+                    self, draft, size, started, control, self.keeper(), conditions
+                )
             except BaseException:
                 started.give_up()
+                journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
                 raise
 
     def _woken(self, started: Started) -> wire.Socket:
         """The socket to the agent, once it is there."""
         word = _said(started, _WAKE_S)
-        if word != b"READY":
+        if word != READY:
             number, _, text = word[1:].partition(b" ")
             problem = Refused(int(number or b"5"), text.decode("utf-8", "replace"))
             raise error_of(problem)
@@ -224,10 +254,15 @@ class MicrovmBackend(Hulls):
         initrd: str,
         *,
         incoming: int = -1,
+        known: Sequence[bytes] = (),
         console: bool = False,
         accelerator: str = "",
     ) -> Started:
-        """An emulator in a hull; what it says first is still to be heard."""
+        """An emulator in a hull; what it says first is still to be heard.
+
+        Args:
+            known: What who serves files is to go on from: see `serving`.
+        """
         keeper, program = self.keeper(), machines.program.path
         argv = qemu.argv(
             program,
@@ -236,19 +271,28 @@ class MicrovmBackend(Hulls):
             line=_LINE,
             monitor=_MONITOR,
             network=_NETWORK,
+            shares=_SHARES,
             incoming=_MEMORY if incoming >= 0 else -1,
             console=console,
         )
         files = {"/boot/kernel": machines.kernel.path, "/boot/initrd": initrd}
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        network, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        more = [far.fileno(), inner.fileno(), *([incoming] if incoming >= 0 else [])]
+        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+        near, far = socket.socketpair(socket.AF_UNIX, kind)
+        network, inner = socket.socketpair(socket.AF_UNIX, kind)
+        pairs = [socket.socketpair(socket.AF_UNIX, kind) for _ in _SHARES]
+        share, serving = wire.socketpair()
+        more = [far.fileno(), inner.fileno(), *(asks.fileno() for asks, _ in pairs)]
+        more += [incoming] if incoming >= 0 else []
         plan = planning.hull(draft, host(), argv, files, len(more))
+        more += [*(answers.fileno() for _, answers in pairs), serving.fileno()]
+        if known:
+            _hand_over(share, known)
         most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
         group = self._plan_limits(plan, draft.spec, *most)
+        draft.note = plan["note"] = journal.note(draft.id, plan["placeholders"]) or ""
         line = Line()
         errors = os.memfd_create("emulator-says", os.MFD_CLOEXEC)
-        started = Started(line, Monitor(near), network, group, errors)
+        started = Started(line, Monitor(near), share, network, group, errors)
         try:
             with line.far, far, inner:
                 passed = [line.far.fileno(), errors, *more, *draft.fds]
@@ -260,6 +304,9 @@ class MicrovmBackend(Hulls):
             if isinstance(exc, Refused):
                 raise error_of(exc) from exc
             raise
+        finally:
+            for each in (serving, *(end for pair in pairs for end in pair)):
+                each.close()
         return started
 
     # -- booting ----------------------------------------------------------------------------
@@ -347,13 +394,29 @@ class MicrovmBackend(Hulls):
     ) -> MicrovmSandbox:
         from dataclasses import replace
 
-        _saved, taken_under, content = self.catalogue().open(snapshot_id)
+        catalogue = self.catalogue()
+        _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
-            return self._provision(
-                spec or replace(taken_under, id=None, secrets=secrets or {}), content
-            )
+            memory = catalogue.memory_of(snapshot_id)
+            if memory:
+                check_goes_on(spec, taken_under)
+            again = spec or replace(taken_under, id=None, secrets=secrets or {})
+            return self._provision(again, content, memory)
         finally:
             os.close(content)
+
+
+def _hand_over(share: wire.Socket, known: Sequence[bytes]) -> None:
+    """It waits in the socket until somebody serves."""
+    files = [os.memfd_create("known", os.MFD_CLOEXEC) for _ in known]
+    try:
+        for fd, content in zip(files, known, strict=True):
+            with open(fd, "wb", closefd=False) as file:
+                file.write(content)
+        wire.send_raw(share, b"R", files)
+    finally:
+        for fd in files:
+            os.close(fd)
 
 
 class _HostId:

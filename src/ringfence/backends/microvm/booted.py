@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .kernel import Kernel
     from .qemu import Qemu
 
-_FORM = "2"  # to be changed with anything that a machine is put together from
+_FORM = "3"  # to be changed with anything that a machine is put together from
 _MEMORY, _INITRD = "memory", "initrd"
 
 
@@ -52,7 +52,15 @@ class Machines:
             (
                 *(_FORM, self.kernel.stamp(), self.program.stamp(), self.accelerator, str(mib)),
                 *(python, str(info.st_size), str(info.st_mtime_ns)),
-                *qemu.argv(self.program.path, self.accelerator, mib, line=0, monitor=3, network=4),
+                *qemu.argv(
+                    self.program.path,
+                    self.accelerator,
+                    mib,
+                    line=0,
+                    monitor=3,
+                    network=4,
+                    shares=(5, 6),
+                ),
                 # A processor of another model may lack what the guest has found in this one.
                 _processor() if self.accelerator == qemu.KVM else "",
             )

@@ -11,14 +11,14 @@ from ...errors import BackendUnavailable
 
 PLACES = ("/var/lib/ringfence/kernel", "~/.local/share/ringfence/kernel", "/")
 VARIABLE = "RINGFENCE_GUEST_KERNEL"
-_NEEDED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p")
+_NEEDED = ("virtio_pci", "virtio_console", "fuse")
 _FOR_IMAGES = "overlay"
 _FOR_RULES = ("nf_tables", "nft_chain_nat", "nft_redir", "nft_ct")
 _CHECKSUM = "crc32c_generic"  # asked for by name as connection tracking begins; newer kernels have it anyway
 _MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
 _NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
 HINT = (
-    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, 9p and overlay, and "
+    "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, fuse and overlay, and "
     f"for rules of the network {', '.join(_FOR_RULES)}: "
     f"`dpkg -x linux-image-*-amd64.deb {PLACES[0]}`; or name the directory in {VARIABLE}"
 )

@@ -44,6 +44,11 @@ class MicrovmNetwork(SandboxNetwork):
         self._ferry: wire.Socket | None = None
         self._leads = not sandbox.spec.network.is_none  # anywhere at all
 
+    @property
+    def is_ferried(self) -> bool:
+        """Whether there is, or has been, anywhere to connect to."""
+        return self._ferry is not None
+
     def serve(self) -> None:
         from ..local.routes import plan_for
 

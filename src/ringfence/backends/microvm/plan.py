@@ -7,22 +7,24 @@ import resource
 import time
 
 from ...errors import InvalidRequest, Unsupported
+from ...guest.machine import SHARES
 from ...linux import namespaces
 from ...model.limits import Limits
-from ...model.mount import ALWAYS_THERE, READ_WRITE
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import identity, setid, template
+from ..local import identity, setid, sources, template
 from ..local.host import host
 from ..local.network import check_given_secrets
-from ..local.session import are_own, check_least, must_make, session_root
+from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
+from ..local.session import all_mounts, check_least, check_sources, must_make, session_root
 from ..local.sizes import sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...guest.machine import Waking
+    from ...guest.machine import Rising, Waking
     from ...launcher.hull import HullPlan
     from ...launcher.plan import Tree
     from ..local.host import Host
@@ -38,7 +40,7 @@ _MIB = 1 << 20
 DEFAULT_MEMORY = 1 << 30
 EMULATOR_BYTES = 768 << 20  # translated code, and the emulator itself
 EMULATOR_PIDS = 256  # its threads
-_SHARE = "/share"
+_SHARE, _MOUNTS = SHARES  # the hull has them by the names that the guest has
 _SHARE_BYTES, _SHARE_INODES = 1 << 20, 1024  # mount points only
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OF_THE_EMULATOR = ("null", "zero", "urandom")
@@ -48,7 +50,7 @@ _LEAST = {
     "inodes": (256, "the sandbox's own directories are some of them"),
 }
 _NO_HOST = "a machine has no network device that could lead to the host's own network"
-_NO_MOUNTS = "nothing that a machine could write is shared with the host"
+NO_DENIAL = "it is the guest's own kernel alone that could hide them"
 _NAMESPACES = (
     namespaces.CLONE_NEWUSER
     | namespaces.CLONE_NEWNS
@@ -80,14 +82,14 @@ def check(spec: SandboxSpec) -> None:
     check_given_secrets(spec)
     limits = ("io_bytes_per_s", "idle_timeout_s")
     for operation, field, asked, why in (
-        ("mount", "mounts", not are_own(spec.mounts), _NO_MOUNTS),
-        ("mount", "memory_dir", spec.memory_dir, _NO_MOUNTS),
-        ("denied_paths", "deny", spec.deny, _NO_MOUNTS),
+        ("denied_paths", "deny", spec.deny, NO_DENIAL),
         *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None, "") for n in limits),
     ):
         if asked:
             raise refusal(operation, field, why)
     check_least(spec, _LEAST)
+    check_sources(spec)
+    check_names(spec.unprotect)
 
 
 def sizes_of(spec: SandboxSpec, host: Host) -> Sizes:
@@ -111,7 +113,10 @@ class Draft:
 
     Attributes:
         shown: What the machine sees of the host, an image's files first.
-        fds: What pins the image's files, until the hull is there.
+        mounted: What the user mounts of it.
+        fds: What pins the files of both, until the hull is there.
+        inner: What the machine does with mounts once it has its root.
+        after: What is done in the hull with those of the user's, by which they hold.
     """
 
     def __init__(
@@ -123,6 +128,12 @@ class Draft:
         self.guest: Steps = []
         self.fds: list[int] = []
         self.trusted: Trusted | None = None
+        self.mounted: list[Tree] = []
+        self.inner: Steps = []
+        self.after: Steps = []
+        self.protected: list[Protected] = []
+        self.note: str | None = None  # of the journal
+        self.mounts: list[ResolvedMount] = []
         if image is None:
             guest, self.shown = template.guest_root(self.uid)
             self.guest += [step for step in guest if step[1] != "/proc"]
@@ -130,12 +141,56 @@ class Draft:
             self._show_image(image)
         if spec.profile == OWN_ROOT:
             self.guest += template.for_accounts()
-        targets = [*ALWAYS_THERE.values(), *(mount.target for mount in spec.mounts)]
-        self.mounts = [ResolvedMount(target, READ_WRITE) for target in targets]
         if spec.python_env:
             for source, target, attributes in template.python_environment():
                 self.guest.append(("bind", target, len(self.shown)))
                 self.shown.append(template.tree(source, attributes))
+        for target in ALWAYS_THERE.values():
+            if target != MEMORY_DIR or not spec.memory_dir:
+                self.mounts.append(ResolvedMount(target, READ_WRITE))
+        for mount in all_mounts(spec):
+            if mount.is_host_path:
+                self._add_host_mount(mount)
+            else:
+                self._add_session_mount(mount)
+
+    def _add_host_mount(self, mount: Mount) -> None:
+        trusted = host().trusted_root
+        tree, fd = sources.pin(mount, self.first_host_id if trusted else None)
+        self.fds.append(fd)
+        tree["fd"] = len(self.fds) - 1 if trusted else -1
+        place = f"{_MOUNTS}/{len(self.mounted)}"
+        point = prepare_mount_point(mount.target, tree["source"], self.mounts)
+        if point is not None:
+            # Where it is to be, another one is there already: made in that one, as the hull has it.
+            self.protected.append(point[0])
+            self._hold(point[0], point[1])
+        self.after.append(("bind", place, len(self.mounted)))
+        self.inner.append(("bind", mount.target, len(self.mounted)))
+        self.mounted.append(tree)
+        self.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
+        if mount.is_writable:
+            self.protected.append(protect_mount(mount, self.spec, tree))
+            self._hold(self.protected[-1], mount.target)
+
+    def _hold(self, protected: Protected, target: str) -> None:
+        """Decided for where the machine has a mount; done where the hull has it."""
+        hosts = [each.target for each in self.mounts if each.host_path]
+        place = f"{_MOUNTS}/{hosts.index(target)}"
+        self.after += [
+            (verb, place + path.removeprefix(target), *rest)
+            for verb, path, *rest in protected.steps
+        ]
+
+    def _add_session_mount(self, mount: Mount) -> None:
+        if mount.source:
+            source = f"{session_root(self.spec)}/{mount.source}"
+            self.inner += [("session_dir", source), ("bind_inside", source, mount.target, 0)]
+        else:
+            self.inner.append(("session_dir", mount.target))
+        if not mount.is_writable:
+            self.inner.append(("protect", mount.target))
+        self.mounts.append(ResolvedMount(mount.target, mount.access))
 
     def trust(self, trusted: Trusted) -> None:
         """Have programs inside believe who ends their TLS."""
@@ -148,8 +203,12 @@ class Draft:
         image.tree["fd"] = 0 if trusted else -1
         self.shown.append(image.tree)
 
+    def sources(self) -> list[str]:
+        """What the machine sees of the host, in the order in which it knows of it."""
+        return [tree["source"] for tree in (*self.shown, *self.mounted)]
+
     def close(self) -> None:
-        """Close what pinned the image."""
+        """Close what pinned the files."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -165,7 +224,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         ("show", f"/{i}", i, os.path.isdir(tree["source"])) for i, tree in enumerate(trees)
     ]
     steps: Steps = [
-        ("dir", name, 0o755, False) for name in ("/dev", "/proc", "/tmp", "/etc", "/boot", _SHARE)
+        ("dir", name, 0o755, False) for name in ("/dev", "/proc", "/tmp", "/etc", "/boot", *SHARES)
     ]
     wanted = [each for each in template.shown() if not each[1].startswith(("/etc", "/dev"))]
     wanted += [(source, target, template.READ_ONLY) for target, source in files.items()]
@@ -176,6 +235,11 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         steps.append(("show", target, len(trees), os.path.isdir(source)))
         trees.append(template.tree(source, attributes))
     steps += [step for step in template.links() if step[1].count("/") == 1 and step[0] == "symlink"]
+    after: Steps = []
+    for verb, path, *rest in draft.after:
+        after.append((verb, path, len(trees) + rest[0]) if verb == "bind" else (verb, path, *rest))
+    trees += draft.mounted
+    owners = {str(i): draft.uid for i in range(len(draft.mounted))}
     ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
     if here.trusted_root:
         ids = (f"0 {draft.first_host_id} 1",) * 2
@@ -201,25 +265,34 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
             "has_content": False,
             "still": "",
         },
-        "after": [],
+        "after": after,
         "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
         "filter": setid.filter_of_hull(),
         "passes": passes,
+        "share": {"shown": _SHARE, "mounts": _MOUNTS, "owners": owners},
         "keep_capabilities": False,
         "argv": argv,
         "env": {"PATH": "/usr/bin"},
         "cgroup_dirs": [],
         "cgroup_values": [],
         "cgroup_version": 0,
-        "placeholders": [],
+        "placeholders": [made for part in draft.protected for made in part.placeholders],
         "note": "",
         "trusted_root": here.trusted_root,
     }
 
 
+def rising() -> Rising:
+    """What a machine is told that goes on: it is not the one that was written down, nor another one."""
+    return {
+        "now_ns": time.time_ns(),
+        "entropy": os.urandom(64),
+    }
+
+
 def waking(draft: Draft, size: Sizes) -> Waking:
     """What the machine is told: nothing in it is any other machine's."""
-    shown = [(str(i), template.READ_ONLY) for i in range(len(draft.shown))]
+    shown = [(f"{_SHARE}/{i}", template.READ_ONLY) for i in range(len(draft.shown))]
     steps = list(draft.guest)
     if draft.image:
         devices, furnishing = template.image_root(draft.uid, first=len(shown))
@@ -230,7 +303,12 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             steps.append(("show", f"/dev/{name}", len(shown), False))
             shown.append((f"/dev/{name}", template.DEVICE))
         steps += [*template.after_binds(), ("protect", "/proc/sys")]
-    steps += [("session_dir", mount.target) for mount in draft.spec.mounts]
+    for verb, path, *rest in draft.inner:
+        if verb == "bind":
+            tree = draft.mounted[rest[0]]
+            shown.append((f"{_MOUNTS}/{rest[0]}", tree["attributes"]))
+            rest = [len(shown) - 1]
+        steps.append((verb, path, *rest))
     workdir = session_root(draft.spec)
     if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         steps.append(("session_dir", workdir))

@@ -9,7 +9,11 @@ import shutil
 import subprocess
 
 from ...errors import BackendUnavailable
-from ...guest.machine import NETWORK_PORT, PORT, TAG
+from ...guest.machine import NETWORK_PORT, PORT, SHARES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NAME = "qemu-system-x86_64"
 _PATIENCE_S = 20.0
@@ -92,21 +96,30 @@ def argv(
     line: int,
     monitor: int,
     network: int,
+    shares: Sequence[int],
     incoming: int = -1,
     console: bool = False,
 ) -> list[str]:
     """The command of one machine, as its hull sees it.
 
     Args:
-        line, monitor, network, incoming: Descriptors: of the line to the agent, of the emulator's own
-            control socket, of the line for connections, and of what a machine was written down in; -1: it
-            boots.
+        line, monitor, network, shares, incoming: Descriptors: of the line to the agent, of the emulator's
+            own control socket, of the line for connections, of those to who serves files, and of what a
+            machine was written down in; -1: it boots.
         console: The kernel's messages go to standard output. Not with `incoming`.
     """
     tcg = f"tcg,thread=multi,tb-size={CODE_MIB}"
     says = f"console=ttyS0 {_KERNEL_SAYS}" if console else _KERNEL_SAYS
     if accelerator == TCG:
         says += f" {_UNDER_EMULATION}"
+    served = [
+        each
+        for name, fd in zip(SHARES, shares, strict=True)
+        for each in (
+            *("-chardev", f"socket,id=share{fd},fd={fd}"),
+            *("-device", f"virtserialport,chardev=share{fd},name={name}"),
+        )
+    ]
     return [
         program,
         *("-M", "pc,usb=off,vmport=off,dump-guest-core=off"),
@@ -116,12 +129,11 @@ def argv(
         *_COMMON,
         *("-kernel", "/boot/kernel", "-initrd", "/boot/initrd", "-append", says),
         *("-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control"),
-        *("-chardev", f"socket,id=line,fd={line}", "-device", "virtio-serial-pci,max_ports=3"),
+        *("-chardev", f"socket,id=line,fd={line}", "-device", "virtio-serial-pci,max_ports=5"),
         *("-device", f"virtserialport,chardev=line,name={PORT}"),
         *("-chardev", f"socket,id=network,fd={network}"),
         *("-device", f"virtserialport,chardev=network,name={NETWORK_PORT}"),
-        *("-fsdev", "local,id=share,path=/share,security_model=none,readonly=on,multidevs=remap"),
-        *("-device", f"virtio-9p-pci,fsdev=share,mount_tag={TAG}"),
+        *served,
         *(("-serial", "file:/proc/self/fd/1") if console else ()),
         *(("-incoming", f"fd:{incoming}") if incoming >= 0 else ()),
     ]

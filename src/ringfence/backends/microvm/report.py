@@ -15,7 +15,7 @@ from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.readback import cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
-from .plan import EMULATOR_BYTES
+from .plan import EMULATOR_BYTES, NO_DENIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,20 +37,18 @@ _CAN = (
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
+    can.MOUNT,
+    can.PROTECTED_PATHS,
+    can.MEMORY_SNAPSHOT,
+    can.FORK,
 )
 _NO_HOST = "a machine has no network device that could lead to the host's own network"
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
-_NO_MOUNTS = "nothing that a machine could write is shared with the host"
-_NO_MEMORY = "the emulator writes no machine down that has the host's files mounted"
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: _NO_HOST,
-    can.MOUNT: _NO_MOUNTS,
-    can.ATTACH: _NO_MOUNTS,
-    can.PROTECTED_PATHS: "there are no mounts in which they could lie",
-    can.DENIED_PATHS: "there are no mounts in which they could lie",
+    can.ATTACH: "a machine's mounts are made before its programs start",
+    can.DENIED_PATHS: NO_DENIAL,
     can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
-    can.MEMORY_SNAPSHOT: _NO_MEMORY,
-    can.FORK: _NO_MEMORY,
     can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: "every machine is continued from one that has booted",
     can.GPU: "the microVM backend passes none on",

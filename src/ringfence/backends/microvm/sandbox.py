@@ -6,13 +6,14 @@ import os
 import time
 from dataclasses import replace
 
-from ...errors import IoError, LifecycleError, Unsupported
+from ...errors import IoError, LifecycleError, SandboxLost, Unsupported
 from ...guest import channels
 from ...launcher import wire
 from ...model.state import State
-from ..local import saving
+from ..local import journal, saving, template
 from ..local.answers import Refused, answer
 from ..local.hulled import HulledSandbox
+from . import checkpoints
 from .network import MicrovmNetwork
 
 TYPE_CHECKING = False
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ..local.sizes import Sizes
     from .backend import MicrovmBackend, Started
     from .plan import Draft
+    from .written import Conditions
+
+_RISING_S = 60.0
 
 
 class MicrovmSandbox(HulledSandbox):
@@ -43,14 +47,17 @@ class MicrovmSandbox(HulledSandbox):
         started: Started,
         control: wire.Socket,
         keeper: Launched,
+        conditions: Conditions,
     ) -> None:
         super().__init__(
             backend, draft.spec, draft.id, draft.uid, draft.mounts, control, started.pidfd
         )
         self.owner, self.sizes, self.keeper = backend, sizes, keeper
         self.first_host_id, self.image = draft.first_host_id, draft.image
+        self.protected, self.note = draft.protected, draft.note
         self.pid, self.group, self.errors = started.pid, started.group, started.errors
-        self._line, self.monitor = started.line, started.monitor
+        self.conditions = conditions
+        self._line, self.monitor, self.share = started.line, started.monitor, started.share
         self.network: MicrovmNetwork = MicrovmNetwork(self, started.network, draft.trusted)
 
     def protections(self) -> tuple[Protection, ...]:
@@ -86,12 +93,6 @@ class MicrovmSandbox(HulledSandbox):
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated")
-            if self.image is not None:
-                raise Unsupported(
-                    "what was changed of an image is not told apart in a machine yet",
-                    backend=self.owner.name,
-                    operation="snapshot",
-                )
             with self.awake():
                 self.ask("freeze", True)
                 try:
@@ -101,7 +102,12 @@ class MicrovmSandbox(HulledSandbox):
 
     def _save(self, pipe: int) -> None:
         """Everything in the guest's root, at one moment."""
-        reply = self.request("save", (), (pipe,))
+        names = [] if self.image is None else [self.image.open_names()]
+        try:
+            reply = self.request("save", (), (pipe, *names))
+        finally:
+            for fd in names:
+                os.close(fd)
         try:
             answer(reply, None)
         finally:
@@ -109,7 +115,7 @@ class MicrovmSandbox(HulledSandbox):
 
     def load(self, content: int) -> None:
         """Unpack a snapshot's files over the root; on failure the sandbox is ended."""
-        reply = self.request("load", (), (content,))
+        reply = self.request("load", (self.image is not None,), (content,))
         try:
             answer(reply, None)
         except Refused as exc:
@@ -118,11 +124,39 @@ class MicrovmSandbox(HulledSandbox):
         finally:
             reply.close()
 
+    # -- with its memory ----------------------------------------------------------------------
+
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        with self._lock:
+            self._require(self._state, "checkpoint")
+            if self._state is State.SUSPENDED:
+                raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
+            if self.network.is_ferried:
+                raise Unsupported(
+                    "what its connections go over is not written down",
+                    backend=self.owner.name,
+                    operation="checkpoint",
+                    hint="only sandboxes that never had a network are",
+                )
+            return checkpoints.save(self, self.owner.catalogue(), metadata)
+
+    def rise(self) -> None:
+        """Go on from a checkpoint; on failure the sandbox is ended."""
+        try:
+            answer(self.share, _RISING_S)  # files are served again
+            self._numbers = self._execs_before = int(self.ask("wake", template.new_hostname())[0])
+            self.ask("freeze", False)
+        except (Refused, SandboxLost, ValueError) as exc:
+            self.terminate()
+            raise IoError(f"the machine does not go on: {exc}") from exc
+
     # -- the end ------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
         self.monitor.close()
+        self.share.close()
         self._line.close()
         closing, self.errors = self.errors, -1
         os.close(closing)
+        journal.give_up(self.protected, self.note, self.id, self.keeper)
         self.owner.released(self)

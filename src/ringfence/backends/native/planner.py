@@ -16,12 +16,11 @@ from ..local import identity, sources, template
 from ..local.denied import deny_paths
 from ..local.host import Host
 from ..local.network import check_given_secrets
-from ..local.protect import Protected, check_names, prepare, protect_mount
+from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
 from ..local.session import (
     all_mounts,
     check_least,
     check_sources,
-    is_below,
     must_make,
     session_root,
 )
@@ -164,7 +163,10 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
     draft.trees.append(host_tree(draft, mount, host))
     # A socket of the host's may be in it, or come into it; a file stays what it was when it was pinned.
     draft.host_directory |= not stat.S_ISREG(os.fstat(draft.fds[-1]).st_mode)
-    _add_mount_point(draft, mount.target, draft.trees[index]["source"])
+    point = prepare_mount_point(mount.target, draft.trees[index]["source"], draft.mounts)
+    if point is not None:
+        draft.protected.append(point[0])
+        draft.steps += point[0].steps
     draft.steps.append(("bind", mount.target, index))
     draft.mounts.append(ResolvedMount(mount.target, mount.access, draft.trees[index]["source"]))
     if mount.is_writable:
@@ -173,19 +175,6 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
         protected = protect_mount(mount, draft.spec, draft.trees[index])
         draft.protected.append(protected)
         draft.steps += protected.steps
-
-
-def _add_mount_point(draft: Draft, target: str, source: str) -> None:
-    """In a writable mount of the host's, an absent directory to mount on lives as long as the sandbox."""
-    around = [m for m in draft.mounts if is_below(target, m.target) and target != m.target]
-    outer = max(around, key=lambda m: m.target.count("/"), default=None)
-    if outer is None or not outer.host_path or outer.access != READ_WRITE:
-        return
-    inner = target[len(outer.target) + 1 :]
-    if os.path.isdir(source) and not os.path.lexists(os.path.join(outer.host_path, inner)):
-        made = prepare(outer.target, outer.host_path, inner, "pin")
-        draft.protected.append(made)
-        draft.steps += made.steps
 
 
 def _add_session_mount(draft: Draft, mount: Mount) -> None:

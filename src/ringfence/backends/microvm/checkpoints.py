@@ -1,0 +1,90 @@
+"""Writing a whole machine down, with all that runs in it."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import IoError, LifecycleError, SandboxLost
+from ...guest import channels
+from ...launcher import serving, wire
+from ..local import saving
+from ..local.answers import Refused, answer
+from . import written
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...model.snapshot import Snapshot
+    from ...snapshots.catalogue import Catalogue
+    from .sandbox import MicrovmSandbox
+
+_PATIENCE_S = 60.0
+
+
+def save(sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
+    """The guest's memory, which holds its files too. The machine ends when it is written down.
+
+    Raises:
+        LifecycleError: Something inside holds what is the host's: that could not be continued, and it goes
+            on as before.
+    """
+    saving.settle(sandbox)
+    sandbox.ask("freeze", True)
+    try:
+        _rest(sandbox)
+    except LifecycleError:
+        sandbox.ask("freeze", False)
+        raise
+    try:
+        known = _known(sandbox)
+        with catalogue.workspace(os.geteuid()) as directory:
+            memory = f"{directory}/memory"
+
+            def write_down(_pipe: int) -> None:
+                with open(memory, "xb", buffering=0) as file:
+                    written.begin(file.fileno(), sandbox.conditions, known)
+                    sandbox.monitor.write_down(file.fileno())
+
+            return saving.keep(sandbox, catalogue, metadata, write_down, memory=memory)
+    finally:
+        sandbox.terminate()
+
+
+def _rest(sandbox: MicrovmSandbox) -> None:
+    """Until nothing is under way between the machine and us, and nothing will be."""
+    wire.send_raw(sandbox.control, channels.REST)
+    said = _heard(sandbox)
+    if said.startswith(channels.BUSY):
+        raise LifecycleError(
+            f"what is the host's cannot be saved, and is open inside: {said.split()[-1].decode()} streams",
+            hint=saving.GO_ON,
+        )
+    wire.send_raw(sandbox.control, channels.REST)
+    if said != channels.RESTS or _heard(sandbox) != channels.RESTED:
+        sandbox.terminate()
+        raise SandboxLost("the machine does not come to rest")
+
+
+def _heard(sandbox: MicrovmSandbox) -> bytes:
+    sandbox.control.settimeout(_PATIENCE_S)
+    try:
+        return wire.receive_raw(sandbox.control)[0]
+    except OSError as exc:
+        raise SandboxLost(f"the machine does not answer: {exc}") from exc
+    finally:
+        sandbox.control.settimeout(None)
+
+
+def _known(sandbox: MicrovmSandbox) -> list[bytes]:
+    """What its kernel knows of files, from who serves them."""
+    files = [os.memfd_create("known", os.MFD_CLOEXEC) for _ in range(serving.LINES)]
+    try:
+        wire.send_raw(sandbox.share, b"W", files)
+        answer(sandbox.share, _PATIENCE_S)
+        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in files]
+    except (Refused, OSError) as exc:
+        raise IoError(f"what the machine knows of files was not written down: {exc}") from exc
+    finally:
+        for fd in files:
+            os.close(fd)

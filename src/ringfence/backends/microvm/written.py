@@ -1,0 +1,83 @@
+"""The file that a machine is written down in: what must be as it was, then the emulator's own stream."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ...errors import SnapshotCorrupt, Unsupported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_MAGIC = b"ringfence machine 1\n"
+_LENGTH = 8  # of the number of bytes of what follows it, little-endian
+_MOST_BYTES = 1 << 26
+
+
+class Conditions:
+    """What a machine was made of, and what there must be again for it to go on.
+
+    Args:
+        key: Of the emulator, the kernel and the processor: see `Machines.key`.
+        sources: What it sees of the host, in order.
+    """
+
+    def __init__(self, key: str, sources: Sequence[str]) -> None:
+        self.key, self.sources = key, list(sources)
+
+    def check(self, now: Conditions) -> None:
+        """Raises Unsupported where something is not as it was."""
+        if self.key != now.key:
+            why = "it was written down by another emulator or kernel, or on another processor"
+        elif self.sources != now.sources:
+            why = "it would see other files of the host's than before"
+        else:
+            return
+        raise Unsupported(why, backend="microvm", operation="restore", field="snapshot_id")
+
+
+def begin(file: int, conditions: Conditions, known: Sequence[bytes]) -> None:
+    """Write what comes before the emulator's stream.
+
+    Args:
+        known: What the guest's kernel knows of files, as who served them has written it.
+    """
+    head = {"key": conditions.key, "sources": conditions.sources, "known": [len(k) for k in known]}
+    text = json.dumps(head).encode()
+    content = memoryview(b"".join([_MAGIC, len(text).to_bytes(_LENGTH, "little"), text, *known]))
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def read(file: int, now: Conditions) -> list[bytes]:
+    """What was known; the descriptor is then where the emulator's stream begins.
+
+    Raises:
+        SnapshotCorrupt: It is no such file.
+        Unsupported: It cannot go on here.
+    """
+    try:
+        if _exactly(file, len(_MAGIC)) != _MAGIC:
+            raise ValueError("does not begin as it should")
+        head: Any = json.loads(_exactly(file, int.from_bytes(_exactly(file, _LENGTH), "little")))
+        before = Conditions(head["key"], head["sources"])
+        known = [_exactly(file, int(size)) for size in head["known"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise SnapshotCorrupt(f"the machine cannot be read: {exc}", hint="delete it") from exc
+    before.check(now)
+    return known
+
+
+def _exactly(file: int, size: int) -> bytes:
+    if not 0 <= size <= _MOST_BYTES:
+        raise ValueError("a length is wrong")
+    found = b""
+    while len(found) < size:
+        piece = os.read(file, size - len(found))
+        if not piece:
+            raise ValueError("it ends too soon")
+        found += piece
+    return found
