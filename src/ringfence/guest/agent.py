@@ -369,7 +369,8 @@ class Agent(FileRequests):
         busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
-        program.leave(self.settings["place"])
+        if self.settings["place"]:
+            program.leave(self.settings["place"])
         return b""
 
     def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:

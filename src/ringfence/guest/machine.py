@@ -218,6 +218,9 @@ def _be_agent(control: wire.Socket) -> NoReturn:
     except OSError as exc:
         init.refuse(control, exc, "agent")
         os._exit(1)
+    except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "agent")
+        os._exit(1)
     init.answer(control, READY)
     MachineAgent(control, waking["agent"], groups).run()
     os._exit(0)

@@ -1,0 +1,89 @@
+"""Host directories in a machine: what its user and its kernel can do to them, and what they cannot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.microvm.backend import MicrovmBackend
+from ringfence.errors import LifecycleError, Unsupported
+from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
+from ringfence.model.spec import STRONG, SandboxSpec
+from tests.machines import machine_backend, require_machines
+
+SCRIPT = """
+umask 027
+echo made >/rw/made; mkdir /rw/more; mv /rw/made /rw/more/; echo again >>/rw/more/made
+ln /rw/more/made /rw/also
+ln -s /secret /rw/link; cat /rw/link; cat /rw/out/secret
+echo x >/ro/new; echo x >>/ro/file; echo x >/rw/inner/new; echo x >/rw/.git/hooks/pre-commit
+rm -r /rw/old; chmod 4755 /rw/also; chown 0 /rw/also; mknod /rw/disk b 8 1; mkfifo /rw/pipe
+cat /ro/file; stat -c %U /rw /rw/also; ls -a /rw/.git
+"""
+
+
+@pytest.mark.timeout(600)
+def test_what_can_be_done_to_what_is_mounted(tmp_path: Path) -> None:
+    """The guest's root, too, is held by who serves, and by the mounts of the emulator's walls."""
+    require_machines()
+    (tmp_path / "secret").write_text("secret")
+    source, shown = tmp_path / "source", tmp_path / "shown"
+    for path in (source, shown, source / "old", source / ".git", source / "inner"):
+        path.mkdir()
+    (shown / "file").write_text("shown\n")
+    (source / "out").symlink_to(tmp_path)
+    mounts = (
+        Mount("/rw", str(source), READ_WRITE),
+        Mount("/rw/inner", str(shown), READ_ONLY),
+        Mount("/ro", str(shown), READ_ONLY),
+    )
+    backend = machine_backend()
+    try:
+        with Sandbox.create(backend=backend, mounts=mounts) as sandbox:
+            said = sandbox.exec(["sh", "-c", SCRIPT], user="root")
+            (source / "later").write_text("later")
+            assert b"later" == sandbox.files.read("/rw/later")
+    finally:
+        backend.close()
+
+    assert "shown\nsandbox\nsandbox\n.\n..\nhooks\n" == said.stdout_text.replace("\nconfig", ""), (
+        said
+    )
+    assert "secret" not in said.stdout_text
+    for refused in ("/ro/new", "/ro/file", "/rw/inner/new", "hooks/pre-commit"):
+        assert f"cannot create {refused}" in said.stderr_text or refused in said.stderr_text
+    assert "made\nagain\n" == (source / "also").read_text()
+    found = (source / "also").stat()
+    assert (0o755, source.stat().st_uid, 2) == (
+        found.st_mode & 0o7777,
+        found.st_uid,
+        found.st_nlink,
+    )
+    left = {".git", "also", "inner", "later", "link", "more", "out", "pipe"}
+    assert left == set(os.listdir(source))
+    assert [] == os.listdir(source / "inner")
+    assert ["file"] == os.listdir(shown)
+
+
+def test_what_is_not_done_is_said() -> None:
+    require_machines()
+    with pytest.raises(Unsupported, match="alone"):
+        MicrovmBackend().provision(SandboxSpec(tier=STRONG, deny=("/secret",)))
+
+
+@pytest.mark.timeout(600)
+def test_mounts_come_with_the_sandbox_or_not_at_all(tmp_path: Path) -> None:
+    require_machines()
+    backend = machine_backend()
+    sandbox = Sandbox.create(backend=backend)
+    try:
+        with pytest.raises(Unsupported, match="once it runs"):
+            sandbox.mount("/late", str(tmp_path))
+    finally:
+        sandbox.terminate()
+        backend.close()
+    with pytest.raises(LifecycleError):
+        sandbox.checkpoint()

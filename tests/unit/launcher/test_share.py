@@ -1,0 +1,142 @@
+"""What a hostile kernel could say to who serves it the host's files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.launcher.share import Share
+from ringfence.launcher.shared_mounts import SharedMounts
+from ringfence.linux import fuse
+
+OWNER = 1000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A root with one mount `0`, beside what nobody is to reach."""
+    (tmp_path / "secret").write_text("secret")
+    inside = tmp_path / "root/0/directory"
+    inside.mkdir(parents=True)
+    (inside / "file").write_text("content")
+    (inside / "link").symlink_to(tmp_path)
+    os.mkfifo(inside / "fifo")
+    return tmp_path / "root"
+
+
+def serving(kind: type[Share], place: Path) -> Share:
+    return kind(os.open(place, os.O_PATH | os.O_DIRECTORY), {"0": OWNER})
+
+
+def say(share: Share, operation: int, node: int, body: bytes) -> tuple[int, bytes]:
+    """Errno, and what else it says."""
+    head = fuse.HEADER.pack(fuse.HEADER.size + len(body), operation, 7, node, 0, 0, 1, 0)
+    said = share.answer(memoryview(head + body))
+    length, problem, unique = fuse.ANSWER.unpack_from(said)
+    assert (length, unique) == (len(said), 7)
+    return -problem, said[fuse.ANSWER.size :]
+
+
+def walk(share: Share, *names: str) -> int:
+    node = fuse.ROOT
+    for name in names:
+        problem, said = say(share, fuse.LOOKUP, node, name.encode() + b"\0")
+        assert not problem
+        node = struct.unpack_from("=Q", said)[0]
+    return node
+
+
+def read(share: Share, node: int, handle: int = 0) -> tuple[int, bytes]:
+    return say(share, fuse.READ, node, fuse.IO_IN.pack(handle, 0, 100, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("kind", [Share, SharedMounts])
+def test_no_name_leads_out(kind: type[Share], place: Path) -> None:
+    """The control: what is there is found."""
+    share = serving(kind, place)
+    directory = walk(share, "0", "directory")
+
+    for name in (b"..", b".", b"", b"../secret", b"/etc/passwd", b"directory/file"):
+        assert (errno.EINVAL, b"") == say(share, fuse.LOOKUP, directory, name + b"\0")
+    link = walk(share, "0", "directory", "link")
+    # To the guest's kernel it is a link; who asks for what is behind it gets nothing.
+    assert say(share, fuse.LOOKUP, link, b"secret\0")[0] in (errno.ENOTDIR, errno.ELOOP)
+    assert not say(share, fuse.LOOKUP, directory, b"file\0")[0]
+
+
+def test_a_directory_that_becomes_a_link_is_not_gone_through(place: Path) -> None:
+    share = serving(SharedMounts, place)
+    file = walk(share, "0", "directory", "file")
+    say_open = fuse.OPEN_IN.pack(os.O_RDONLY, 0)
+    assert not say(share, fuse.OPEN, file, say_open)[0]
+
+    (place / "0/directory").rename(place / "0/other")
+    (place / "0/directory").symlink_to("other")
+
+    assert errno.ELOOP == say(share, fuse.OPEN, file, say_open)[0]
+
+
+def test_only_regular_files_are_opened(place: Path) -> None:
+    shown, mounted = serving(Share, place), serving(SharedMounts, place)
+    assert (0, b"content") == read(shown, walk(shown, "0", "directory", "file"))
+
+    assert errno.EACCES == read(shown, walk(shown, "0", "directory", "fifo"))[0]
+    node = walk(mounted, "0", "directory", "fifo")
+    assert errno.EACCES == say(mounted, fuse.OPEN, node, fuse.OPEN_IN.pack(os.O_RDWR, 0))[0]
+
+
+def test_what_is_shown_cannot_be_changed(place: Path) -> None:
+    share = serving(Share, place)
+    directory = walk(share, "0", "directory")
+
+    for operation in (fuse.UNLINK, fuse.MKDIR, fuse.CREATE, fuse.SETATTR, fuse.WRITE, fuse.RENAME):
+        assert errno.ENOSYS == say(share, operation, directory, bytes(100))[0]
+    # A mount can: the control.
+    mounted = serving(SharedMounts, place)
+    directory = walk(mounted, "0", "directory")
+    assert not say(mounted, fuse.UNLINK, directory, b"file\0")[0]
+    assert not (place / "0/directory/file").exists()
+
+
+def test_nothing_gets_a_set_id_bit_or_is_a_device(place: Path) -> None:
+    share = serving(SharedMounts, place)
+    directory = walk(share, "0", "directory")
+    made = fuse.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT, 0o6755, 0, 0) + b"new\0"
+    device = fuse.MKNOD_IN.pack(0o060666, 0x0801, 0, 0) + b"disk\0"
+
+    assert not say(share, fuse.CREATE, directory, made)[0]
+    assert 0o755 == (place / "0/directory/new").stat().st_mode & 0o7777
+    assert errno.EPERM == say(share, fuse.MKNOD, directory, device)[0]
+
+
+@given(operation=st.integers(0, 60), node=st.integers(0, 9), body=st.binary(max_size=120))
+def test_nonsense_is_answered_and_harms_nobody(
+    tmp_path_factory: pytest.TempPathFactory, operation: int, node: int, body: bytes
+) -> None:
+    if operation in (fuse.FORGET, fuse.BATCH_FORGET):
+        return
+    share = serving(SharedMounts, tmp_path_factory.getbasetemp())
+    say(share, operation, node, body)
+    for fd in [each.fd for each in share.handles.values() if each.fd >= 0] + [share.nodes.root]:  # type: ignore[attr-defined]
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [Share, SharedMounts])
+def test_another_goes_on_with_what_one_has_written(kind: type[Share], place: Path) -> None:
+    first = serving(kind, place)
+    file, handle = walk(first, "0", "directory", "file"), 0
+    if kind is SharedMounts:
+        said = say(first, fuse.OPEN, file, fuse.OPEN_IN.pack(os.O_RDONLY, 0))[1]
+        handle = fuse.OPENED.unpack_from(said)[0]
+
+    second = serving(kind, place)
+    assert read(second, file, handle)[0]
+    second.read_back(first.written())
+
+    assert (0, b"content") == read(second, file, handle)
