@@ -81,7 +81,7 @@ def test_mounts_come_with_the_sandbox_or_not_at_all(tmp_path: Path) -> None:
     sandbox = Sandbox.create(backend=backend)
     try:
         with pytest.raises(Unsupported, match="once it runs"):
-            sandbox.mount("/late", str(tmp_path))
+            sandbox.mount(Mount("/late", str(tmp_path)))
     finally:
         sandbox.terminate()
         backend.close()
