@@ -25,6 +25,7 @@ _FOREVER_S = 1 << 20
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MOST_OPEN = 32
 _DIRECTORY, _REGULAR, _LINK = 4, 8, 10  # DT_*, include/linux/fs_types.h
+_ITSELF = [(".", 1, _DIRECTORY), ("..", 1, _DIRECTORY)]  # which the guest's kernel finds without us
 
 
 class Share:
@@ -180,7 +181,7 @@ class Share:
             os.close(directory)
         try:
             with os.scandir(fd) as found:
-                return [(each.name, each.inode(), _type_of(each)) for each in found]
+                return _ITSELF + [(each.name, each.inode(), _type_of(each)) for each in found]
         finally:
             os.close(fd)
 
