@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import Credential, NetworkPolicy, NetworkRule, Sandbox
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
+from ringfence.model.capabilities import ENFORCED
 from ringfence.sessions import BashConfig, SandboxBash
-from tests.features import guest_kernel, require
+from tests.features import require
 from tests.images.making import Made, layer, program
+from tests.machines import machine_backend, require_machines
+
+# A rule that reads inside TLS: programs of the image must trust who ends it.
+POLICY = NetworkPolicy(rules=(NetworkRule("a.test", "443", credential=Credential("TOKEN")),))
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrovmBackend]:
-    for feature in ("user namespaces", "qemu-system-x86_64", "guest kernel"):
-        require(feature)
-    backend = MicrovmBackend(
-        kernel_place=guest_kernel(),
-        cache_dir=str(tmp_path_factory.mktemp("machines")),
-        state_dir=str(tmp_path_factory.mktemp("snapshots")),
-    )
+def machines() -> Iterator[MicrovmBackend]:
+    require_machines()
+    backend = machine_backend()
     yield backend
     backend.close()
 
@@ -33,8 +33,18 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrovmBacken
 def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: ImageStore) -> None:
     root = Path(store.root(store.find(image)))
     with Sandbox.create(
-        image=image, tier="strong", backend=machines, user="app", workdir="/usr/new"
+        image=image,
+        tier="strong",
+        backend=machines,
+        user="app",
+        workdir="/usr/new",
+        network=POLICY,
+        secrets={"TOKEN": "sk-5e1f77"},
     ) as one:
+        trusted = one.shell(
+            "echo $TOKEN; read line <$SSL_CERT_FILE; echo $line; cat /etc/resolv.conf"
+        )
+        (network,) = [each for each in one.protections() if each.name == "network"]
         said = one.shell("id -u; pwd; echo $GREETING $HOME; cat /etc/os-release; echo x > mine; ls")
         one.files.write("/tmp/there", b"content")
         assert b"content" == one.files.read("/tmp/there")
@@ -46,6 +56,9 @@ def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: Imag
         assert 1 == len(store.collect()[1]), "its files are in use"
     freed, in_use = store.collect()
 
+    assert trusted.stdout_text.startswith("ringfence-secret-TOKEN-"), trusted
+    assert "-----BEGIN CERTIFICATE-----\nnameserver 127.0.0.53\n" in trusted.stdout_text
+    assert ENFORCED == network.status, network
     assert "1234\n/usr/new\nhello /srv/app\nID=small\nmine\n" == said.stdout_text, said
     assert "x\ncontent" == after.stdout_text, after
     assert (True, [], False) == (freed > 0, in_use, root.exists())

@@ -88,13 +88,14 @@ def _network(request: dict[str, Any], fds: list[int]) -> Answer:
 
 def _ferry(request: dict[str, Any], fds: list[int]) -> Answer:
     """Leave a process in the hull that ferries a machine's connections; fds are a pidfd, the line to the
-    machine, and where plans come from. It ends with the hull, or when the last of these closes.
+    machine, and where plans come from. It ends with the hull, or when one of these closes. Answers with
+    its pid.
     """
     pidfd, line, control = fds
     tasks = cgroups.open_procs(request["cgroup_dirs"], request["cgroup_version"])
     namespaces.setns(pidfd, _ALL)
-    if os.fork():  # into the PID namespace
-        return b"", []
+    if child := os.fork():  # into the PID namespace
+        return b"%d" % child, []
     try:
         cgroups.join(tasks)
         os.setresgid(0, 0, 0)

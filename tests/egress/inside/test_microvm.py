@@ -7,6 +7,7 @@ in machines as the modules beside this one make in sandboxes of the native backe
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,6 +17,8 @@ import pytest
 
 from ringfence import Credential, NetworkPolicy, NetworkRule, Sandbox
 from ringfence.backends.microvm.backend import MicrovmBackend
+from ringfence.backends.microvm.network import MicrovmNetwork
+from ringfence.errors import NetworkPolicyError
 from ringfence.model.capabilities import ENFORCED
 from ringfence.model.netlimits import NetworkLimits
 from tests.egress.inside.conftest import MakeSandbox, attempt, new_sandbox
@@ -117,6 +120,24 @@ def test_a_server_inside_is_published(machine: Sandbox) -> None:
 
     with machine.expose(8000) as published:
         assert 70_000 == fetch(published.address, 70_000)
+
+
+def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox, world: World) -> None:
+    """The last of this machine's network, and the last test in it."""
+    machine.apply_network_policy(_policy("echo.test:7,a.test:80"))
+    connection = Talk(machine, "echo.test", PATIENCE_S)
+    assert connection.goes_on()
+
+    network: MicrovmNetwork = machine._inner.network  # type: ignore[attr-defined]
+    os.kill(network.ferry_pid, signal.SIGKILL)
+
+    assert not connection.goes_on()
+    mark = world.mark()
+    assert [0] != _fetched(machine, "a.test")
+    assert [] == world.left(mark)
+    with pytest.raises(NetworkPolicyError):
+        machine.apply_network_policy(_policy("b.test"))
+    assert machine.exec(["true"]).ok
 
 
 def test_a_secret_is_written_outside(world: World, backend: MicrovmBackend) -> None:

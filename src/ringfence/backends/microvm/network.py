@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 
-from ...errors import NetworkPolicyError
+from ...errors import NetworkPolicyError, SandboxLost
 from ...launcher import wire
 from ...policy.filters import load_egress_filter
 from ..local.answers import answer
@@ -32,6 +32,9 @@ class MicrovmNetwork(SandboxNetwork):
 
     Args:
         line: Our end of the one that the machine's connections come over.
+
+    Attributes:
+        ferry_pid: Of the process in the hull that carries them, as the host sees it; 0: none was needed yet.
     """
 
     _sandbox: MicrovmSandbox
@@ -42,6 +45,7 @@ class MicrovmNetwork(SandboxNetwork):
         super().__init__(sandbox, [], trusted)
         self._line: socket.socket | None = line
         self._ferry: wire.Socket | None = None
+        self.ferry_pid = 0
         self._leads = not sandbox.spec.network.is_none  # anywhere at all
 
     @property
@@ -69,14 +73,24 @@ class MicrovmNetwork(SandboxNetwork):
         with self._sandbox.awake():
             _said, sockets = self._sandbox.enter("network", {"network": plan}, [])
             try:
-                control = self._ferry or self._begin_to_ferry()
-                wire.send(control, (plan, self._leads))
-                answer(control, _ANSWER_S)
+                self._tell_guest(plan)
             except BaseException:
                 for fd in sockets:
                     os.close(fd)
                 raise
         return sockets
+
+    def _tell_guest(self, plan: NetworkPlan) -> None:
+        try:
+            control = self._ferry or self._begin_to_ferry()
+            wire.send(control, (plan, self._leads))
+            answer(control, _ANSWER_S)
+        except (BrokenPipeError, ConnectionResetError, SandboxLost) as exc:
+            raise NetworkPolicyError(
+                "the machine's connections are not carried any more: it reaches nothing",
+                field="network",
+                hint="create a new sandbox with this policy",
+            ) from exc
 
     def _begin_to_ferry(self) -> wire.Socket:
         """From the first policy that leads somewhere on, a process in the hull has the line; we have not."""
@@ -89,12 +103,14 @@ class MicrovmNetwork(SandboxNetwork):
             "cgroup_version": group.version,
         }
         try:
-            self._sandbox.enter("ferry", request, [self._line.fileno(), theirs.fileno()])
+            fds = [self._line.fileno(), theirs.fileno()]
+            said, _fds = self._sandbox.enter("ferry", request, fds)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+        self.ferry_pid = int(said)
         self._line.close()
         self._line, self._ferry = None, ours
         return ours
