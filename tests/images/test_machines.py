@@ -19,6 +19,7 @@ from tests.images.making import Made, layer, program
 from tests.machines import machine_backend, require_machines
 
 # A rule that reads inside TLS: programs of the image must trust who ends it.
+SECRETS = {"TOKEN": "sk-5e1f77"}
 POLICY = NetworkPolicy(rules=(NetworkRule("a.test", "443", credential=Credential("TOKEN")),))
 
 
@@ -39,7 +40,7 @@ def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: Imag
         user="app",
         workdir="/usr/new",
         network=POLICY,
-        secrets={"TOKEN": "sk-5e1f77"},
+        secrets=SECRETS,
     ) as one:
         trusted = one.shell(
             "echo $TOKEN; read line <$SSL_CERT_FILE; echo $line; cat /etc/resolv.conf"
@@ -50,7 +51,7 @@ def test_an_image_in_a_machine(machines: MicrovmBackend, image: str, store: Imag
         assert b"content" == one.files.read("/tmp/there")
         one.exec(["rm", "/etc/os-release"], user="root")
         saved = one.snapshot()
-        with Sandbox.restore(saved.id, backend=machines) as again:
+        with Sandbox.restore(saved.id, backend=machines, secrets=SECRETS) as again:
             after = again.shell("cat mine; ls /etc/os-release; cat /tmp/there")
         store.remove(image)
         assert 1 == len(store.collect()[1]), "its files are in use"
