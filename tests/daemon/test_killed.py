@@ -16,7 +16,7 @@ import pytest
 
 from tests.daemon.faulty import LABELS
 from tests.daemon.servers import SERVE, Server
-from tests.native.outside import cgroups_of, pids_with, survivors, until
+from tests.native.outside import PATIENCE_S, cgroups_of, pids_with, survivors, until
 
 # -- killed while things run -----------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ def test_with_nothing_to_outlive_it(server: Server) -> None:
     sandbox = server.make()
     family = server.family()
     server.kill()
-    assert [] == survivors(family, 5.0)
+    assert [] == survivors(family, PATIENCE_S)
     server.start(faulty=False)
     assert "terminated" == server.ask("GET", f"/sandboxes/{sandbox}")["state"]
     assert [] == cgroups_of(sandbox)
@@ -109,7 +109,7 @@ def stepping(place: Path) -> Iterator[Server]:
     families.append(made.family())
     made.stop()
     for family in families:
-        assert [] == survivors(family, 5.0)
+        assert [] == survivors(family, PATIENCE_S)
 
 
 @pytest.mark.parametrize(("verb", "label"), LABELS, ids=[" ".join(each) for each in LABELS])

@@ -332,7 +332,7 @@ async def test_a_cancelled_exec_kills_its_tree(make: MakeSandbox) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert until(lambda: not pids_with(length), 2)
+    assert until(lambda: not pids_with(length))
     assert (await sandbox.exec(["true"])).ok
 
 
@@ -343,7 +343,7 @@ async def test_an_exec_that_takes_too_long_for_its_caller(make: MakeSandbox) -> 
         async with asyncio.timeout(0.3):
             await sandbox.exec(["sleep", length])
 
-    assert until(lambda: not pids_with(length), 2)
+    assert until(lambda: not pids_with(length))
 
 
 _CANCEL_CREATE = """

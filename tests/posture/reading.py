@@ -64,8 +64,20 @@ def processes_in(first: int) -> list[Process]:
         except OSError:
             continue  # it ended while we looked, or has capabilities that we lack: not a sandbox's
         if wanted == namespace:
-            found.append(read_process(pid))
+            found += _still_there(pid)
     return found
+
+
+def _still_there(pid: int) -> list[Process]:
+    """The process; none where it ended while we looked. That a thread of it did is no reason to miss it."""
+    for _ in range(500):
+        try:
+            return [read_process(pid)]
+        except (FileNotFoundError, ProcessLookupError):
+            if not os.path.exists(f"/proc/{pid}"):
+                return []
+            time.sleep(0.01)  # a thread of it ended, or it did and was not waited for yet
+    return [read_process(pid)]
 
 
 def read_process(pid: int) -> Process:

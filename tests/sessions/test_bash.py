@@ -23,7 +23,7 @@ from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
 from ringfence.sessions.bash import BashOutput
 from tests.images.conftest import small
 from tests.native.conftest import has_cgroups
-from tests.native.outside import init_pid, new_length, pids_with, pin, survivors, until
+from tests.native.outside import PATIENCE_S, init_pid, new_length, pids_with, pin, survivors, until
 from tests.sessions.conftest import ALLOWED, MakeManager
 
 MakeBash = Callable[..., SandboxBash]
@@ -198,7 +198,7 @@ def test_after_shutdown_it_begins_anew(make_bash: MakeBash) -> None:
     tool.shutdown()
     tool.shutdown()
 
-    assert [] == survivors(pinned, 2.0)
+    assert [] == survivors(pinned, PATIENCE_S)
     assert "no\n" == tool.exec_command("[ -e /tmp/left ] || echo no").stdout
 
 
@@ -234,7 +234,7 @@ def test_who_drops_it_ends_it(native: NativeBackend, workspace: Path) -> None:
     del tool
     gc.collect()
 
-    assert [] == survivors(pinned, 2.0)
+    assert [] == survivors(pinned, PATIENCE_S)
 
 
 def test_limits_hold(make_bash: MakeBash) -> None:

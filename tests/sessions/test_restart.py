@@ -311,7 +311,10 @@ def test_the_zygote_was_stopped_and_cannot_end_by_itself(state: str) -> None:
 
 
 def is_zygote(pid: int, parent: int) -> bool:
-    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return False  # it ended while we looked
     return name.endswith("(ringfence") and parent == int(rest.split()[1])
 
 

@@ -234,7 +234,7 @@ def test_a_forked_child_lets_go(egress: Egress, box: MakeBox) -> None:
     )
     served_by, child = map(int, done.stdout.split())
     try:
-        wait_until(lambda: not Path(f"/proc/{served_by}").exists(), 3)
+        wait_until(lambda: not Path(f"/proc/{served_by}").exists())
     finally:
         os.kill(child, signal.SIGKILL)
     assert [pid] == egress.processes
@@ -254,7 +254,7 @@ def test_it_ends_with_its_host_process() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
 
-    wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists(), 3)
+    wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
 
 
 def test_nothing_is_left_of_a_sandbox_that_ended(box: MakeBox, egress: Egress) -> None:
