@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -88,6 +89,34 @@ def _special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, 0o755
     return info
+
+
+def a_tar() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name in ("one", "two"):
+            tar.addfile(tarfile.TarInfo(name))
+    return made.getvalue()
+
+
+SENT = {
+    "whole": a_tar(),
+    "compressed": gzip.compress(a_tar()),
+    "broken-off": a_tar()[: tarfile.BLOCKSIZE + 100],
+    "something-else": b"no tar" * 500,
+}
+
+
+@pytest.mark.parametrize("what", SENT)
+def test_only_a_whole_tar_stream_is_taken(client: httpx.Client, base: str, what: str) -> None:
+    url = f"{base}/tree?path={what}"
+    answer = client.put(url, content=SENT[what], headers=TAR)
+
+    if "whole" == what:
+        assert 200 == answer.status_code
+        return
+    assert (422, "file_error") == (answer.status_code, answer.json()["code"])
+    assert "not a whole, uncompressed tar stream" in answer.json()["detail"]
 
 
 def test_a_tree_there_and_back(client: httpx.Client, base: str) -> None:

@@ -146,6 +146,13 @@ def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None
         one_file_system: Restoring a snapshot: owners are restored too.
         prepare: Called with each member and its path; false where there is nothing to extract.
     """
+    try:
+        _unpack(stream, path, one_file_system, prepare)
+    except tarfile.TarError as exc:
+        raise OSError(errno.EINVAL, f"is not a whole, uncompressed tar stream: {exc}") from exc
+
+
+def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None:
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
@@ -154,6 +161,7 @@ def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None
         open(stream, "rb", buffering=_BUFFER) as raw,
         tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER) as tar,
     ):
+        blocks: Any = tar.fileobj
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
             target = way.to(member.name)
@@ -166,6 +174,8 @@ def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None
                 directories.append((target, member))
             elif member.issym() or member.islnk():
                 way.forget()
+        if blocks.pos % tarfile.BLOCKSIZE:  # for which `tarfile` takes the end
+            raise tarfile.ReadError("it breaks off within a header")
     for target, member in reversed(directories):
         _finish_directory(target, member)
 
