@@ -223,6 +223,15 @@ def place(port: int, address: str = "127.0.0.1") -> bytes:
         frame(QUERY, CONTROL, b"1"),
         frame(DATA, CONTROL, bytes(1 << 17)),
     ],
+    ids=[
+        "no address",
+        "no number",
+        "no channel",
+        "nothing to reset",
+        "an unknown kind",
+        "a question too short",
+        "a frame too long",
+    ],
 )
 def test_a_guest_that_breaks_the_rules_ends_its_line(host: Host, said: bytes) -> None:
     host.line.sendall(said)
