@@ -81,7 +81,8 @@ class Interpreter:
     def _live(self) -> Process:
         if self._process is None or not self._process.running:
             self.sandbox.files.write(_INSIDE, _LOOP.read_bytes())
-            argv = [self._python, "-u", _INSIDE]
+            # Without -u: unbuffered, Python loses what a pipe does not take at once.
+            argv = [self._python, _INSIDE]
             self._process = self.sandbox.start(
                 argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES
             )

@@ -21,13 +21,15 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(1, 2)
+    # In order with standard error.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     for line in requests:
         request = json.loads(line)
         answer = run(request["code"], namespace)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(1, ("\n" + request["mark"] + json.dumps(answer) + "\n").encode())
+        _write(("\n" + request["mark"] + json.dumps(answer) + "\n").encode())
 
 
 def run(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +45,12 @@ def run(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
     except BaseException as exc:  # noqa: BLE001  SystemExit too: the interpreter stays
         text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
         return {"error": type(exc).__name__, "value": str(exc), "traceback": _shown(text)}
+
+
+def _write(data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(1, left) :]  # a pipe may take a part: in gVisor it does
 
 
 def _shown(text: str) -> str:
