@@ -231,7 +231,7 @@ class NativeSandbox(InCgroup):
         return not self.group.can_freeze
 
     def suspend(self) -> None:
-        if self.first_host_id and not self.group.can_freeze:
+        if self.first_host_id and not self.group.can_freeze and not host().trusted_root:
             from .posture import DELEGATE
 
             # PID 1 may stop its own user's processes only.
