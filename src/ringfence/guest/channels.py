@@ -129,6 +129,7 @@ class Carrier(LineEnd):
         self._put(MESSAGE, CONTROL, struct.pack("<H", len(fds)) + heads + blobs + data)
         for channel in opened:
             self._add(channel)
+        _order(opened)
 
     def _opened(self, number: int, fd: int) -> tuple[Channel, bytes]:
         """What a descriptor of the host's is, by what the kernel says of it."""
@@ -168,6 +169,7 @@ class Carrier(LineEnd):
             reply.beside = blobs
         for channel in opened:
             self._add(channel)
+        _order(opened)
         wire.send_raw(self.control, data[body:], theirs)
         for fd in theirs:
             os.close(fd)
@@ -180,6 +182,13 @@ class Carrier(LineEnd):
             at += len(piece)
         self._put(END, blob.number, b"")
         self._close(blob)
+
+
+def _order(opened: list[Channel]) -> None:
+    """What is answered comes after the output that was written before."""
+    for reply in opened:
+        if reply.kind == PACKETS:
+            reply.outputs = [each for each in opened if each.kind in (WRITE, BYTES)]
 
 
 def _likeness(number: int, kind: bytes, blob: bytes) -> tuple[Channel, int]:

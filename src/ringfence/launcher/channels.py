@@ -13,6 +13,7 @@ import errno
 import os
 import select
 import socket
+import time
 
 from . import wire
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEADER = struct.Struct("<cII")
+_FIONREAD = 0x541B  # termios is not in every interpreter of ours
 PIECE = 1 << 15
 _WINDOW = 1 << 18
 _MOST_BYTES = 1 << 16  # of a frame from a guest
+_STUCK_S = 4.0  # so long nobody took any of the output that an answer comes after
+_LOOK_S = 0.1
 _MOST_UNREAD = 1 << 22  # said to a guest that does not listen; then we do not listen either
 
 MESSAGE, DATA, END, STOP, ROOM = b"M", b"D", b"E", b"S", b"R"
@@ -59,6 +63,9 @@ class Channel:
     Attributes:
         source, sink: What we read and send; where we write what comes. -1: it goes the other way only.
         room: So many bytes may be sent.
+        outputs: Channels whose data an answer on this one comes after: who reads that a process has ended
+            reads no further.
+        passed: So many bytes were passed on, to the other side or to the sink.
     """
 
     def __init__(self, number: int, kind: bytes, *, source: int = -1, sink: int = -1) -> None:
@@ -69,10 +76,32 @@ class Channel:
         self.packets: list[bytes] = []
         self.ends = False  # the other side has said all
         self.beside: list[Channel] = []  # blobs that go back before the first answer
+        self.outputs: list[Channel] = []
+        self.passed = 0
 
     @property
     def has_waiting(self) -> bool:
         return bool(self.packets or self.waiting)
+
+
+class Held:
+    """An answer that waits for output which came before it, while any of that is being taken."""
+
+    def __init__(self, due: list[tuple[Channel, int]], *, is_host: bool) -> None:
+        self._due, self._is_host = due, is_host
+        self._progress, self._since = -1, 0.0
+
+    def is_over(self) -> bool:
+        """Whether all of it was passed on, or nobody takes it."""
+        if all(out.passed >= count or self._is_closed(out) for out, count in self._due):
+            return True
+        progress, now = sum(out.passed for out, _ in self._due), time.monotonic()
+        if progress != self._progress:
+            self._progress, self._since = progress, now
+        return now - self._since > _STUCK_S
+
+    def _is_closed(self, out: Channel) -> bool:
+        return (out.sink if self._is_host else out.source) < 0
 
 
 class LineEnd:
@@ -92,6 +121,7 @@ class LineEnd:
         self._by_fd: dict[int, Channel] = {}
         self._out, self._in = bytearray(), bytearray()
         self._last = CONTROL
+        self._held: dict[Channel, Held] = {}
         self._over = False
         self.pause_s: float | None = None
         os.set_blocking(line, False)
@@ -102,8 +132,9 @@ class LineEnd:
         try:
             while not self._over:
                 self._flush()
-                for fd, events in self._epoll.poll(self.pause_s):
+                for fd, events in self._epoll.poll(_LOOK_S if self._held else self.pause_s):
                     self._ready(fd, events)
+                self._release()
                 self._between()
         except (LineError, OSError, ValueError):
             pass  # nobody is left who could be told: both ends find their sockets closed
@@ -144,11 +175,12 @@ class LineEnd:
             self._want(fd, -1)
 
     def _watch(self, channel: Channel) -> None:
+        is_free = channel not in self._held
         for fd in {channel.source, channel.sink} - {-1}:
             events = 0
-            if fd == channel.source and channel.room > 0:
+            if fd == channel.source and channel.room > 0 and is_free:
                 events |= select.EPOLLIN
-            if fd == channel.sink and channel.has_waiting:
+            if fd == channel.sink and channel.has_waiting and is_free:
                 events |= select.EPOLLOUT
             # A source that may not be read would go on saying that it has ended.
             self._want(fd, -1 if not events and fd == channel.source else events)
@@ -260,6 +292,7 @@ class LineEnd:
             self._give_room(channel, len(data))
         elif channel.kind == PACKETS:
             channel.packets.append(data)
+            self._hold(channel, [(out, out.passed + len(out.waiting)) for out in channel.outputs])
             self._drain(channel)
         else:
             channel.waiting += data
@@ -282,7 +315,36 @@ class LineEnd:
             self._by_fd[fd] = channel
         self._watch(channel)
 
+    def _hold(self, channel: Channel, due: list[tuple[Channel, int]]) -> bool:
+        """Let what it says wait for so many bytes of others; whether it has to."""
+        held = Held(due, is_host=self.is_host)
+        if held.is_over():
+            return False
+        self._held[channel] = held
+        self._watch(channel)
+        return True
+
+    def _release(self) -> None:
+        for channel in [channel for channel, held in self._held.items() if held.is_over()]:
+            del self._held[channel]
+            if channel.packets or channel.ends:
+                self._drain(channel)
+            else:
+                self._pass_on(channel)
+
     def _read_source(self, channel: Channel) -> None:
+        if channel in self._held:
+            return
+        due = []
+        for out in channel.outputs:
+            if out.source >= 0:
+                due.append((out, out.passed + _unread(out.source)))
+        if not self._hold(channel, due):
+            self._pass_on(channel)
+
+    def _pass_on(self, channel: Channel) -> None:
+        if channel.source < 0:
+            return
         try:
             data = os.read(channel.source, min(PIECE, max(1, channel.room)))
         except BlockingIOError:
@@ -299,6 +361,7 @@ class LineEnd:
             self._send_back(blob)
         channel.beside.clear()
         channel.room -= len(data)
+        channel.passed += len(data)
         self._put(DATA, channel.number, data)
         self._watch(channel)
 
@@ -307,7 +370,7 @@ class LineEnd:
         if channel.kind == BLOB:
             self._close(channel)
             return
-        if channel.sink < 0:
+        if channel.sink < 0 or channel in self._held:
             return
         count = 0
         try:
@@ -328,6 +391,7 @@ class LineEnd:
                 self._let_go_of_sink(channel)
             return
         if count:
+            channel.passed += count
             self._give_room(channel, count)
         if channel.ends and not channel.has_waiting:
             self._let_go_of_sink(channel)
@@ -374,9 +438,18 @@ class LineEnd:
 
     def _close(self, channel: Channel) -> None:
         self._channels.pop(channel.number, None)
+        self._held.pop(channel, None)
         for fd in {channel.source, channel.sink} - {-1}:
             if channel.kind != BLOB:
                 self._by_fd.pop(fd, None)
                 self._want(fd, -1) if fd in self._events else None
             os.close(fd)
         channel.source = channel.sink = -1
+
+
+def _unread(fd: int) -> int:
+    """Bytes that can be read from a pipe or a socket."""
+    import fcntl
+
+    count: int = struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))[0]
+    return count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -105,6 +107,51 @@ def test_a_reader_on_the_other_side_gets_what_the_host_writes(ends: Ends) -> Non
 
     thread.join(PATIENCE_S)
     assert data == found
+
+
+def test_an_answer_comes_after_all_output_that_was_written_before(ends: Ends) -> None:
+    """Who has read that a process ended reads what is in its pipes, and no further."""
+    ours, reply = wire.socketpair()
+    read, write = os.pipe()
+    output, answers = ends.sent(write, reply.detach())
+    data = os.urandom(300_000)  # more than a pipe holds, and than the line lets through
+    with open(output, "wb") as pipe, socket.socket(fileno=answers) as theirs:
+        fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, 1 << 20)
+        pipe.write(data)
+        pipe.flush()
+        theirs.send(b"ended")  # and the pipe stays open
+        ours.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            ours.recv(100)
+        found, poll = b"", select.poll()
+        poll.register(ours, select.POLLIN)
+        poll.register(read, select.POLLIN)
+        while ours.fileno() not in dict(poll.poll(PATIENCE_S * 1000)):
+            found += os.read(read, 1 << 16)
+        os.set_blocking(read, False)
+        while len(found) < len(data):
+            found += os.read(read, 1 << 16)
+
+    assert data == found
+    assert b"ended" == ours.recv(100)
+    ours.close()
+    os.close(read)
+
+
+def test_an_answer_does_not_wait_for_ever_for_output_that_nobody_takes(ends: Ends) -> None:
+    ours, reply = wire.socketpair()
+    read, write = os.pipe()
+    output, answers = ends.sent(write, reply.detach())
+    with open(output, "wb") as pipe, socket.socket(fileno=answers) as theirs:
+        fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, 1 << 20)
+        pipe.write(bytes(300_000))
+        pipe.flush()
+        theirs.send(b"killed")
+        ours.settimeout(PATIENCE_S)
+
+        assert b"killed" == ours.recv(100)
+    ours.close()
+    os.close(read)
 
 
 @pytest.mark.parametrize("closes", ["host", "guest"])
