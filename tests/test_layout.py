@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import ASKS_WHO, PLACES
+from tests.once import ASKS_WHO, FOR_BOTH_AS_OTHERS, FOR_BOTH_AS_ROOT
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "ringfence"
@@ -105,7 +105,7 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     assert set() == wanted - held
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", FOR_BOTH_AS_ROOT + FOR_BOTH_AS_OTHERS)
 def test_what_runs_once_is_there_and_asks_for_no_user(place: str) -> None:
     """Else it would be left out of the one pass, and skipped or unknown in the other."""
     listed = ROOT / "tests" / place.partition("::")[0]

@@ -104,14 +104,19 @@ def udp(host: str, port: int, say: str = "ping", patience_s: float = 0.5) -> Fou
 
 
 def dns(
-    name: str, type: int = 1, server: str = RESOLVER, over: str = "udp", raw: str = ""
+    name: str,
+    type: int = 1,
+    server: str = RESOLVER,
+    over: str = "udp",
+    raw: str = "",
+    patience_s: float = PATIENCE_S,
 ) -> Found:
     """One query as a program would send it, or `raw` instead (latin-1)."""
     query = raw.encode("latin-1") or _query(name, type)
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     kind = socket.SOCK_DGRAM if over == "udp" else socket.SOCK_STREAM
     with socket.socket(family, kind) as sock:
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(patience_s)
         try:
             sock.connect((server, 53))
             if over == "udp":
@@ -241,7 +246,9 @@ def _sni_extension(name: str) -> bytes:
     return struct.pack("!HH", 0, len(entries)) + entries
 
 
-def socks(address: str, port: int, kind: int = 3, command: int = 1, say: str = "") -> Found:
+def socks(
+    address: str, port: int, kind: int = 3, command: int = 1, say: str = "", until: str = ""
+) -> Found:
     """SOCKS5; `kind` is the address type: 1 IPv4, 3 name, 4 IPv6."""
     try:
         with socket.create_connection(PROXY, PATIENCE_S) as sock:
@@ -262,7 +269,7 @@ def socks(address: str, port: int, kind: int = 3, command: int = 1, say: str = "
                 "heard": "",
             }
             if len(reply) > 1 and reply[1] == 0:
-                found |= _converse(sock, [say] if say else [])
+                found |= _converse(sock, [say] if say else [], until=until)
             return found
     except OSError as exc:
         return {"reply": [], "heard": "", **_failure(exc)}

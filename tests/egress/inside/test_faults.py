@@ -44,7 +44,9 @@ def egress_processes(parent: int = 0) -> list[int]:
 
 def reaches(sandbox: Sandbox, host: str = "a.test") -> bool:
     say = [f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"]
-    return " 200 " in attempt(sandbox, "tcp", host=host, port=80, say=say)["heard"][:20]
+    return (
+        " 200 " in attempt(sandbox, "tcp", host=host, port=80, say=say, until=" 200 ")["heard"][:20]
+    )
 
 
 # -- the egress process dies ------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class Talk:
 
 def reaches(sandbox: Sandbox, host: str, port: int = 80) -> bool:
     say = [f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"]
-    return " 200 " in attempt(sandbox, "tcp", host=host, port=port, say=say)["heard"][:20]
+    found = attempt(sandbox, "tcp", host=host, port=port, say=say, until=" 200 ")
+    return " 200 " in found["heard"][:20]
 
 
 def test_a_host_is_allowed_and_taken_away_again(make: MakeSandbox, world: World) -> None:
@@ -133,9 +134,8 @@ def test_addresses_and_ports_change_too(make: MakeSandbox) -> None:
 
     assert reaches(sandbox, places.WEB_V4)
     assert not reaches(sandbox, "a.test")
-    found = attempt(
-        sandbox, "tcp", host="a.test", port=8080, say=[GET[0].replace("a.test", "a.test:8080")]
-    )
+    say = [GET[0].replace("a.test", "a.test:8080")]
+    found = attempt(sandbox, "tcp", host="a.test", port=8080, say=say, until=" 200 ")
     assert " 200 " in found["heard"][:20]
 
 

@@ -195,7 +195,7 @@ def test_socks_goes_nowhere_else(limited: Sandbox, world: World, what: str) -> N
 def test_socks_goes_where_a_rule_allows(limited: Sandbox, address: str, kind: int) -> None:
     say = f"GET / HTTP/1.1\r\nHost: {address}\r\n\r\n"
 
-    found = attempt(limited, "socks", address=address, port=80, kind=kind, say=say)
+    found = attempt(limited, "socks", address=address, port=80, kind=kind, say=say, until=" 200 ")
 
     assert [5, 0] == found["reply"][:2], found
     assert " 200 " in found["heard"][:20]

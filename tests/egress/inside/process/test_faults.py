@@ -141,7 +141,7 @@ def test_one_that_is_silent_is_replaced(
     egress.change(sandbox.id, NetworkPolicy.parse("a.test:7"), {}, None)
 
     assert "NONAME" == attempt(sandbox, "tcp", host="echo.test", port=7)["error"]
-    assert attempt(sandbox, "tcp", host="a.test", port=7)["connected"]
+    assert "x" == attempt(sandbox, "tcp", host="a.test", port=7, say=["x"], until="x")["heard"]
     assert [pid] != egress.processes
     egress._lines["plain"].fault = ""
 
@@ -173,7 +173,7 @@ def test_a_policy_that_is_refused_leaves_the_old_one_in_force(box: MakeBox, egre
             assert "error" in client.do("connect", key="z", host="a.test", port=7)
             kill(egress)
     egress.change(sandbox.id, NetworkPolicy.parse("a.test:7"), {}, None)
-    assert attempt(sandbox, "tcp", host="a.test", port=7)["connected"]
+    assert "x" == attempt(sandbox, "tcp", host="a.test", port=7, say=["x"], until="x")["heard"]
 
 
 def test_a_policy_that_is_refused_from_the_first_leaves_nobody_waiting(
