@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from ringfence import Sandbox
 from ringfence.backends.gvisor.backend import GvisorBackend
-from tests.features import require
 
 TRIES = """
 cp /usr/bin/true shell; chmod 4755 shell; chmod g+s shell; mkdir made; chmod 2777 made
 python3 -c "import os; os.open('opened', os.O_CREAT | os.O_WRONLY, 0o6777)"
 chmod 0751 shell
 """
-
-
-@pytest.fixture
-def backend() -> Iterator[GvisorBackend]:
-    require("user namespaces")
-    require("runsc")
-    made = GvisorBackend()
-    yield made
-    made.close()
 
 
 def test_no_set_id_bits_reach_the_host(backend: GvisorBackend, tmp_path: Path) -> None:

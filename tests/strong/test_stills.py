@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from ringfence.backends.local import agent_code, hulls
 from ringfence.backends.local.answers import Refused
 from ringfence.errors import IsolationError
 from ringfence.launcher import still_program
-from tests.features import require
 
 _SECRET = "mine-alone-31c9"
 # What is taken stops in the middle of a sum; then it says who it is.
@@ -74,15 +72,6 @@ def test_nothing_of_the_takers_is_in_it(still: Path) -> None:
     content = still.read_bytes()
     assert b"LC_ALL=C" in content, "the control: its own environment is"
     assert _SECRET.encode() not in content
-
-
-@pytest.fixture
-def backend() -> Iterator[GvisorBackend]:
-    require("user namespaces")
-    require("runsc")
-    made = GvisorBackend()
-    yield made
-    made.close()
 
 
 def _agents_program(sandbox: Sandbox) -> str:

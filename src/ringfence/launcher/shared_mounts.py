@@ -12,7 +12,7 @@ import marshal
 import posix as os
 import time
 
-from ..linux import fuse
+from ..linux import files, fuse
 from . import share
 from .nodes import text
 from .share import checked, name_in
@@ -210,7 +210,7 @@ class SharedMounts(share.Share):
         if which & fuse.FATTR_SIZE:
             self._truncate(node, handle, size)
         if which & fuse.FATTR_MODE:
-            self._at(node, lambda name, at: _chmod(name, at, mode & 0o1777))
+            self._at(node, lambda name, at: files.chmod_nofollow(at, name, mode & 0o1777))
         if which & (fuse.FATTR_ATIME | fuse.FATTR_MTIME):
             ns = self._times(node, handle, which, times)
             self._at(node, lambda name, at: os.utime(name, ns=ns, dir_fd=at, follow_symlinks=False))
@@ -273,11 +273,3 @@ class SharedMounts(share.Share):
                 )
             except OSError:
                 continue
-
-
-def _chmod(name: str, directory: int, mode: int) -> None:
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", mode)
-    finally:
-        os.close(fd)

@@ -30,6 +30,18 @@ def openat2(dir_fd: int, path: str, flags: int, *, resolve: int, mode: int = 0) 
     return fd
 
 
+def chmod_nofollow(directory: int, name: str, mode: int) -> None:
+    """Set the mode of what `name` is in `directory`; of a link it is refused.
+
+    Source: chmod(2), proc(5); fchmodat2(2) does it in one call, since Linux 6.6.
+    """
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
+
+
 def close_from(first: int) -> None:
     """Close every file descriptor from `first` on.
 

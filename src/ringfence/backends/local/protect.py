@@ -16,6 +16,7 @@ import time
 
 from ...errors import InvalidRequest
 from ...launcher import placeholders
+from ...linux import files
 from ...model.mount import READ_WRITE
 from . import repositories
 from .session import is_below
@@ -285,7 +286,8 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
         made = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
         mode = made.st_mode | (0o600 if kind == "file" else 0o700)
         if mode != made.st_mode:
-            _set_mode(parent, names[-1], stat.S_IMODE(mode))
+            # It was made under a strange umask: we could not look at it ourselves.
+            files.chmod_nofollow(parent, names[-1], stat.S_IMODE(mode))
         directory = "/".join([source, *names[:-1]])
         result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
         if os.geteuid() == 0:
@@ -302,15 +304,6 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
     finally:
         os.close(parent)
     return kind
-
-
-def _set_mode(parent: int, name: str, mode: int) -> None:
-    """Of what was made under a strange umask: we could not look at it ourselves."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", mode)
-    finally:
-        os.close(fd)
 
 
 def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
