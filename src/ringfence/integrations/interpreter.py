@@ -97,11 +97,13 @@ class Interpreter:
             seen += chunk
             if start < 0:
                 start = seen.find(mark, searched)
-            if start < 0 and len(seen) > 2 * _KEPT_BYTES:
-                seen[_KEPT_BYTES // 2 : -_KEPT_BYTES // 2] = b"\n[...]\n"
+            if start < 0:
+                _drop_middle(seen)
             if start >= 0 and len(seen) - start > _ANSWER_BYTES:
                 raise ExecError(f"the answer is longer than {_ANSWER_BYTES} bytes")
-        return bytes(seen[:start]), bytes(seen[start + len(mark) :])
+        output = seen[:start]  # the last chunk may have brought more than is kept
+        _drop_middle(output)
+        return bytes(output), bytes(seen[start + len(mark) :])
 
     def _chunk(self, deadline: float | None, seen: bytearray) -> bytes:
         assert self._process is not None
@@ -113,6 +115,11 @@ class Interpreter:
             said = seen.decode("utf-8", "replace")[-2000:]
             raise ExecError(f"the interpreter ended under the code; it said: {said}")
         return chunk
+
+
+def _drop_middle(output: bytearray) -> None:
+    if len(output) > 2 * _KEPT_BYTES:
+        output[_KEPT_BYTES // 2 : -_KEPT_BYTES // 2] = b"\n[...]\n"
 
 
 def _cell(output: bytes, answer: bytes) -> Cell:

@@ -299,6 +299,14 @@ class NativeBackend(LocalBackend):
         warm.close()
         return sandbox
 
+    def _discard_warm(self, zygote: Zygote | None = None) -> None:
+        with self._lock:  # as in `claim`: each is somebody's claim or ours, never both
+            mine = [w for w in self._warm.values() if zygote in (None, w.zygote)]
+            for warm in mine:
+                del self._warm[warm.id]
+        for warm in mine:
+            warm.discard()
+
     def discarded(self, warm: NativeWarm) -> None:
         """Called by a warm sandbox that has ended."""
         warm.zygote.clear_up(warm.id, warm.group.directories, [])
@@ -514,8 +522,7 @@ class NativeBackend(LocalBackend):
                 self._burst.lapsed(zygote, fd)
         for sandbox in [s for s in list(self._live.values()) if s.zygote is zygote]:
             sandbox.terminate()
-        for warm in [w for w in list(self._warm.values()) if w.zygote is zygote]:
-            warm.discard()
+        self._discard_warm(zygote)
         self._burst.lost(zygote)
         zygote.finish({*self._live, *self._warm, *self._making})
         zygote.bury()
@@ -588,8 +595,7 @@ class NativeBackend(LocalBackend):
     def close(self) -> None:
         for sandbox in list(self._live.values()):
             sandbox.terminate()
-        for warm in list(self._warm.values()):
-            warm.discard()
+        self._discard_warm()
         if self._keeping is not None:
             self._keeping.close()
         with self._lock:
