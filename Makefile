@@ -24,8 +24,8 @@ bench: ## create, exec and run, measured beside the peers installed here
 	@. tools/env.sh && make_venv && .venv/bin/ringfence bench --peers $(ARGS)
 
 lock: ## lock the development tools anew, with hashes and no registry address
-	@. tools/env.sh && add_dev_tools && .venv/bin/python -m pip install -q uv && \
-	  .venv/bin/uv pip compile -q --no-config --universal --python-version 3.11 --upgrade --generate-hashes \
+	@. tools/env.sh && add_dev_tools && find_uv && \
+	  "$$uv" pip compile -q --no-config --universal --python-version 3.11 --upgrade --generate-hashes \
 	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements-dev.in -o requirements-dev.lock
 
 clean: ## remove everything made here

@@ -62,14 +62,31 @@ add_dev_tools() {
   local stamp=.venv/requirements-dev.lock
   cmp -s requirements-dev.lock "$stamp" && return 0
   mkdir -p build
-  if [ ! -x .venv/bin/pip ]; then
-    # Debian keeps ensurepip in a package of its own.
-    .venv/bin/python -c 'import ensurepip' 2>/dev/null || apt_install python3-venv || true
-    .venv/bin/python -m ensurepip >build/pip.log 2>&1 || .venv/bin/python -m venv .venv >>build/pip.log 2>&1
-  fi
   say "installing requirements-dev.lock into .venv"
-  .venv/bin/python -m pip install -q --require-hashes -r requirements-dev.lock >>build/pip.log 2>&1 || return 1
+  install_locked .venv/bin/python requirements-dev.lock || return 1
   cp requirements-dev.lock "$stamp"
+}
+
+# install_locked PYTHON LOCK [OPTION...]: by uv, which takes seconds, or else by pip, which asks its own configuration where to look.
+install_locked() {
+  local python=$1 lock=$2; shift 2
+  { find_uv && "$uv" pip install -q --compile-bytecode --require-hashes --python "$python" "$@" -r "$lock" >>build/pip.log 2>&1; } ||
+    .venv/bin/python -m pip --python "$python" install -q --require-hashes --root-user-action ignore "$@" -r "$lock" >>build/pip.log 2>&1
+}
+
+find_uv() {  # sets `uv`; installs it, as locked, into build/uv
+  uv=$PWD/build/uv/bin/uv
+  add_pip && cmp -s tools/suites/uv.lock build/uv/uv.lock && return 0
+  rm -rf build/uv &&
+    .venv/bin/python -m pip install -q --require-hashes --target build/uv --root-user-action ignore \
+      -r tools/suites/uv.lock >>build/pip.log 2>&1 && cp tools/suites/uv.lock build/uv/uv.lock
+}
+
+add_pip() {
+  [ ! -x .venv/bin/pip ] || return 0
+  # Debian keeps ensurepip in a package of its own.
+  .venv/bin/python -c 'import ensurepip' 2>/dev/null || apt_install python3-venv || true
+  .venv/bin/python -m ensurepip >build/pip.log 2>&1 || .venv/bin/python -m venv .venv >>build/pip.log 2>&1
 }
 
 # Why add_dev_tools failed, in a line.

@@ -21,15 +21,6 @@ cannot_run() {  # NAME WHY
   fi
 }
 
-find_uv() {  # installs it, as locked, into build/uv
-  uv=$PWD/build/uv/bin/uv
-  add_dev_tools || return 1
-  cmp -s tools/suites/uv.lock build/uv/uv.lock && return 0
-  rm -rf build/uv &&
-    .venv/bin/python -m pip install -q --require-hashes --target build/uv --root-user-action ignore \
-      -r tools/suites/uv.lock >>build/pip.log 2>&1 && cp tools/suites/uv.lock build/uv/uv.lock
-}
-
 lock() {  # NAME
   [ ! -e "tools/suites/$1.sources.in" ] || compile "$1.sources" --no-deps || return 1
   compile "$1"
@@ -182,7 +173,7 @@ add_report() {  # NAME
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-if ! find_uv; then
+if ! { add_dev_tools && find_uv; }; then
   for name in "${names[@]}"; do cannot_run "$name" "the locked installer could not be installed: $(why_not)"; done
 elif [ -n "${LOCK:-}" ]; then
   for name in "${names[@]}"; do [ "$name" != "$(packages_of "$name")" ] || lock "$name" || failed=$((failed + 1)); done

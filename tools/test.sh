@@ -40,8 +40,7 @@ install_site() {  # PYTHON: the test tools for it, in build/site
   [ "$stamp" = "$(cat build/site.stamp 2>/dev/null)" ] && return 0
   say "installing the test tools for $1"
   rm -rf build/site build/site.stamp
-  .venv/bin/python -m pip --python "$1" install -q --require-hashes --target build/site \
-    --root-user-action ignore -r requirements-dev.lock >>build/pip.log 2>&1 || return 1
+  install_locked "$1" requirements-dev.lock --target build/site || return 1
   printf '%s\n' "$stamp" > build/site.stamp
 }
 
