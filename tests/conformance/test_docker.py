@@ -14,17 +14,21 @@ from tests.features import require
 
 from ringfence import Sandbox
 from ringfence.attack.lab import first_host_pid
-from ringfence.backends.docker.backend import LABEL, DockerBackend
+from ringfence.backends.docker.backend import DockerBackend
+from ringfence.backends.docker.options import LABEL
 from ringfence.errors import BackendUnavailable
 from ringfence.model.spec import UNRESTRICTED, SandboxSpec
 from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance.base import ConformanceBase
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
 from ringfence.testing.conformance.execs import Execs
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
+from ringfence.testing.conformance.snapshots import Snapshots
 from ringfence.testing.conformance.suspension import Suspension
 
 pytestmark = pytest.mark.root  # an engine of one's own takes root
@@ -44,6 +48,25 @@ class TestDocker(
     Connecting, Lifecycle, Execs, Endings, Environment, Network, Suspension, LimitsThatBite, Reports
 ):
     """What is left out here does not depend on the engine: `tools/conformance.sh docker` runs all of it."""
+
+    def make_backend(self) -> DockerBackend:
+        return DockerBackend(_socket[0])
+
+
+class TestWhatHelpersOfTheHostDo(ConformanceBase):
+    """Of two long parts, what depends on the container: its root is the engine's, its ids one."""
+
+    source, save, restore = Mounts.source, Snapshots.save, Snapshots.restore
+    test_read_only_holds = Mounts.test_read_only_holds
+    test_read_write = Mounts.test_read_write
+    test_a_mount_in_another_is_never_hidden = Mounts.test_a_mount_in_another_is_never_hidden
+    test_a_read_only_directory = Mounts.test_a_read_only_directory_of_the_session
+    test_memory_outlives_the_session = Mounts.test_memory_outlives_the_session
+    test_protected_paths_cannot_be_moved = Mounts.test_protected_paths_cannot_be_moved_away
+    test_nothing_is_left_behind = Mounts.test_nothing_is_left_behind
+    test_restored_after_the_session_is_gone = Snapshots.test_restored_after_the_session_is_gone
+    test_a_snapshot_is_a_moment = Snapshots.test_a_snapshot_is_a_moment
+    test_host_directories_are_not_copied = Snapshots.test_host_directories_are_not_copied
 
     def make_backend(self) -> DockerBackend:
         return DockerBackend(_socket[0])

@@ -47,9 +47,12 @@ def _gvisor() -> Iterator[Where]:
 def _docker() -> Iterator[Where]:
     require("root")  # an engine of one's own takes root
     require("dockerd")
-    with running_engine() as address:
+    with (
+        running_engine() as address,
+        tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-") as place,
+    ):
         # Who runs in an engine without userns-remap must not be root: it would be the host's.
-        yield DockerBackend(address), {"user": "1000"}
+        yield DockerBackend(address, state_dir=place), {"user": "1000"}
 
 
 @pytest.fixture(scope="module", params=[_native, _gvisor, _docker], ids=lambda each: each.__name__)
@@ -60,7 +63,7 @@ def where(request: pytest.FixtureRequest) -> Iterator[Where]:
         backend.close()
 
 
-# A container has a copy of the image, cannot be saved, and shows no directory of the host's.
+# A container has a copy of the image, one user, and is not built ahead.
 not_docker = pytest.mark.parametrize(
     "where", [_native, _gvisor], indirect=True, ids=lambda each: each.__name__
 )
@@ -184,7 +187,6 @@ def test_the_bash_tool(where: Where, image: str, store: ImageStore) -> None:
     assert ("", 1) == (again.stdout, again.exit_code), "after shutdown all begins anew"
 
 
-@not_docker
 def test_the_bash_tool_in_a_workspace(
     where: Where, image: str, store: ImageStore, tmp_path: Path
 ) -> None:
@@ -230,7 +232,6 @@ def test_warm_ones(where: Where, image: str, store: ImageStore) -> None:
     assert [] == store.collect()[1]
 
 
-@not_docker
 def test_a_snapshot_is_what_was_changed(
     create: Create, where: Where, image: str, store: ImageStore
 ) -> None:

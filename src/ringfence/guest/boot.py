@@ -30,18 +30,21 @@ def main() -> NoReturn:
     if settings is None:
         os._exit(0)
     step = "agent"
+    ways: list[int] = []
     try:
         if settings["covered"]:
             from . import walls
 
             step = walls.STEP
-            walls.put_up(settings)
+            ways = walls.put_up(settings)
             step = "agent"
         groups = _boot(settings) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
         init.refuse(control, exc, step)
         os._exit(1)
-    init.answer(control, b"READY")
+    init.answer(control, b"READY", ways)
+    for fd in ways:
+        os.close(fd)
     Agent(control, settings, groups).run()
     os._exit(0)
 

@@ -1,7 +1,9 @@
 """What the agent of a container puts up itself, before it starts anything: the engine gives it none of this.
 
 The engine's container has the host's user namespace, a /proc that can be written to, and a /sys. From a user
-namespace of its own, in which nothing but one id is mapped, the agent needs nobody's leave for better.
+namespace of its own, in which nothing but one id is mapped, the agent needs nobody's leave for better. The
+network and the mounts below it are its own too, so that helpers of the host's may see to them: see
+`launcher.contained`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,22 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 STEP = "walls"  # what a host refuses which allows none
-_APART = namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWCGROUP
+_APART = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWNET
+    | namespaces.CLONE_NEWCGROUP
+)
+_WAYS = ("user", "mnt", "net")  # namespaces that the host's helpers go into, in their order
 _PROC = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 _COVER = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 
-def put_up(settings: Settings) -> None:
+def put_up(settings: Settings) -> list[int]:
     """Namespaces, one id, mounts that give nothing, and no capability for good.
+
+    Returns:
+        Descriptors of the namespaces that the host may send helpers into: the host's alone to keep.
 
     Precondition: one thread, and a file system that is the guest's own already.
 
@@ -35,6 +46,10 @@ def put_up(settings: Settings) -> None:
     uid = settings["uid"]
     uids, gids = f"{uid} {owner} 1", f"{uid} {group} 1"
     namespaces.write_id_maps(os.getpid(), uids, gids, deny_setgroups=True)
+    try:
+        build.leave_host_network(_APART)
+    except build.BuildError as exc:
+        raise exc.cause from exc
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
@@ -47,6 +62,7 @@ def put_up(settings: Settings) -> None:
     privileges.lock_securebits()
     privileges.empty_bounding_set()
     privileges.empty_capability_sets()
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _WAYS]
 
 
 def _restrict_mounts() -> None:

@@ -43,8 +43,8 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     trees = []
     if tree is not None:
         own = plan["trusted_root"]
-        trees = [_host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree])
-    _join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
+        trees = [host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree])
+    join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
     root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     root = build.NewRoot(root_fd, plan, trees)
     os.chdir("/")
@@ -59,7 +59,8 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     wire.send_raw(reply, b"O")
 
 
-def _host_tree(tree: Tree, source_fd: int) -> int:
+def host_tree(tree: Tree, source_fd: int) -> int:
+    """A detached copy of what is open as `source_fd`, restricted as planned, for who is host root."""
     fd = mounts.open_tree("", dir_fd=source_fd, recursive=not tree["idmap"])
     idmap_fd = idmap.user_namespace(tree["idmap"], tree["idmap_gid"]) if tree["idmap"] else -1
     build.restrict_tree(fd, tree, idmap_fd)
@@ -93,7 +94,8 @@ def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
     return fds
 
 
-def _join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
+def join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
+    """Go into these namespaces, and be that user there."""
     namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
     namespaces.setns(mount_fd, namespaces.CLONE_NEWNS)
     os.setresgid(gid, gid, gid)
@@ -225,4 +227,22 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         os._exit(0)
 
 
-_OPERATIONS = {"mount": _mount, "network": _network, "tree": _tree, "agent": _agent}
+# -- containers ---------------------------------------------------------------------------------
+
+
+def _contained(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """See `contained`: request names the operation; fds are user and mnt namespace, and its own."""
+    from . import contained
+
+    privileges.set_dumpable(False)
+    contained.OPERATIONS[request["do"]](request, fds)
+    wire.send_raw(reply, b"O")
+
+
+_OPERATIONS = {
+    "mount": _mount,
+    "network": _network,
+    "tree": _tree,
+    "agent": _agent,
+    "contained": _contained,
+}

@@ -22,7 +22,7 @@ from . import forked, processes, programs, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from .plan import Plan
@@ -483,10 +483,10 @@ def dial(version: int, port: int) -> int:
     return sock.detach()
 
 
-def answer(reply: wire.Socket, data: bytes) -> None:
+def answer(reply: wire.Socket, data: bytes, fds: Sequence[int] = ()) -> None:
     """Send one datagram to whoever asked, if they still want to know."""
     try:
-        wire.send_raw(reply, data)
+        wire.send_raw(reply, data, tuple(fds))
     except OSError:
         pass  # the host no longer wants to know
 

@@ -67,6 +67,8 @@ class Keeper(Parent):
                 self.keep_still(argument, reply, fds[1])
             elif verb == "enter":
                 self.enter(argument, reply, fds[1:])
+            elif verb == "join":
+                self.join(argument, reply, fds[1:])
             elif verb == "hold":
                 os.dup(fds[1])  # a lock of the host's, ours too until we end
             elif verb == "released":
@@ -187,6 +189,18 @@ class Keeper(Parent):
         from . import ferry as _for_the_hull  # noqa: F401  there our files may be out of sight
 
         fork_helper(aboard.serve, request, reply, fds)
+
+    def join(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+        """Fork a helper that goes into what somebody else has started; it answers on `reply` itself.
+
+        Placeholders that the request tells of are ours to remove, should the host be gone.
+        """
+        from . import contained as _needed_inside  # noqa: F401
+        from . import enter
+
+        if request.get("placeholders"):
+            self.placeholders[request["id"]] = request["placeholders"], request["note"]
+        fork_helper(enter.serve, request, reply, fds)
 
     # -- ending -----------------------------------------------------------------------------
 

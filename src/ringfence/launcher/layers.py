@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Names = dict[bytes, dict[bytes, int]]  # directory to what the image has in it, and its ctime
 
-_WHITEOUT = ".wh."
+WHITEOUT = ".wh."
 # Made anew for every sandbox, by what it is: its network.
 _OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 _BUFFER = 1 << 20
@@ -46,7 +46,7 @@ def pack(
     mounted = _mounted() if mounted is None else mounted
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
-    sink: Any = trees._Sink(stream)
+    sink: Any = trees.Sink(stream)
     with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT) as tar:
         _LayerPacker(tar, os.lstat(path).st_dev, known, mounted).add(path, ".")
 
@@ -60,7 +60,7 @@ def _mounted() -> set[str]:
     return points - {"/"}
 
 
-class _LayerPacker(trees._Packer):
+class _LayerPacker(trees.Packer):
     def __init__(self, tar: tarfile.TarFile, device: int, names: Names, mounted: set[str]) -> None:
         super().__init__(tar, device, None)
         self._names, self._mounted = names, mounted
@@ -76,19 +76,15 @@ class _LayerPacker(trees._Packer):
         directory, _, last = here.rpartition(b"/")
         if not stat.S_ISDIR(info.st_mode):
             if self._names.get(directory, {}).get(last) != info.st_ctime_ns:
-                self._check_name(path)
+                check_name(path)
                 self._add_one(path, name)
             return
-        self._check_name(path)
+        check_name(path)
         entries = self._add_one(path, name)
         for gone in sorted(self._names.get(here, {}).keys() - set(map(os.fsencode, entries))):
-            self._tar.addfile(tarfile.TarInfo(f"{name}/{_WHITEOUT}{os.fsdecode(gone)}"))
+            self._tar.addfile(tarfile.TarInfo(f"{name}/{WHITEOUT}{os.fsdecode(gone)}"))
         for entry in entries:
             self.add(os.path.join(path, entry), f"{name}/{entry}")
-
-    def _check_name(self, path: str) -> None:
-        if os.path.basename(path).startswith(_WHITEOUT):
-            raise OSError(errno.EINVAL, "a name that begins with .wh. cannot be saved", path)
 
     def _device_of(self, info: os.stat_result) -> int:
         """`add` has looked already, and the files of an overlay are of several devices."""
@@ -96,17 +92,23 @@ class _LayerPacker(trees._Packer):
         return self._device
 
 
+def check_name(path: str) -> None:
+    """Raises OSError for what could not be told from a whiteout."""
+    if os.path.basename(path).startswith(WHITEOUT):
+        raise OSError(errno.EINVAL, "a name that begins with .wh. cannot be saved", path)
+
+
 def unpack(stream: int, path: str, *, one_file_system: bool) -> None:
     """Put a layer back over a fresh sandbox of the same image."""
-    trees.unpack(stream, path, one_file_system=one_file_system, prepare=_prepare)
+    trees.unpack(stream, path, one_file_system=one_file_system, prepare=prepare)
 
 
-def _prepare(member: tarfile.TarInfo, target: str) -> bool:
+def prepare(member: tarfile.TarInfo, target: str) -> bool:
     """Make way for a member; whether there is anything to extract."""
     directory, _, name = target.rpartition("/")
-    is_whiteout = name.startswith(_WHITEOUT)
+    is_whiteout = name.startswith(WHITEOUT)
     if is_whiteout:
-        target = f"{directory}/{name.removeprefix(_WHITEOUT)}"
+        target = f"{directory}/{name.removeprefix(WHITEOUT)}"
     try:
         is_directory = stat.S_ISDIR(os.lstat(target).st_mode)
     except FileNotFoundError:

@@ -27,14 +27,14 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
     """
     device = os.lstat(path).st_dev
-    sink: Any = _Sink(stream)
+    sink: Any = Sink(stream)
     with tarfile.open(
         fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
     ) as tar:
-        _Packer(tar, device if one_file_system else -1, progress).add(path, ".")
+        Packer(tar, device if one_file_system else -1, progress).add(path, ".")
 
 
-class _Sink:
+class Sink:
     """A descriptor to write to: all of each piece, though a kernel may take only some at a time."""
 
     def __init__(self, fd: int) -> None:
@@ -59,7 +59,9 @@ def _entries(path: str) -> list[str]:
         os.close(fd)
 
 
-class _Packer:
+class Packer:
+    """Writes trees as members of a tar stream."""
+
     def __init__(self, tar: tarfile.TarFile, device: int, progress: Any) -> None:
         self._tar, self._device, self._progress = tar, device, progress
         self._holes = 0

@@ -9,30 +9,29 @@ import socket
 import tempfile
 
 from ...errors import (
-    BackendUnavailable,
     IsolationError,
     SandboxLost,
 )
 from ...guest import walls as guest_walls
 from ...launcher import wire
-from ...linux import files
 from ...model.spec import SandboxSpec
 from ..local import agent_code, identity, template
 from ..local.agents import (
     AGENT,
     LEAST_OPEN_FILES,
     AgentBackend,
-    make_workdir,
     own_mounts,
     settings,
     wants_filter,
 )
 from ..local.answers import Refused, answer
 from ..local.host import host
-from ..local.session import is_below, is_own, session_root
+from ..local.mounting import shows_the_host
 from ..local.sizes import sizes
+from ..local.trusted import trusted_for
 from . import engine, image
-from .options import LABEL, Options
+from .draft import Draft
+from .options import Options
 from .sandbox import DockerSandbox
 
 TYPE_CHECKING = False
@@ -63,45 +62,71 @@ class DockerBackend(AgentBackend):
 
     Args:
         engine_host: Such as `unix:///run/docker.sock`; None is what the environment says.
+        state_dir: Where snapshots are kept; None is this user's data directory.
         egress: Who moves the data of forwarded connections; None is the process that this one shares.
     """
 
     name = NAME
-    held = ("memory_bytes", "pids", "cpus", "open_files")
+    held = ("memory_bytes", "pids", "cpus", "open_files", "network_bytes")
     least = _LEAST
     not_strong = "a container shares the host's kernel"
-    has_own_mounts = True
+    lets_in = True
     not_root = "root in a container is the host's root: name another user, who then owns all files of an image"
-    no_rules = "containers do not go through the egress engine"
 
     def __init__(
-        self, engine_host: str | None = None, *, egress: Callable[[], Egress] | None = None
+        self,
+        engine_host: str | None = None,
+        *,
+        state_dir: str | None = None,
+        egress: Callable[[], Egress] | None = None,
     ) -> None:
-        super().__init__(egress)
+        super().__init__(egress, state_dir)
         self._engine_host = engine_host
         self._engine: Any = None
         self._has_walls = True  # until the host has refused them
         self._host_ids: identity.HostIds | None = None
 
+    def beside(self, state_dir: str) -> DockerBackend:
+        """Another one of the same engine, with snapshots of its own."""
+        return DockerBackend(self._engine_host, state_dir=state_dir)
+
     # -- provisioning -----------------------------------------------------------------------
 
     def provision(self, spec: SandboxSpec) -> DockerSandbox:
+        return self._provision(spec)
+
+    def provision_with(
+        self, spec: SandboxSpec, taken_under: SandboxSpec, content: int
+    ) -> DockerSandbox:
+        sandbox = self._provision(spec, taken_under)
+        sandbox.load(content)
+        return sandbox
+
+    def _provision(
+        self, spec: SandboxSpec, taken_under: SandboxSpec | None = None
+    ) -> DockerSandbox:
         if spec.image is None:
-            return self._provision(spec, None)
+            return self._provision_over(spec, None, taken_under)
         from ..local import images
 
         spec, held = images.hold(spec)
         try:
-            return self._provision(spec, held)
+            return self._provision_over(spec, held, taken_under)
         finally:
             held.close()  # the engine has a copy
 
-    def _provision(self, spec: SandboxSpec, held: Held | None) -> DockerSandbox:
+    def _provision_over(
+        self, spec: SandboxSpec, held: Held | None, taken_under: SandboxSpec | None
+    ) -> DockerSandbox:
         self.check(spec)
         sandbox_id = self._new_id(spec)
         try:
-            sandbox = self._make(spec, sandbox_id, held)
+            draft = Draft(spec, sandbox_id, held, taken_under)
+            if spec.network.needs_tls_termination:
+                draft.trusted = trusted_for(spec.network, self.egress())
+            sandbox = self._make(draft)
             self._live[sandbox_id] = sandbox
+            sandbox.join_network(sandbox.network)
             return sandbox
         finally:
             self._making.discard(sandbox_id)
@@ -111,52 +136,58 @@ class DockerBackend(AgentBackend):
         options = self.client().info().get("SecurityOptions") or []
         return any(each.startswith(("name=userns", "name=rootless")) for each in options)
 
-    def _make(self, spec: SandboxSpec, sandbox_id: str, held: Held | None) -> DockerSandbox:
+    def _make(self, draft: Draft) -> DockerSandbox:
         """With walls that the agent puts up itself; where a host allows none, what the engine has must do."""
-        if self._has_walls and wants_filter(spec):
+        if self._has_walls and wants_filter(draft.spec):
             try:
-                return self._make_one(spec, sandbox_id, held, walls=True)
+                return self._make_one(draft, walls=True)
             except NoWallsError:
                 self._has_walls = False  # which every report says: it is read back
-        return self._make_one(spec, sandbox_id, held, walls=False)
+        draft.check_without_walls()
+        return self._make_one(draft, walls=False)
 
-    def _make_one(
-        self, spec: SandboxSpec, sandbox_id: str, held: Held | None, *, walls: bool
-    ) -> DockerSandbox:
+    def _make_one(self, draft: Draft, *, walls: bool) -> DockerSandbox:
         self.client()  # without an engine, or its SDK, nothing is taken or made
-        uid = identity.uid_of(spec.user)
-        # An image is in the engine once, for all: its files are one user's.
-        alone = walls and held is None and host().trusted_root and not self.root_is_nobody()
-        host_ids = self._ids().take() if alone else 0
-        owner = identity.host_id(host_ids, uid) if alone else uid
+        spec, uid = draft.spec, draft.uid
+        host_ids, owner = self._owner(draft, walls=walls)
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
         container: Any = None
         from docker.errors import DockerException
 
         try:
             size = sizes(spec, host())
-            listener = _furnish(place, uid)
+            listener = _furnish(place, draft)
             with listener:
-                options = self._options(spec, size, place, held, uid=uid, owner=owner)
-                container = options.create(self.client(), sandbox_id, walls=walls)
+                options = self._options(draft, size, place, owner)
+                container = options.create(self.client(), draft.id, walls=walls)
                 container.start()
                 control = _accept(listener, container)
-            covered = [*template.masked(), *_ENGINES, AGENT] if walls else []
-            most = size.pids + 1 if alone else 0
-            wire.send(control, settings(spec, uid, filtered=True, covered=covered, processes=most))
-            _wait_for_agent(control, container)
+            told = settings(
+                spec,
+                uid,
+                filtered=True,
+                covered=[*template.masked(), *_ENGINES, AGENT] if walls else [],
+                processes=size.pids + 1 if host_ids else 0,
+                unix_sockets=not shows_the_host(spec),
+            )
+            wire.send(control, told)
+            ways = _wait_for_agent(control, container)
             container.reload()
             sandbox = DockerSandbox(
                 self,
                 spec,
-                sandbox_id,
+                draft.id,
                 uid,
                 own_mounts(spec),
                 control,
+                ways,
                 container.attrs["State"]["Pid"],
                 container,
                 place,
                 host_ids,
+                size,
+                draft.made_in(),
+                draft.trusted,
             )
         except BaseException as exc:
             _remove(container, place)
@@ -165,26 +196,35 @@ class DockerBackend(AgentBackend):
             if isinstance(exc, DockerException):
                 raise IsolationError(f"the engine did not start the container: {exc}") from exc
             raise
-        make_workdir(sandbox)
+        draft.complete(sandbox)
         return sandbox
 
-    def _options(
-        self, spec: SandboxSpec, size: Sizes, place: str, held: Held | None, *, uid: int, owner: int
-    ) -> Options:
-        engine = self.client()
-        if held:
-            name, volumes = image.image_from(engine, held, uid), _shown(uid, held)
-        else:
-            name, volumes = image.image_of(engine, uid, owner), _shown(uid, held)
-        for path in template.written(uid):
+    def _owner(self, draft: Draft, *, walls: bool) -> tuple[int, int]:
+        """The first of host ids that are the container's alone, or 0; and its user, as the engine counts."""
+        if not walls or self.root_is_nobody():
+            return 0, draft.uid
+        if not host().trusted_root:
+            return 0, os.geteuid()  # whose namespaces we may enter, and who needs no other's leave
+        if draft.held:  # an image is in the engine once, for all: its files are one user's
+            return 0, draft.uid
+        first = self._ids().take()
+        return first, identity.host_id(first, draft.uid)
+
+    def _options(self, draft: Draft, size: Sizes, place: str, owner: int) -> Options:
+        engine, uid = self.client(), draft.uid
+        held = draft.held
+        name = image.image_from(engine, held, owner) if held else image.image_of(engine, uid, owner)
+        volumes = _shown(uid, held)
+        for path in draft.shown():
             volumes[place + path] = {"bind": path, "mode": "ro"}
+        tmpfs = dict.fromkeys(draft.made_in(), f"uid={owner},gid={owner},mode=0755,exec")
         return Options(
             image=name,
             command=_agent_argv(foreign=held is not None),
             user=owner,
-            cpus=spec.limits.cpus,
+            cpus=draft.spec.limits.cpus,
             size=size,
-            tmpfs=_own_directories(spec, owner, held),
+            tmpfs=tmpfs,
             volumes={**volumes, place: {"bind": AGENT, "mode": "ro"}},
         )
 
@@ -228,12 +268,13 @@ class DockerBackend(AgentBackend):
                 self._engine = None
 
 
-def _furnish(place: str, uid: int) -> socket.socket:
+def _furnish(place: str, draft: Draft) -> socket.socket:
     """The agent's file, and the socket that it will connect to; and what the engine would put into /etc."""
     os.chmod(place, 0o755)
-    os.mkdir(f"{place}/etc", 0o755)
-    for path, content in template.written(uid).items():
-        with open(place + path, "xb") as file:
+    for path, content in draft.written().items():
+        target = place + path
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        with open(target, "xb") as file:
             file.write(content)
             os.fchmod(file.fileno(), 0o644)
     with open(f"{place}/{agent_code.NAME}", "xb") as file:
@@ -272,10 +313,12 @@ def _accept(listener: socket.socket, container: Any) -> wire.Socket:
     return wire.adopt(accepted.detach())
 
 
-def _wait_for_agent(control: wire.Socket, container: Any) -> None:
+def _wait_for_agent(control: wire.Socket, container: Any) -> list[int]:
+    """The ways in to the namespaces that it has made."""
     try:
-        answer(control, _READY_S)
+        _said_nothing, ways = answer(control, _READY_S)
         control.settimeout(None)
+        return ways
     except (SandboxLost, Refused) as exc:
         control.close()
         if isinstance(exc, Refused) and (exc.strerror or "").startswith(f"{guest_walls.STEP}:"):
@@ -297,31 +340,3 @@ def _remove(container: Any, place: str) -> None:
         except DockerException:
             pass  # the engine is gone, and with it what it ran; or it was removed
     shutil.rmtree(place, ignore_errors=True)
-
-
-def _own_directories(spec: SandboxSpec, uid: int, held: Held | None) -> dict[str, str]:
-    """The session's root and mounts where nothing has them yet: the engine's own / is root's."""
-    wanted = [each.target for each in spec.mounts]
-    root = session_root(spec)
-    if not any(is_below(root, each) for each in wanted):
-        if held:
-            wanted += [] if _has(held, root) else [root]
-        elif is_own(root) and not any(is_below(root, each) for each in image.OWN):
-            wanted.append("/" + root.split("/")[1])
-    return dict.fromkeys(wanted, f"uid={uid},gid={uid},mode=0755,exec")
-
-
-def _has(held: Held, path: str) -> bool:
-    """Whether something is there in an image, wherever its own links lead."""
-    top = os.open(held.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
-        os.close(files.openat2(top, path, os.O_PATH, resolve=resolve))
-    except OSError:
-        return False
-    finally:
-        os.close(top)
-    return True
-
-
-__all__ = ["LABEL", "BackendUnavailable", "DockerBackend"]

@@ -9,6 +9,9 @@ from ...model.limits import Limits
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import posture
 from ..local.agents import wants_filter
+from ..local.contained import NO_WAYS
+from ..local.mountinfo import read_text
+from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -29,24 +32,16 @@ _CAN = (
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
 )
+_TAKES_WAYS = (can.MOUNT, can.PROTECTED_PATHS, can.SNAPSHOT, can.RESTORE)
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NOT_YET = "the Docker backend does not have it yet"
-_NO_EGRESS = "containers do not go through the egress engine"
 _CANNOT = {
-    can.NETWORK_UNRESTRICTED: _NO_EGRESS,
-    can.NETWORK_HOSTS: _NO_EGRESS,
-    can.NETWORK_CHANGE: _NO_EGRESS,
-    can.NETWORK_OPEN: _NO_EGRESS,
-    can.NETWORK_LIMIT: _NO_EGRESS,
-    can.SECRETS: _NO_EGRESS,
-    can.MOUNT: "the engine opens host paths by name, as root",
+    can.NETWORK_UNRESTRICTED: "a container of ours never has the host's network, nor the engine's",
     can.ATTACH: "a container takes no mounts once it runs",
-    can.PROTECTED_PATHS: "there are no mounts in which they could lie",
-    can.DENIED_PATHS: "there are no mounts in which they could lie",
+    can.DENIED_PATHS: "what could hide them lies in the engine's own /dev, which is root's",
     can.DISK_QUOTA: "most storage drivers of engines have none",
     can.INODE_QUOTA: "most storage drivers of engines have none",
     can.IO_LIMIT: _NOT_YET,
-    can.SNAPSHOT: _NOT_YET,
-    can.RESTORE: _NOT_YET,
     can.MEMORY_SNAPSHOT: "the engine's checkpoints need CRIU",
     can.FORK: "the engine's checkpoints need CRIU",
     can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
@@ -60,9 +55,11 @@ def backend_report(backend: DockerBackend) -> BackendReport:
     try:
         sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0)))
     except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, _CAN)
+        return unavailable(backend.name, exc, (*_CAN, *_TAKES_WAYS, *_OF_RULES, can.SECRETS))
     try:
         protections = sandbox_protections(sandbox)
+        rules = of_rules(_OF_RULES, sandbox.apply_network_policy)
+        why = "" if sandbox.ways else NO_WAYS
     finally:
         sandbox.terminate()
     return BackendReport(
@@ -71,7 +68,9 @@ def backend_report(backend: DockerBackend) -> BackendReport:
         tiers=(LIGHT,),
         capabilities=(
             *(Capability(name, True) for name in _CAN),
-            *(Capability(name, False, why) for name, why in _CANNOT.items()),
+            *(Capability(name, not why, why) for name in _TAKES_WAYS),
+            *(Capability(name, False, lacks) for name, lacks in _CANNOT.items()),
+            *rules,
         ),
         protections=protections,
     )
@@ -83,7 +82,13 @@ def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
 
 
 def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
-    found = [*posture.of_process(sandbox.pid), _memory(sandbox), _pids(sandbox)]
+    seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
+    found = [
+        *(each for each in posture.of_process(sandbox.pid) if each.name != "network"),
+        of_network(seen, sandbox.network, sandbox.spec.network),
+        _memory(sandbox),
+        _pids(sandbox),
+    ]
     for name in (can.DISK_QUOTA, can.INODE_QUOTA):
         found.append(Protection(name, DEGRADED, "none: the engine's storage drivers have none"))
     return (*found, *(() if wants_filter(sandbox.spec) else (posture.TREES,)))

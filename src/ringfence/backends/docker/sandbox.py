@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from ...errors import ExecError
+from ...errors import ExecError, IoError
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local.guest import GuestSandbox
+from ..local.contained import Changes, ContainedNetwork, ContainedSandbox
 from . import groups
 
 TYPE_CHECKING = False
@@ -17,17 +17,22 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...model.capabilities import Protection
-    from ...model.granted import SandboxCapabilities
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
+    from ..local.sizes import Sizes
+    from ..local.trusted import Trusted
     from .backend import DockerBackend
 
+_MODIFIED, _ADDED, _DELETED = 0, 1, 2  # of the engine's list of changes
 
-class DockerSandbox(GuestSandbox):
+
+class DockerSandbox(ContainedSandbox):
     """See `BackendSandbox`.
 
+    Args:
+        made_in: Directories that the engine has made for it, in memory.
+
     Attributes:
-        pid: Of the container's PID 1, the agent, as the host sees it.
         first_host_id: Of ids that it shares with nobody; 0: it has the host's own.
     """
 
@@ -39,15 +44,21 @@ class DockerSandbox(GuestSandbox):
         uid: int,
         mounts: list[ResolvedMount],
         control: wire.Socket,
+        ways: list[int],
         pid: int,
         container: Any,
         place: str,
         first_host_id: int,
+        sizes: Sizes,
+        made_in: list[str],
+        trusted: Trusted | None,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
-        self.owner, self.pid, self.container, self.place = backend, pid, container, place
-        self.first_host_id = first_host_id
+        self.owner: DockerBackend = backend
+        self.ways, self.pid, self.container, self.place = ways, pid, container, place
+        self.first_host_id, self.sizes, self.made_in = first_host_id, sizes, made_in
         self.group = groups.Group(pid)
+        self.network: ContainedNetwork = ContainedNetwork(self, trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:
         pids = None
@@ -72,10 +83,18 @@ class DockerSandbox(GuestSandbox):
 
         return sandbox_protections(self)
 
-    def granted(self) -> SandboxCapabilities:
-        from ..local.guest_granted import granted
+    def changes(self) -> Changes:
+        """As the engine tells, which keeps the container's files, in whatever way."""
+        from docker.errors import DockerException
 
-        return granted(self)
+        try:
+            told = self.container.diff() or []
+        except DockerException as exc:
+            raise IoError(f"the engine does not say what was changed: {exc}") from exc
+        kinds: dict[int, list[str]] = {_MODIFIED: [], _ADDED: [], _DELETED: []}
+        for each in told:
+            kinds[each["Kind"]].append(each["Path"])
+        return Changes([*kinds[_MODIFIED], *kinds[_ADDED]], kinds[_DELETED], self.made_in)
 
     def _freeze(self, frozen: bool) -> None:
         from docker.errors import DockerException
@@ -96,4 +115,5 @@ class DockerSandbox(GuestSandbox):
                 pass  # newer ones do not, and it is gone
 
     def _let_go(self) -> None:
+        super()._let_go()
         self.owner.released(self)

@@ -7,6 +7,7 @@ import resource
 from _thread import allocate_lock
 
 from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...launcher.spawn import KEEPER
 from ...model import capabilities as can
 from ...model.ids import new_id
 from ...model.mount import ALWAYS_THERE, READ_WRITE
@@ -15,7 +16,10 @@ from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ...policy.filters import load_filter
 from . import identity
 from .base import LocalBackend
-from .session import are_own, check_least, is_own, session_root
+from .launched import Launched
+from .network import check_given_secrets
+from .protect import check_names
+from .session import check_least, check_sources, is_own, session_root
 from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
@@ -26,11 +30,14 @@ if TYPE_CHECKING:
     from ...egress.client import Egress
     from ...guest.settings import Settings
     from ...model.snapshot import Snapshot
+    from ..protocol import Backend
+    from .contained import ContainedSandbox
     from .guest import GuestSandbox
 
 AGENT = "/.ringfence"
 LEAST_OPEN_FILES = (64, "the agent lives under it too")
 _ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
+_LETS_IN = ("deny", "python_env")  # that is left, where helpers of the host's may go in
 
 
 class AgentBackend(LocalBackend):
@@ -42,19 +49,20 @@ class AgentBackend(LocalBackend):
     Attributes:
         held: Limits that the walls enforce, by their names in `Limits`.
         least: Of a limit: the least that works, and why.
-        has_own_mounts: Whether directories of the session's may be anywhere.
+        lets_in: Whether helpers of the host's may go in: for mounts, snapshots and rules of the network.
         not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
     """
 
     name: str
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
-    has_own_mounts = False
+    lets_in = False
     not_strong = not_root = no_rules = no_limits = ""
 
-    def __init__(self, egress: Callable[[], Egress] | None) -> None:
-        super().__init__(egress)
+    def __init__(self, egress: Callable[[], Egress] | None, state_dir: str | None = None) -> None:
+        super().__init__(egress, state_dir)
         self._lock = allocate_lock()
+        self._keeper: Launched | None = None
         self._live: dict[str, GuestSandbox] = {}
         self._making: set[str] = set()
 
@@ -70,13 +78,15 @@ class AgentBackend(LocalBackend):
             raise self.refusal("user root", "user", self.not_root)
         if spec.network.is_unrestricted:
             raise self.refusal("network unrestricted", "network")
-        if not spec.network.is_none:
+        if not (spec.network.is_none or self.lets_in):
             raise NetworkPolicyError(self.no_rules, field="network")
-        for name in _ELSEWHERE:
-            allowed = name == "mounts" and self.has_own_mounts and are_own(spec.mounts)
-            if getattr(spec, name) and not allowed:
+        for name in _LETS_IN if self.lets_in else _ELSEWHERE:
+            if getattr(spec, name):
                 raise self.refusal(name, name)
         self._check_limits(spec)
+        check_given_secrets(spec)
+        check_sources(spec)
+        check_names(spec.unprotect)
 
     def root_is_nobody(self) -> bool:
         """Whether root inside is nobody in particular on the host."""
@@ -118,25 +128,56 @@ class AgentBackend(LocalBackend):
         spec: SandboxSpec | None = None,
         *,
         secrets: Mapping[str, str] | None = None,
-    ) -> NoReturn:
-        del snapshot_id, spec, secrets
-        raise self.refusal("restore", "")
+    ) -> ContainedSandbox:
+        if not self.lets_in:
+            raise self.refusal("restore", "")
+        from dataclasses import replace
 
-    def beside(self, state_dir: str) -> NoReturn:
-        """Another one, with snapshots of its own: there are none."""
+        _saved, taken_under, content = self.catalogue().open(snapshot_id)
+        try:
+            again = spec or replace(taken_under, id=None, secrets=secrets or {})
+            return self.provision_with(again, taken_under, content)
+        finally:
+            os.close(content)
+
+    def provision_with(
+        self, spec: SandboxSpec, taken_under: SandboxSpec, content: int
+    ) -> ContainedSandbox:
+        """A sandbox with a snapshot's files.
+
+        Args:
+            taken_under: What held for who was saved.
+            content: The files, as `ContainedSandbox.load` reads them.
+        """
+        raise NotImplementedError
+
+    def beside(self, state_dir: str) -> Backend:
+        """Another one, with snapshots of its own."""
         del state_dir
         raise self.refusal("snapshot", "")
 
     def snapshots(self) -> list[Snapshot]:
-        return []
+        return super().snapshots() if self.lets_in else []
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        del snapshot_id
-        raise self.refusal("snapshot", "")
+        if not self.lets_in:
+            raise self.refusal("snapshot", "")
+        super().delete_snapshot(snapshot_id)
+
+    def keeper(self) -> Launched:
+        """Who sends helpers in, and outlives us by as long as it takes to undo what is on the host."""
+        with self._lock:
+            if self._keeper is None or self._keeper.owner != os.getpid() or not self._keeper.alive:
+                self._keeper = Launched("keeper", KEEPER)
+            return self._keeper
 
     def close(self) -> None:
         for sandbox in list(self._live.values()):
             sandbox.terminate()
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.close()
+                self._keeper = None
 
 
 def settings(
@@ -146,6 +187,7 @@ def settings(
     filtered: bool,
     covered: Sequence[str] = (),
     processes: int = 0,
+    unix_sockets: bool = True,
 ) -> Settings:
     """What the agent is told first, where the host's kernel is its own.
 
@@ -153,6 +195,7 @@ def settings(
         filtered: Whether it is to install our own system-call filter, on top of the launcher's.
         covered: Behind walls of its own: see `Settings`.
         processes: What the user may have, where it is nobody else's; 0: the cgroup alone holds them.
+        unix_sockets: Whether they do no harm: no directory of the host's, with sockets in it, is mounted.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
     filtered = filtered and wants_filter(spec)
@@ -171,8 +214,9 @@ def settings(
         "memory_bytes": 0,
         "counts_cpu": False,
         "rlimits": [(which, most, most) for which, most in limits.items()],
-        # No host directory with sockets in it can be mounted, so that Unix sockets do no harm.
-        "seccomp": load_filter(allow_af_unix=True, debug=tracing, tag_key=key) if filtered else b"",
+        "seccomp": load_filter(allow_af_unix=unix_sockets, debug=tracing, tag_key=key)
+        if filtered
+        else b"",
         "tag_key": key if filtered else 0,
         "covered": list(covered),
         "place": AGENT,

@@ -11,6 +11,7 @@ from . import identity, template
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
@@ -65,9 +66,13 @@ def all_mounts(spec: SandboxSpec) -> list[Mount]:
     return outermost_first([*memory, *spec.mounts])
 
 
-def are_own(mounts: Sequence[Mount]) -> bool:
-    """Whether all are empty, writable directories of the session's."""
-    return all(mount.source == "" and mount.access == READ_WRITE for mount in mounts)
+def steps_of_own(spec: SandboxSpec, mount: Mount) -> list[tuple[Any, ...]]:
+    """What makes a mount that has no source outside: a directory of the session's."""
+    steps: list[tuple[Any, ...]] = [("session_dir", mount.target)]
+    if mount.source:
+        source = f"{session_root(spec)}/{mount.source}"
+        steps = [("session_dir", source), ("bind_inside", source, mount.target, 0)]
+    return steps if mount.is_writable else [*steps, ("protect", mount.target)]
 
 
 def no_source(mount: Mount, exc: OSError) -> InvalidRequest:

@@ -17,7 +17,14 @@ from ..local import identity, setid, sources, template
 from ..local.host import host
 from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
-from ..local.session import all_mounts, check_least, check_sources, must_make, session_root
+from ..local.session import (
+    all_mounts,
+    check_least,
+    check_sources,
+    must_make,
+    session_root,
+    steps_of_own,
+)
 from ..local.sizes import sizes
 
 TYPE_CHECKING = False
@@ -183,13 +190,7 @@ class Draft:
         ]
 
     def _add_session_mount(self, mount: Mount) -> None:
-        if mount.source:
-            source = f"{session_root(self.spec)}/{mount.source}"
-            self.inner += [("session_dir", source), ("bind_inside", source, mount.target, 0)]
-        else:
-            self.inner.append(("session_dir", mount.target))
-        if not mount.is_writable:
-            self.inner.append(("protect", mount.target))
+        self.inner += steps_of_own(self.spec, mount)
         self.mounts.append(ResolvedMount(mount.target, mount.access))
 
     def trust(self, trusted: Trusted) -> None:

@@ -8,7 +8,7 @@ import stat
 
 from ...errors import InvalidRequest, Unsupported
 from ...linux import namespaces
-from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_ONLY, READ_WRITE, Mount
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
@@ -23,6 +23,7 @@ from ..local.session import (
     check_sources,
     must_make,
     session_root,
+    steps_of_own,
 )
 from ..local.sizes import Sizes, sizes
 from . import ids
@@ -178,14 +179,8 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
 
 
 def _add_session_mount(draft: Draft, mount: Mount) -> None:
-    if mount.source:
-        source = f"{session_root(draft.spec)}/{mount.source}"
-        draft.steps += [("session_dir", source), ("bind_inside", source, mount.target, 0)]
-    else:
-        draft.steps.append(("session_dir", mount.target))
-    if mount.access == READ_ONLY:
-        draft.steps.append(("protect", mount.target))
-    else:
+    draft.steps += steps_of_own(draft.spec, mount)
+    if mount.is_writable:
         draft.writable.append(mount.target)
     draft.mounts.append(ResolvedMount(mount.target, mount.access))
 

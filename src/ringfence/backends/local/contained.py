@@ -1,0 +1,237 @@
+"""A sandbox whose walls somebody else has begun and its agent has completed: the host's helpers go in there.
+
+The agent has made a user, a mount and a network namespace of its own, and passed their descriptors out. See
+`launcher.contained`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ...errors import InvalidRequest, IoError, LifecycleError, Unsupported
+from ...model.state import State
+from . import journal, saving
+from .answers import Refused
+from .guest import GuestSandbox
+from .host import host
+from .mountinfo import MountLine, read_text
+from .network import SandboxNetwork
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Protocol
+
+    from ...launcher.plan import NetworkPlan
+    from ...model.granted import SandboxCapabilities
+    from ...model.network import NetworkPolicy
+    from ...model.snapshot import Snapshot
+    from ...snapshots.catalogue import Catalogue
+    from .guest import Owner
+    from .launched import Launched
+    from .mounting import Mounting
+    from .sizes import Sizes
+    from .trusted import Trusted
+
+    class Keeping(Owner, Protocol):
+        """What such a sandbox needs of its backend."""
+
+        def keeper(self) -> Launched: ...
+
+        def catalogue(self) -> Catalogue: ...
+
+
+_FURNISH_S = 60.0
+NO_WAYS = "its agent has no namespaces of its own: the host allows none, or the profile leaves out our filter"
+
+
+class Changes:
+    """What was changed of what a sandbox started from, as whoever keeps its files tells.
+
+    Attributes:
+        changed, gone: Paths inside.
+        own: Directories whose whole content is the sandbox's.
+    """
+
+    def __init__(self, changed: list[str], gone: list[str], own: list[str]) -> None:
+        self.changed, self.gone, self.own = changed, gone, own
+
+
+class ContainedSandbox(GuestSandbox):
+    """The part of `BackendSandbox` that is the same for all of them.
+
+    Attributes:
+        pid: Of PID 1, the agent, as the host sees it.
+        ways: Descriptors of its user, mount and network namespace; none where it has only its launcher's.
+        sizes: What a snapshot may take.
+    """
+
+    owner: Keeping
+    pid: int
+    sizes: Sizes
+    network: ContainedNetwork | None
+    ways: list[int]
+    mounting: Mounting | None = None
+
+    def join(
+        self, op: str, request: Mapping[str, Any], fds: list[int], timeout_s: float | None = None
+    ) -> list[int]:
+        """Let a helper of the keeper's go in; see `launcher.enter`. The descriptors that it answers with.
+
+        Raises:
+            Refused: As the kernel told the helper.
+            Unsupported: There is no way in.
+            SandboxLost: The keeper has ended.
+        """
+        user, mount, net = self._borrow_ways()
+        try:
+            places = [user, net] if op == "network" else [user, mount]
+            keeper = self.owner.keeper()
+            told = {"op": op, "uid": self.uid, "gid": self.uid, **request}
+            return keeper.ask("join", told, [*places, *fds], timeout_s=timeout_s)[1]
+        finally:
+            for fd in (user, mount, net):
+                os.close(fd)
+
+    def _borrow_ways(self) -> list[int]:
+        with self._fds_lock:
+            if not self.ways:
+                raise Unsupported(NO_WAYS, backend=self.backend.name, operation="enter")
+            return [os.dup(fd) for fd in self.ways]
+
+    def host_id(self) -> int:
+        """Who the sandbox's user is on the host."""
+        with open(f"/proc/{self.pid}/uid_map", encoding="ascii") as file:
+            return int(file.read().split()[1])
+
+    # -- what it is made with -----------------------------------------------------------------
+
+    def furnish(self, mounting: Mounting) -> None:
+        """Mount what the user mounts, before anything runs.
+
+        Raises:
+            InvalidRequest: The kernel refused a step.
+        """
+        owner = self.host_id() if host().trusted_root else None
+        mounting.prepare(owner)
+        self.mounting = mounting
+        self.mounts[:] = mounting.mounts
+        if not mounting.steps:
+            return
+        note = journal.note(self.id, mounting.placeholders) or ""
+        mounting.note = note
+        request = {
+            "do": "furnish",
+            "trusted_root": host().trusted_root,
+            "trees": mounting.trees,
+            "steps": mounting.steps,
+            "id": self.id,
+            "placeholders": mounting.placeholders,
+            "note": note,
+        }
+        try:
+            self.join("contained", request, mounting.fds, _FURNISH_S)
+        except Refused as exc:
+            raise InvalidRequest(f"mount: {exc.strerror}", field="mounts") from exc
+        finally:
+            mounting.close()
+
+    def _let_go(self) -> None:
+        with self._fds_lock:
+            closing, self.ways = self.ways, []
+        for fd in closing:
+            os.close(fd)
+        if self.mounting is not None:
+            self.mounting.close()
+            note, made = self.mounting.note or None, self.mounting.protected
+            if any(each.placeholders for each in made):
+                journal.give_up(made, note, self.id, self.owner.keeper())
+            else:
+                for each in made:
+                    each.remove_placeholders()  # closes what kept those of others
+
+    # -- describing ---------------------------------------------------------------------------
+
+    def granted(self) -> SandboxCapabilities:
+        from .guest_granted import granted
+
+        policy = self.spec.network
+        return replace(
+            granted(self),
+            has_network=not policy.is_none,
+            allowed_destinations=policy.allowed_hosts,
+        )
+
+    # -- snapshots ----------------------------------------------------------------------------
+
+    def changes(self) -> Changes:
+        """What was changed so far. Precondition: it stands still."""
+        raise NotImplementedError
+
+    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("snapshot: the sandbox is terminated")
+            if not self.ways:
+                raise Unsupported(NO_WAYS, backend=self.backend.name, operation="snapshot")
+            freezes = not self.paused
+            if freezes:
+                self._freeze(True)
+            try:
+                return saving.keep(self, self.owner.catalogue(), metadata, self._save)
+            finally:
+                if freezes:
+                    self._freeze(False)
+
+    def _save(self, pipe: int) -> None:
+        found = self.changes()
+        self.join(
+            "contained",
+            {
+                "do": "save",
+                "changed": found.changed,
+                "gone": found.gone,
+                "own": found.own,
+                "mounted": self.mounted(found.own),
+            },
+            [pipe],
+        )
+
+    def mounted(self, own: list[str]) -> list[str]:
+        """Where something is shown that is not the sandbox's own, as its kernel has it."""
+        lines = read_text(f"/proc/{self.pid}/mountinfo").splitlines()
+        points = {MountLine(line).target for line in lines} - {"/", *own}
+        return sorted(points.union(each.target for each in self.mounts if each.host_path))
+
+    def load(self, content: int) -> None:
+        """Put a snapshot's files back; on failure the sandbox is ended."""
+        try:
+            self.join("contained", {"do": "load"}, [content])
+        except Refused as exc:
+            self.terminate()
+            raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
+
+
+class ContainedNetwork(SandboxNetwork):
+    """The network of one of these: held in a namespace of its own, which its programs have no right to."""
+
+    _sandbox: ContainedSandbox
+
+    def __init__(self, sandbox: ContainedSandbox, trusted: Trusted | None) -> None:
+        super().__init__(sandbox, [], trusted)
+
+    def serve(self) -> None:
+        from .routes import plan_for
+
+        if plan := plan_for(self._policy):
+            self.have(self._tell_kernel(plan))
+        super().serve()
+
+    def check(self, policy: NetworkPolicy) -> None:
+        super().check(policy)
+        if not (policy.is_none or self._sandbox.ways):
+            raise Unsupported(NO_WAYS, backend=self._sandbox.backend.name, operation="network")
+
+    def _enter(self, plan: NetworkPlan) -> list[int]:
+        return self._sandbox.join("network", {"network": plan}, [])

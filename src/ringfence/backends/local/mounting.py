@@ -1,0 +1,94 @@
+"""What the user mounts, in a root that somebody else has made: decided, pinned, and ready for a helper."""
+
+from __future__ import annotations
+
+import os
+
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
+from ...model.session import ResolvedMount
+from . import sources
+from .protect import Protected, prepare_mount_point, protect_mount
+from .session import all_mounts, steps_of_own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...launcher.placeholders import Placeholder
+    from ...launcher.plan import Tree
+    from ...model.mount import Mount
+    from ...model.spec import SandboxSpec
+
+    Steps = list[tuple[Any, ...]]
+
+
+class Mounting:
+    """The mounts of one sandbox.
+
+    Args:
+        steps: What is to be done in its root besides, first of all.
+
+    Attributes:
+        fds: What pins the sources, until they are mounted.
+        note: Of the journal; empty where there is nothing to note.
+    """
+
+    def __init__(self, spec: SandboxSpec, steps: Steps | None = None) -> None:
+        self._spec = spec
+        self.trees: list[Tree] = []
+        self.steps: Steps = list(steps or ())
+        self.fds: list[int] = []
+        self.protected: list[Protected] = []
+        self.mounts: list[ResolvedMount] = []
+        self.note = ""
+
+    def prepare(self, owner: int | None) -> None:
+        """Fill it in.
+
+        Args:
+            owner: The host id of the sandbox's user, as whom a source's owner is to appear; None: as it is.
+
+        Raises:
+            InvalidRequest: A source is not there, or a path in it cannot be protected.
+        """
+        for target in ALWAYS_THERE.values():
+            if target != MEMORY_DIR or not self._spec.memory_dir:
+                self.mounts.append(ResolvedMount(target, READ_WRITE))
+        for mount in all_mounts(self._spec):
+            if mount.is_host_path:
+                self._add_host_mount(mount, owner)
+            else:
+                self.steps += steps_of_own(self._spec, mount)
+                self.mounts.append(ResolvedMount(mount.target, mount.access))
+
+    def _add_host_mount(self, mount: Mount, owner: int | None) -> None:
+        tree, fd = sources.pin(mount, owner)
+        tree["fd"] = len(self.fds)
+        self.fds.append(fd)
+        point = prepare_mount_point(mount.target, tree["source"], self.mounts)
+        if point is not None:
+            self._hold(point[0])
+        self.steps.append(("bind", mount.target, len(self.trees)))
+        self.trees.append(tree)
+        self.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
+        if mount.is_writable:
+            self._hold(protect_mount(mount, self._spec, tree))
+
+    def _hold(self, protected: Protected) -> None:
+        self.protected.append(protected)
+        self.steps += protected.steps
+
+    @property
+    def placeholders(self) -> list[Placeholder]:
+        """What was made on the host, and is to be removed when the sandbox has ended."""
+        return [made for each in self.protected for made in each.placeholders]
+
+    def close(self) -> None:
+        """Close what pinned the sources; idempotent."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def shows_the_host(spec: SandboxSpec) -> bool:
+    """Whether a directory of the host's may be in it, and in that one a socket."""
+    return any(mount.is_host_path for mount in all_mounts(spec))

@@ -1,0 +1,114 @@
+"""Helpers that go into the namespaces which the agent of a container has made for itself.
+
+Each is forked by `enter`, does one thing there and is gone. It is in none of the container's PID namespaces
+and cgroups: no guest sees it, and it works while the container stands still. One id is mapped there, so it is
+the container's user, with every right over what is that user's and none over what is not.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+
+from . import build, enter, layers, trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _furnish(request: dict[str, Any], fds: list[int]) -> None:
+    """Mount what the user mounts: request has trees and steps, fds what pins the sources."""
+    user_fd, mount_fd, *pins = fds
+    if request["trusted_root"]:
+        made = [enter.host_tree(tree, pins[tree["fd"]]) for tree in request["trees"]]
+    else:
+        made = enter.trees_of_own_namespace(request["trees"]) if request["trees"] else []
+    enter.join(user_fd, mount_fd, request["uid"], request["uid"])
+    root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    shape: Any = request
+    os.chdir("/")
+    os.umask(0o022)
+    build.run_steps(build.NewRoot(root_fd, shape, made), request["steps"])
+
+
+def _save(request: dict[str, Any], fds: list[int]) -> None:
+    """Stream what was changed: fds end with a pipe; request says what, as whoever keeps the files tells.
+
+    `changed` and `gone` are paths; `own` are directories whose whole content is the sandbox's; what lies at
+    or below `mounted` is not.
+
+    Precondition: the container stands still.
+    """
+    user_fd, mount_fd, out = fds
+    enter.join(user_fd, mount_fd, request["uid"], request["uid"])
+    os.chdir("/")
+    sink: Any = trees.Sink(out)
+    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        packer = _ChangePacker(tar, request["uid"], request["mounted"])
+        gone = set(request["gone"])
+        for path in sorted({*request["changed"], *gone}):
+            packer.add_change(path, path in gone)
+        for path in request["own"]:
+            packer.add(path, f".{path}")
+
+
+class _ChangePacker(trees.Packer):
+    def __init__(self, tar: tarfile.TarFile, uid: int, mounted: list[str]) -> None:
+        super().__init__(tar, 0, None)
+        self._uid, self._mounted = uid, mounted
+
+    def add_change(self, path: str, gone: bool) -> None:
+        """One path that was changed; what is below it is told of as well."""
+        if self._is_mounted(path):
+            return
+        if gone:
+            directory, _, name = path.rpartition("/")
+            self._tar.addfile(tarfile.TarInfo(f".{directory}/{layers.WHITEOUT}{name}"))
+        if self._is_users(path):
+            layers.check_name(path)
+            self._add_one(path, f".{path}")
+
+    def add(self, path: str, name: str) -> None:
+        if not self._is_mounted(path) and self._is_users(path):
+            super().add(path, name)
+
+    def _is_mounted(self, path: str) -> bool:
+        return any(path == each or path.startswith(each + "/") for each in self._mounted)
+
+    def _is_users(self, path: str) -> bool:
+        """Whether it is there, and the user's: what is not was made by who made the container."""
+        try:
+            info = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return info.st_uid == self._uid
+
+    def _device_of(self, info: os.stat_result) -> int:
+        """Where mounts are has been said."""
+        del info
+        return self._device
+
+
+def _load(request: dict[str, Any], fds: list[int]) -> None:
+    """Put back what `_save` has written: fds end with the content.
+
+    Precondition: nothing of the guest's has run there yet.
+    """
+    user_fd, mount_fd, content = fds
+    uid = request["uid"]
+    enter.join(user_fd, mount_fd, uid, uid)
+
+    def prepare(member: tarfile.TarInfo, target: str) -> bool:
+        member.uid = member.gid = uid  # there is nobody else
+        return layers.prepare(member, target)
+
+    trees.unpack(content, "/", one_file_system=True, prepare=prepare)
+
+
+OPERATIONS: dict[str, Callable[[dict[str, Any], list[int]], None]] = {
+    "furnish": _furnish,
+    "save": _save,
+    "load": _load,
+}
