@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole conformance suite where each sandbox takes a second: `codex` (the real CLI), `docker` (a real engine)
 # or `microvm` (an emulator and a kernel).
-# `make test` runs the parts that depend on them. `codex --install` only puts the CLI on this machine.
+# `make test` runs the parts that depend on them; of `microvm` all, half of it as root and half not. `codex --install` only puts the CLI on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh

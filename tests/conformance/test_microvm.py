@@ -12,14 +12,21 @@ from tests.machines import machine_backend, require_machines
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.testing.conformance import BackendConformance, ConformanceBase
+from ringfence.testing.conformance.checkpoints import Checkpoints
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
+from ringfence.testing.conformance.errands import Errands
 from ringfence.testing.conformance.execs import Execs
+from ringfence.testing.conformance.files import Files
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
+from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
+from ringfence.testing.conformance.trees import Trees
+from ringfence.testing.conformance.warmth import Warmth
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,17 +45,42 @@ class Machines(Connecting, ConformanceBase):
         return SandboxSpec(**{"tier": STRONG, **changes})
 
 
-@pytest.mark.rootless  # once is enough: nothing of either class asks who has started the machine
-class TestMicrovm(Machines, Lifecycle, Execs, Endings, Suspension, Reports):
-    """What is left out here does not depend on the machine: `tools/conformance.sh microvm` runs all of it."""
+@pytest.mark.rootless
+class TestMicrovm(
+    Machines,
+    Lifecycle,
+    Execs,
+    Endings,
+    Requests,
+    Files,
+    Trees,
+    Errands,
+    Suspension,
+    Warmth,
+    Reports,
+):
+    """One half of the suite."""
 
 
 @pytest.mark.root
-class TestMicrovmAsRoot(Machines, Environment, Network, LimitsThatBite):
-    """The rest of what depends on the machine."""
+class TestMicrovmAsRoot(Machines, Environment, Mounts, Network, Checkpoints, LimitsThatBite):
+    """The other half: each of its machines takes most of a second, and once is enough.
+
+    `tools/conformance.sh microvm` runs both as one user.
+    """
+
+
+def test_the_halves_are_the_whole() -> None:
+    halves = _tests_of(TestMicrovm) | _tests_of(TestMicrovmAsRoot)
+
+    assert _tests_of(BackendConformance) == halves
+
+
+def _tests_of(part: type) -> set[str]:
+    return {name for name in dir(part) if name.startswith("test_")}
 
 
 if os.environ.get("RINGFENCE_TEST_ALL_OF") == "microvm":
 
     class TestAllOfMicrovm(Machines, BackendConformance):
-        """Everything: under software emulation each of its machines takes most of a second."""
+        """Everything, as whoever runs it."""

@@ -243,6 +243,8 @@ class Agent(FileRequests):
         assert report is not None
         if run.killed_by and self._kill_tree(run.number):
             return  # the loop comes back soon
+        if run.terminal and not run.killed_by and not run.terminal.settle():
+            return  # what it has printed comes before its end: the loop comes back when there is room
         report.killed_by = run.killed_by
         report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
         report.user_ns = report.system_ns = wire.UNKNOWN

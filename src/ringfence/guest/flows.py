@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 _TURNS = 8  # then somebody else may have one
 _PAIR_PIECE = 1 << 16
+_MOST_LEFT = 1 << 18  # more than a terminal holds, of whose processes one may write on and on
 
 
 class Copy:
@@ -101,6 +102,7 @@ class Pair:
         self._ends_at_once = ends_at_once
         self._rest = {guest: b"", host: b""}  # read there, not yet written to the other
         self._ended: set[int] = set()  # where nothing more comes from
+        self._left = _MOST_LEFT  # that `settle` passes on
         for fd in (guest, host):
             os.set_blocking(fd, False)
 
@@ -129,20 +131,29 @@ class Pair:
             if self.is_open:
                 self._move(source)
 
-    def _move(self, source: int) -> None:
-        sink = self._other(source)
+    def settle(self) -> bool:
+        """Pass on what the guest's side has said by now; whether that is done, or nobody wants it."""
+        while self.is_open and self._left > 0 and (count := self._move(self.guest)):
+            self._left -= count
+        return not self.is_open or self._left <= 0 or not self._rest[self.guest]
+
+    def _move(self, source: int) -> int:
+        """A piece at most; how many bytes the other has got."""
+        sink, count = self._other(source), 0
         try:
             if not self._rest[source] and source not in self._ended:
                 self._rest[source] = self._read(source)
             if self._rest[source]:
-                self._rest[source] = self._rest[source][os.write(sink, self._rest[source]) :]
+                count = os.write(sink, self._rest[source])
+                self._rest[source] = self._rest[source][count:]
         except BlockingIOError:
-            return
+            return 0
         except OSError:  # EPIPE: nobody reads there any more
             self._rest[source] = b""
             self._ended.add(source)
         if source in self._ended and not self._rest[source]:
             self._end_of(source)
+        return count
 
     def _read(self, source: int) -> bytes:
         try:

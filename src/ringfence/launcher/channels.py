@@ -13,7 +13,6 @@ import errno
 import os
 import select
 import socket
-import time
 
 from . import wire
 
@@ -26,11 +25,13 @@ _FIONREAD = 0x541B  # termios is not in every interpreter of ours
 PIECE = 1 << 15
 _WINDOW = 1 << 18
 _MOST_BYTES = 1 << 16  # of a frame from a guest
-_STUCK_S = 4.0  # so long nobody took any of the output that an answer comes after
-_LOOK_S = 0.1
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032  # include/uapi/linux/fcntl.h
+_MOST_IN_PIPE = 1 << 20  # bytes, and what an ordinary user may have: /proc/sys/fs/pipe-max-size
+_SLACK = 1 << 16  # a page of a pipe that was read in part holds less
 _MOST_UNREAD = 1 << 22  # said to a guest that does not listen; then we do not listen either
 
 MESSAGE, DATA, END, STOP, ROOM = b"M", b"D", b"E", b"S", b"R"
+LAST = b"L"  # an answer waits for so many bytes, for which there is no room
 CONTROL = 0  # the channel of what belongs to no other
 
 # What a descriptor is, seen by the host.
@@ -85,20 +86,21 @@ class Channel:
 
 
 class Held:
-    """An answer that waits for output which came before it, while any of that is being taken."""
+    """An answer that waits for output which came before it.
+
+    However long that takes: else who reads that a process has ended would never read it. What nobody
+    reads finds room in its pipe, where that may grow; see `LineEnd._make_room`.
+
+    Args:
+        due: Channels, and what each is to have `passed` by then.
+    """
 
     def __init__(self, due: list[tuple[Channel, int]], *, is_host: bool) -> None:
-        self._due, self._is_host = due, is_host
-        self._progress, self._since = -1, 0.0
+        self.due, self._is_host = due, is_host
 
     def is_over(self) -> bool:
-        """Whether all of it was passed on, or nobody takes it."""
-        if all(out.passed >= count or self._is_closed(out) for out, count in self._due):
-            return True
-        progress, now = sum(out.passed for out, _ in self._due), time.monotonic()
-        if progress != self._progress:
-            self._progress, self._since = progress, now
-        return now - self._since > _STUCK_S
+        """Whether all of it was passed on, or can be no more."""
+        return all(out.passed >= count or self._is_closed(out) for out, count in self.due)
 
     def _is_closed(self, out: Channel) -> bool:
         return (out.sink if self._is_host else out.source) < 0
@@ -132,7 +134,7 @@ class LineEnd:
         try:
             while not self._over:
                 self._flush()
-                for fd, events in self._epoll.poll(_LOOK_S if self._held else self.pause_s):
+                for fd, events in self._epoll.poll(self.pause_s):
                     self._ready(fd, events)
                 self._release()
                 self._between()
@@ -258,6 +260,8 @@ class LineEnd:
             self._drain(channel)
         elif kind == STOP:
             self._stop_reading(channel)
+        elif kind == LAST and self.is_host:
+            self._make_room(channel, int(data))
         elif kind == ROOM:
             channel.room += int(data)
             if channel.room > _WINDOW:
@@ -292,6 +296,9 @@ class LineEnd:
             self._give_room(channel, len(data))
         elif channel.kind == PACKETS:
             channel.packets.append(data)
+            for out in channel.outputs:
+                if out.waiting:
+                    self._make_room(out, 0)
             self._hold(channel, [(out, out.passed + len(out.waiting)) for out in channel.outputs])
             self._drain(channel)
         else:
@@ -322,7 +329,31 @@ class LineEnd:
             return False
         self._held[channel] = held
         self._watch(channel)
+        if not self.is_host:
+            for out, count in due:
+                if count - out.passed > out.room:
+                    self._put(LAST, out.number, b"%d" % (count - out.passed))
         return True
+
+    def _make_room(self, out: Channel, count: int) -> None:
+        """Let a pipe that nobody reads hold all that is left of a process's output.
+
+        Args:
+            count: Bytes that are still to come; what a guest says.
+        """
+        if count < 0:
+            raise LineError("less than none")
+        if out.kind != WRITE or out.sink < 0:
+            return
+        import fcntl
+
+        wanted = min(_unread(out.sink) + len(out.waiting) + count + _SLACK, _MOST_IN_PIPE)
+        try:
+            if wanted > fcntl.fcntl(out.sink, _F_GETPIPE_SZ):
+                fcntl.fcntl(out.sink, _F_SETPIPE_SZ, wanted)
+        except OSError:
+            return  # this user's share is used up: it waits until somebody reads
+        self._drain(out)
 
     def _release(self) -> None:
         for channel in [channel for channel, held in self._held.items() if held.is_over()]:
@@ -335,10 +366,9 @@ class LineEnd:
     def _read_source(self, channel: Channel) -> None:
         if channel in self._held:
             return
-        due = []
-        for out in channel.outputs:
-            if out.source >= 0:
-                due.append((out, out.passed + _unread(out.source)))
+        due = [
+            (out, out.passed + _unread(out.source)) for out in channel.outputs if out.source >= 0
+        ]
         if not self._hold(channel, due):
             self._pass_on(channel)
 

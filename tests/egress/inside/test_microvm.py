@@ -1,7 +1,7 @@
 """The same rules in a machine, whose connections come over a line: what tells most, and what differs.
 
-All live in one machine, for each takes most of a second. `tools/conformance.sh microvm` makes the same attempts
-in machines as the modules beside this one make in sandboxes of the native backend.
+What is written here lives in one machine, for each takes most of a second. What is taken from the modules
+beside this one makes the same attempts in machines as it makes there in sandboxes of the native backend.
 """
 
 from __future__ import annotations
@@ -23,9 +23,29 @@ from ringfence.model.capabilities import ENFORCED
 from ringfence.model.netlimits import NetworkLimits
 from tests.egress.inside.conftest import MakeSandbox, attempt, new_sandbox
 from tests.egress.inside.test_inbound import fetch, serve
-from tests.egress.inside.test_live import Talk
-from tests.egress.inside.test_sockets import CHANGES
-from tests.egress.inside.test_sockets import POLICY as POLICY
+from tests.egress.inside.test_live import (  # noqa: F401
+    Talk,
+    test_a_deny_rule_cuts_what_a_wider_rule_had_allowed,
+    test_a_host_is_allowed_and_taken_away_again,
+    test_a_live_connection_is_cut_by_the_policy_that_takes_its_host,
+    test_a_live_connection_outlives_a_policy_that_keeps_its_host,
+    test_addresses_and_ports_change_too,
+    test_addresses_of_one_sandbox_mean_nothing_in_another,
+    test_none_and_back,
+    test_to_and_from_unrestricted_is_refused,
+)
+from tests.egress.inside.test_sockets import (  # noqa: F401
+    CHANGES,
+    POLICY,
+    test_a_server_inside_is_its_own_affair,
+    test_an_abstract_socket_of_the_host_is_out_of_reach,
+    test_binding_to_somebody_elses_address_deceives_nobody,
+    test_no_datagram_leaves,
+    test_nobody_inside_takes_a_listeners_place,
+    test_quic_fails_at_once_so_that_programs_fall_back,
+    test_the_control_listens_elsewhere,
+    test_there_is_no_interface_but_lo,
+)
 from tests.egress.world import World, places
 from tests.machines import machine_backend, require_machines
 
@@ -48,6 +68,25 @@ def backend(world: World) -> Iterator[MicrovmBackend]:
 def machine(world: World, backend: MicrovmBackend) -> Iterator[Sandbox]:
     """One that was made without any network: every test gives it the policy that it needs."""
     with new_sandbox(world, backend=backend) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def make(world: World, backend: MicrovmBackend) -> Iterator[MakeSandbox]:
+    """Machines, but for what they refuse."""
+    with ExitStack() as stack:
+
+        def create(**options: Any) -> Sandbox:
+            if options.get("network") != "unrestricted":
+                options["backend"] = backend
+            return stack.enter_context(new_sandbox(world, **options))
+
+        yield create
+
+
+@pytest.fixture(scope="module")
+def limited(world: World, backend: MicrovmBackend) -> Iterator[Sandbox]:
+    with new_sandbox(world, network=POLICY, backend=backend) as sandbox:
         yield sandbox
 
 
@@ -164,43 +203,3 @@ def _get(sandbox: Sandbox) -> None:
     result = sandbox.exec(["curl", "-sS", "https://a.test/"], timeout_s=PATIENCE_S)
     assert result.ok, result.stderr_text
     assert SECRET.encode() not in result.stdout
-
-
-if os.environ.get("RINGFENCE_TEST_ALL_OF") == "microvm":
-    from tests.egress.inside.test_live import (  # noqa: F401
-        test_a_deny_rule_cuts_what_a_wider_rule_had_allowed,
-        test_a_host_is_allowed_and_taken_away_again,
-        test_a_live_connection_is_cut_by_the_policy_that_takes_its_host,
-        test_a_live_connection_outlives_a_policy_that_keeps_its_host,
-        test_addresses_and_ports_change_too,
-        test_addresses_of_one_sandbox_mean_nothing_in_another,
-        test_none_and_back,
-        test_to_and_from_unrestricted_is_refused,
-    )
-    from tests.egress.inside.test_sockets import (  # noqa: F401
-        test_a_server_inside_is_its_own_affair,
-        test_an_abstract_socket_of_the_host_is_out_of_reach,
-        test_binding_to_somebody_elses_address_deceives_nobody,
-        test_no_datagram_leaves,
-        test_nobody_inside_takes_a_listeners_place,
-        test_quic_fails_at_once_so_that_programs_fall_back,
-        test_the_control_listens_elsewhere,
-        test_there_is_no_interface_but_lo,
-    )
-
-    @pytest.fixture
-    def make(world: World, backend: MicrovmBackend) -> Iterator[MakeSandbox]:
-        """Machines, but for what they refuse."""
-        with ExitStack() as stack:
-
-            def create(**options: Any) -> Sandbox:
-                if options.get("network") != "unrestricted":
-                    options["backend"] = backend
-                return stack.enter_context(new_sandbox(world, **options))
-
-            yield create
-
-    @pytest.fixture(scope="module")
-    def limited(world: World, backend: MicrovmBackend) -> Iterator[Sandbox]:
-        with new_sandbox(world, network=POLICY, backend=backend) as sandbox:
-            yield sandbox

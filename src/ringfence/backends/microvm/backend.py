@@ -276,6 +276,12 @@ class MicrovmBackend(Hulls):
             console=console,
         )
         files = {"/boot/kernel": machines.kernel.path, "/boot/initrd": initrd}
+        # First of all: a limit that cannot be held is refused here, when nothing is open yet.
+        passes = 2 + len(_SHARES) + (incoming >= 0)
+        plan = planning.hull(draft, host(), argv, files, passes)
+        most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
+        group = self._plan_limits(plan, draft.spec, *most)
+        draft.note = plan["note"] = journal.note(draft.id, plan["placeholders"]) or ""
         kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         near, far = socket.socketpair(socket.AF_UNIX, kind)
         network, inner = socket.socketpair(socket.AF_UNIX, kind)
@@ -283,13 +289,9 @@ class MicrovmBackend(Hulls):
         share, serving = wire.socketpair()
         more = [far.fileno(), inner.fileno(), *(asks.fileno() for asks, _ in pairs)]
         more += [incoming] if incoming >= 0 else []
-        plan = planning.hull(draft, host(), argv, files, len(more))
         more += [*(answers.fileno() for _, answers in pairs), serving.fileno()]
         if known:
             _hand_over(share, known)
-        most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
-        group = self._plan_limits(plan, draft.spec, *most)
-        draft.note = plan["note"] = journal.note(draft.id, plan["placeholders"]) or ""
         line = Line()
         errors = os.memfd_create("emulator-says", os.MFD_CLOEXEC)
         started = Started(line, Monitor(near), share, network, group, errors)

@@ -85,7 +85,7 @@ def find(path: str | None = None) -> Qemu:
 def memory_mib(memory_bytes: int) -> int:
     """The size of a machine whose guest may use so much: few sizes, for each is booted once."""
     wanted = -(-memory_bytes // _MIB) + _OWN_MIB
-    return max(_ENOUGH_MIB, 1 << (wanted - 1).bit_length())
+    return _ENOUGH_MIB if wanted <= _ENOUGH_MIB else 1 << (wanted - 1).bit_length()
 
 
 def argv(

@@ -204,3 +204,13 @@ class Execs(ConformanceBase):
         process.resize(30, 100)
         assert b"tty\r\n" in read_until(process.stdout, b"\n", self.patience_s)
         assert sandbox.finish(process).ok
+
+    @needs(can.PTY)
+    def test_all_that_a_terminal_shows_comes_before_the_end(self, sandbox: Lab) -> None:
+        """More than a terminal holds itself."""
+        shown = b"0123456789abcdef" * 10_000
+        sandbox.put("shown", shown)
+
+        result = sandbox.run("cat", "shown", pty=(24, 80))
+
+        assert shown == result.stdout
