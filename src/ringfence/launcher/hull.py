@@ -11,6 +11,7 @@ import _signal as signal
 import errno
 import fcntl
 import posix as os
+import resource
 
 from ..linux import files, mounts, privileges, seccomp
 from . import build, cgroups, init, lockdown, network, wire
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         rlimits: list[tuple[int, int, int]]
         filter: bytes  # of system calls, for the program and all that it starts
         passes: int  # descriptors that the program gets as 3 and up
+        descriptors: int  # for how many there is room from its start on; 0: as they come
         share: SharePlan | None  # with it more come along: its lines, and its socket to the host
         keep_capabilities: bool  # in the hull's user namespace; else nobody in there has any
         argv: list[str]
@@ -270,6 +272,7 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
     aside, serving = aside[: plan["passes"]], aside[plan["passes"] :]
     for to, fd in enumerate((control.fileno(), errors, errors, *aside)):
         os.dup2(fd, to)
+    _make_room(plan["descriptors"], errors)
     for signum in range(1, signal.NSIG):
         try:
             signal.signal(signum, signal.SIG_DFL)
@@ -287,6 +290,16 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
     if plan["share"] is not None:
         _serve_beside(plan["share"], serving)
     os.execve(plan["argv"][0], plan["argv"], plan["env"])
+
+
+def _make_room(descriptors: int, file: int) -> None:
+    """Let the program's table have this size: its last one is open, as what it has open already.
+
+    A table that grows under a program with threads makes the kernel wait: expand_files() of fs/file.c.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors and (descriptors <= most or most == resource.RLIM_INFINITY):
+        os.dup2(file, descriptors - 1)
 
 
 def _serve_beside(plan: SharePlan, fds: list[int]) -> None:

@@ -25,7 +25,7 @@ from ..local.session import (
     must_make,
     session_root,
 )
-from . import statx
+from . import statx, waits
 from .limits import host_pids
 
 TYPE_CHECKING = False
@@ -235,8 +235,9 @@ def make_plan(
         },
         "after": draft.after,
         "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
-        "filter": setid.filter_of_hull(),
+        "filter": setid.filter_of_hull(waits.NO_REGISTERING),
         "passes": 0,
+        "descriptors": waits.DESCRIPTORS,
         "share": None,
         "keep_capabilities": True,
         "argv": [

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 
-from ...policy.seccomp import SeccompPolicy, compile_filter
+from ...policy.seccomp import Rule, SeccompPolicy, compile_filter
 
 _SET_ID = 0o6000
 
 
 @functools.cache
-def filter_of_hull() -> bytes:
-    """A filter for all of gVisor's own processes that refuses these bits, and nothing else.
+def filter_of_hull(*more: Rule) -> bytes:
+    """A filter for all of a hull's processes that refuses these bits, what `more` says, and nothing else.
 
     The guest's system calls do not pass it: gVisor takes them before the host's kernel sees them.
     """
     ours = SeccompPolicy.default()
     guards = tuple(rule for rule in ours.guards if any(each.mask == _SET_ID for each in rule.args))
-    return compile_filter(policy=SeccompPolicy("allow", "allow", guards, ()))
+    return compile_filter(policy=SeccompPolicy("allow", "allow", guards, more))

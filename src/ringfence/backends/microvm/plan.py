@@ -270,6 +270,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
         "filter": setid.filter_of_hull(),
         "passes": passes,
+        "descriptors": 0,
         "share": {"shown": _SHARE, "mounts": _MOUNTS, "owners": owners},
         "keep_capabilities": False,
         "argv": argv,

@@ -1,0 +1,23 @@
+"""What gVisor's processes would wait for in the host's kernel, and how they are spared it.
+
+Each start of `runsc` is one of five in a row of a sandbox's, and each of these waits is for a grace period of
+RCU: that every processor has been somewhere else, which takes 5 to 20 ms. A program with one thread
+does not wait; one in Go has several from its first moment on. See decision 0088.
+"""
+
+from __future__ import annotations
+
+from ...policy.seccomp import Condition, Rule
+
+_REGISTER_PRIVATE_EXPEDITED = 1 << 4  # include/uapi/linux/membarrier.h
+
+# Every start registers for a barrier within its own process, before it knows what it is started for;
+# the platforms that run a guest in the Sentry's own memory use it, and those fall back to the global
+# barrier, which stays. What a guest asks for itself is answered by the Sentry, from the global one.
+NO_REGISTERING = Rule(
+    ("membarrier",), "ENOSYS", (Condition(0, 32, 0xFFFF_FFFF, (_REGISTER_PRIVATE_EXPEDITED,)),)
+)
+
+# A table of descriptors grows at the 65th and at the 257th, and the Sentry has both before its guest
+# has run once. It is born with a table of its parents' size.
+DESCRIPTORS = 512

@@ -1,0 +1,59 @@
+"""gVisor's processes do not wait for the host's kernel where one does not have to; a guest loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ringfence import Sandbox
+from ringfence.backends.gvisor import waits
+from ringfence.backends.gvisor.backend import GvisorBackend
+from ringfence.backends.gvisor.inspection import Inspection
+from ringfence.backends.local import setid
+from ringfence.model.spec import STRONG, SandboxSpec
+from ringfence.policy.seccomp import MACHINES, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
+from tests.unit.policy import simulator
+
+HERE = MACHINES[os.uname().machine]
+MEMBARRIER = HERE.numbers["membarrier"]
+QUERY, GLOBAL, REGISTER = 0, 1, 16
+
+
+def test_the_table_of_descriptors_has_its_size_from_the_start(backend: GvisorBackend) -> None:
+    sandbox = backend.provision(SandboxSpec(tier=STRONG))
+    try:
+        seen = Inspection(sandbox)
+        sizes = [int(process.status["FDSize"]) for process in (*seen.kernel, *seen.server)]
+        open_here = os.listdir(f"/proc/{seen.kernel[0].pid}/fd")
+    finally:
+        sandbox.terminate()
+
+    assert sizes
+    assert min(sizes) >= waits.DESCRIPTORS
+    # The control: no process has so many open that its table would have had to grow to that.
+    assert len(open_here) < waits.DESCRIPTORS // 2
+
+
+def test_only_registering_for_a_barrier_of_its_own_is_refused() -> None:
+    with_rule = simulator.decode(setid.filter_of_hull(waits.NO_REGISTERING))
+    without = simulator.decode(setid.filter_of_hull())
+
+    def asks(program: list[simulator.Instruction], command: int) -> int:
+        return simulator.run(program, MEMBARRIER, (command,), HERE.audit_arch).value
+
+    assert SECCOMP_RET_ERRNO | errno.ENOSYS == asks(with_rule, REGISTER)
+    assert {SECCOMP_RET_ALLOW} == {asks(with_rule, each) for each in (QUERY, GLOBAL)}
+    assert SECCOMP_RET_ALLOW == asks(without, REGISTER)
+
+
+def test_a_guest_has_its_barriers(backend: GvisorBackend) -> None:
+    """Its kernel offers them where the host's does the global one, which is left."""
+    code = (
+        f"import ctypes; call = ctypes.CDLL(None).syscall;"
+        f"offered = call({MEMBARRIER}, {QUERY}, 0);"
+        f"print(offered & {REGISTER}, call({MEMBARRIER}, {REGISTER}, 0))"
+    )
+    with Sandbox.create(backend=backend) as sandbox:
+        result = sandbox.exec(["python3", "-c", code])
+
+    assert (f"{REGISTER} 0\n".encode(), b"") == (result.stdout, result.stderr)
