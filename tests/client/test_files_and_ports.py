@@ -18,6 +18,7 @@ from ringfence.errors import (
     IsADirectory,
     PermissionDenied,
 )
+from tests.api.conftest import Daemon
 
 SERVER = """
 import socket
@@ -146,6 +147,38 @@ def test_nobody_listens_inside(sandbox: RemoteSandbox) -> None:
         peer = socket.create_connection((host, port), 20)
         with peer, pytest.raises(ConnectionResetError):
             assert b"" != peer.recv(100)
+
+
+def test_names_that_are_no_utf8_are_names_as_any_other(
+    sandbox: RemoteSandbox, daemon: Daemon, tmp_path: Path
+) -> None:
+    """A sandbox's files have whatever names their maker likes; none is out of reach, or another's."""
+    odd, other = os.fsdecode(b"caf\xe9.txt"), os.fsdecode(b"d\xff/x \xfe+&%41")
+    sandbox.shell(r"mkdir m; printf made > m/$(printf 'caf\351.txt')")
+
+    assert [odd] == [each.name for each in sandbox.files.list("m")]
+    assert b"made" == sandbox.files.read(f"m/{odd}")
+    assert "made" == sandbox.exec(["cat", odd], cwd="m", env={"NAME": odd}).stdout_text
+    sandbox.files.write(other, "written", parents=True)
+    assert "written" == sandbox.shell(r"cat d$(printf '\377')/x*").stdout_text
+    sandbox.files.move(f"m/{odd}", f"m/2{odd}")
+    assert 4 == sandbox.files.stat(f"m/2{odd}").size_bytes
+    assert [f"/home/sandbox/m/2{odd}"] == [each.path for each in sandbox.files.glob("m/*").items]
+    sandbox.files.download("m", str(tmp_path / "m"))
+    assert b"made" == (tmp_path / "m" / f"2{odd}").read_bytes()
+    with daemon.client() as plain:
+        at = f"/v1/sandboxes/{sandbox.id}/files"
+        assert "made" == plain.get(f"{at}/content?path=m/2caf%e9.txt").text
+        page = plain.get(f"{at}/list?path=m&cursor=2caf%e8").json()
+        assert ([f"2{odd}"], None) == (
+            [each["name"] for each in page["items"]],
+            page["next_cursor"],
+        )
+    sandbox.files.remove(f"m/2{odd}")
+    with pytest.raises(InvalidRequest):
+        sandbox.files.read("\ud800")
+    with pytest.raises(FileNotFound):
+        sandbox.files.read(f"m/2{odd}")
 
 
 async def test_files_of_the_asynchronous_half(async_client: AsyncClient, tmp_path: Path) -> None:

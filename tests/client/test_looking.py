@@ -46,7 +46,11 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
         (each.replacements, each.error is None) for each in replaced.items
     ]
     assert "Broken here" == files.read_text("src/two.txt")
-    with pytest.raises(FileError, match="not a regular expression"):
+    assert found.items == files.glob("./**/*.py", "src").items
+    for nowhere in ("/home/**", "../*", "a/../b"):  # would find nothing, whatever is there
+        with pytest.raises(FileError, match="not a pattern of names below"):
+            files.glob(nowhere)
+    with pytest.raises(FileError, match=r"^\.: not a regular expression"):
         files.search("(", regex=True)
     with pytest.raises(FileNotFound):
         files.glob("*", "none")

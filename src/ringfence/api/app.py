@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from .. import __version__
@@ -90,11 +91,21 @@ async def _validation_error(_request: Request, exc: Any) -> Response:
     return problems.problem(problems.of_validation(exc.errors()))
 
 
-async def _http_error(_request: Request, exc: Any) -> Response:
+async def _http_error(request: Request, exc: Any) -> Response:
     if isinstance(exc.__cause__, RingfenceError):
         return problems.problem(exc.__cause__)  # met while the body was read
     error = problems.of_status(exc.status_code, str(exc.detail))
-    return problems.problem(error, exc.headers, status=exc.status_code)
+    headers = dict(exc.headers or {})
+    if exc.status_code == 405 and (methods := _methods(request.scope)):
+        headers = {"allow": ", ".join(sorted(methods))}
+    return problems.problem(error, headers, status=exc.status_code)
+
+
+def _methods(scope: Scope) -> set[str]:
+    """Every method of the path: the framework names those of the first route that fits it."""
+    routes = [each for router in ROUTERS for each in router.routes]
+    fitting = [each for each in routes if each.matches(scope)[0] is not Match.NONE]
+    return {name for each in fitting for name in getattr(each, "methods", None) or ()}
 
 
 async def _unforeseen(request: Request, exc: Exception) -> Response:

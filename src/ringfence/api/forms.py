@@ -18,10 +18,9 @@ T = TypeVar("T")
 _ID = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 SandboxId = Annotated[str, Path(pattern=_ID, description="of the sandbox, or of its session")]
 AnyId = Annotated[str, Path(pattern=_ID)]
-FilePath = Annotated[
-    str,
-    Query(min_length=1, max_length=4095, description="absolute inside, or from the session's root"),
-]
+BYTES: dict[str, Any] = {
+    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+}
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str, Query(max_length=200, description="`next_cursor` of the page before")]
 
@@ -67,12 +66,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     404: _problem("There is no such thing, or it is another client's."),
     405: _problem("Not with this method."),
     408: _problem("The rest of the request did not come in time."),
-    409: _problem("The state of things does not allow it."),
+    409: _problem("The state of things does not allow it, or not yet."),
     410: _problem("The sandbox went away by itself."),
     413: _problem("More than the server takes."),
     422: _problem("The request is malformed; `field` names the part."),
     429: _problem("Too much at once; see `Retry-After`."),
-    502: _problem("Nothing inside accepts connections at that port."),
+    502: _problem("What is behind the server did not answer."),
     503: _problem("No room now; see `Retry-After`."),
     507: _problem("A disk is full."),
 }

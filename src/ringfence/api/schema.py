@@ -15,6 +15,9 @@ from ..model import rules as _rules
 from ..model import spec as _spec
 from ..model.create import OWN, CreateRequest
 from ..model.event import EVENTS
+from ..model.exec import ExecRequest
+from ..model.exec_start import OWN as START_OWN
+from ..model.exec_start import StartRequest
 from ..model.files import KINDS
 from ..model.noun import Noun
 from ..model.words import StrEnum
@@ -67,6 +70,8 @@ def schema_of(noun: type[Noun], *, written: bool) -> Schema:
     """The schema of a noun as it is read, or as it is written."""
     if noun is CreateRequest:
         return _of_create(written)
+    if noun is StartRequest:
+        return _of_start()
     name, fields = noun.__name__, noun.__dataclass_fields__
     properties = {
         key: _of_field(name, key, str(field.type))
@@ -97,6 +102,27 @@ def _of_create(written: bool) -> Schema:
     del written
     description = "A sandbox, and how to come by it."
     return {**spec, "properties": {**spec["properties"], **more}, "description": description}
+
+
+def _of_start() -> Schema:
+    """Flat, too: the fields of the command, what is short for some of them, and its own."""
+    command = schema_of(ExecRequest, written=False)
+    own = StartRequest.__dataclass_fields__
+    more = {key: _of_field("StartRequest", key, str(own[key].type)) for key in START_OWN}
+    size: Schema = {"type": "integer", "minimum": 1, "maximum": 65_535}
+    short: Schema = {
+        "script": {**_STRING, "description": "for a POSIX shell, instead of argv"},
+        "tty": {"type": "boolean", "description": "short for pty"},
+        "rows": size,
+        "cols": size,
+    }
+    del command["required"]
+    return {
+        **command,
+        "properties": {**command["properties"], **short, **more},
+        "oneOf": [{"required": ["argv"]}, {"required": ["script"]}],
+        "description": "A command, and whether to wait for it.",
+    }
 
 
 def _is_required(field: Any) -> bool:

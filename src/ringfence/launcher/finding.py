@@ -70,7 +70,9 @@ def walk(path: str, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
 
 def pattern_of(glob: str) -> re.Pattern[str]:
     """A glob over relative paths: `*` and `?` stay within a name, `**` is any number of directories."""
-    text, at = "", 0
+    glob, text, at = glob.removeprefix("./"), "", 0
+    if glob.startswith("/") or ".." in glob.split("/"):
+        raise OSError(errno.EINVAL, f"{glob!r} is not a pattern of names below a directory")
     while at < len(glob):
         closing = glob.find("]", at + 2) if glob[at] == "[" else -1
         if glob.startswith("**/", at):

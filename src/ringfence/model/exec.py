@@ -66,7 +66,7 @@ class ExecRequest(Noun):
         if self.max_output_bytes is not None:
             checks.integer(self.max_output_bytes, "max_output_bytes", 0, _MOST_OUTPUT)
         if self.pty is not None:
-            put(self, "pty", _check_pty(self.pty))
+            put(self, "pty", terminal_size(self.pty, "pty"))
         self._check_stdin()
 
     def _check_stdin(self) -> None:
@@ -190,9 +190,10 @@ def _check_argv(value: object) -> tuple[str, ...]:
     return argv
 
 
-def _check_pty(value: object) -> tuple[int, int]:
-    pair = checks.items(value, "pty")
+def terminal_size(value: object, field: str) -> tuple[int, int]:
+    """Rows and columns of a terminal."""
+    pair = checks.items(value, field)
     if len(pair) != 2:
-        checks.refuse("pty", "must be two numbers: rows and columns")
-    rows, columns = (checks.integer(item, "pty", 1, 65_535) for item in pair)
+        checks.refuse(field, "must be two numbers: rows and columns")
+    rows, columns = (checks.integer(item, field, 1, 65_535) for item in pair)
     return rows, columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import checks, jsonform
-from .exec import ExecRequest
+from .exec import ExecRequest, terminal_size
 from .noun import Noun
 
 TYPE_CHECKING = False
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 else:
     from .record import dataclass
 
+OWN = ("wait", "wait_s")  # beside the fields of the command
 ROWS, COLUMNS = 24, 80
 _LONGEST_WAIT_S = 86_400.0
 
@@ -53,13 +54,13 @@ class StartRequest(Noun):
         `script` is short for the `argv` of a POSIX shell; `tty` with `rows` and `cols` for `pty`.
         """
         given = jsonform.json_object(data, cls.__name__)
-        own = {name: given.pop(name) for name in ("wait", "wait_s") if name in given}
+        own = {name: given.pop(name) for name in OWN if name in given}
         if "script" in given:
-            if given.get("argv"):
+            if "argv" in given:
                 checks.refuse("script", "cannot be given together with argv")
             given["argv"] = ["sh", "-c", checks.text(given.pop("script"), "script")]
         wants_tty = checks.flag(given.pop("tty", False), "tty")
-        size = [given.pop("rows", ROWS), given.pop("cols", COLUMNS)]
+        size = terminal_size([given.pop("rows", ROWS), given.pop("cols", COLUMNS)], "rows")
         if wants_tty and given.get("pty") is None:
             given["pty"] = size
         return cls(ExecRequest.from_json(given), **own)

@@ -124,7 +124,7 @@ def bytes_from_json(given: dict[str, Any], key: str) -> None:
     """Replace what `bytes_to_json` wrote in `given` by the bytes, in place."""
     exact = given.pop(f"{key}_base64", None)
     if exact is not None:
-        if not isinstance(given.get(key, ""), (str, bytes)):
+        if given.get(key) is not None and not isinstance(given[key], (str, bytes)):
             checks.refuse(key, f"must be a string, not {type(given[key]).__name__}")
         given[key] = _decode_base64(exact, f"{key}_base64")
     elif isinstance(given.get(key), str):

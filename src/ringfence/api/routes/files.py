@@ -7,25 +7,23 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import IoError, RingfenceError, file_error
 from ...model.files import FileInfo
 from ...sessions.live import Live
-from .. import forms, ranges
+from .. import forms, names, ranges
 from ..arriving import Arriving
 from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route
+)
 Info = Annotated[FileInfo, AsNoun()]
 _CHUNK = 1 << 20
-_BYTES: dict[str, Any] = {
-    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
-}
-_BODY = {"requestBody": {"required": True, "content": _BYTES}}
+_BODY = {"requestBody": {"required": False, "content": forms.BYTES}}
 
 
 async def _run(service: Service, live: Live, verb: str, *args: Any, **more: Any) -> Any:
@@ -36,15 +34,15 @@ async def _run(service: Service, live: Live, verb: str, *args: Any, **more: Any)
 @router.get(
     "/content",
     responses={
-        200: {"content": _BYTES, "description": "The file."},
-        206: {"content": _BYTES, "description": "The part that `Range` names."},
+        200: {"content": forms.BYTES, "description": "The file."},
+        206: {"content": forms.BYTES, "description": "The part that `Range` names."},
         416: {"description": "`Range` names nothing that is there."},
     },
     response_class=Response,
 )
 async def read(
     sandbox_id: forms.SandboxId,
-    path: forms.FilePath,
+    path: names.FilePath,
     service: TheService,
     caller: TheCaller,
     range_: Annotated[str, Header(alias="range", max_length=100)] = "",
@@ -116,7 +114,7 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 @router.put("/content", response_model=Info, openapi_extra=_BODY)
 async def write(
     sandbox_id: forms.SandboxId,
-    path: forms.FilePath,
+    path: names.FilePath,
     request: Request,
     service: TheService,
     caller: TheCaller,
@@ -168,7 +166,7 @@ def _typed(exc: OSError, path: str) -> RingfenceError:
 
 @router.get("/stat", response_model=Info)
 async def stat(
-    sandbox_id: forms.SandboxId, path: forms.FilePath, service: TheService, caller: TheCaller
+    sandbox_id: forms.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
 ) -> Response:
     """What is at a path itself: a symlink is not followed."""
     live = await service.need(sandbox_id, caller)
@@ -180,9 +178,9 @@ async def list_(
     sandbox_id: forms.SandboxId,
     service: TheService,
     caller: TheCaller,
-    path: forms.FilePath = ".",
+    path: names.FilePath = ".",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    cursor: Annotated[str, Query(max_length=1024, description="the last name seen")] = "",
+    cursor: names.LastName = "",
 ) -> Response:
     """The entries of a directory, by name."""
     live = await service.need(sandbox_id, caller)
@@ -195,8 +193,8 @@ async def list_(
 class Move(forms.Form):
     """From where to where."""
 
-    source: Annotated[str, Field(min_length=1, max_length=4095)]
-    target: Annotated[str, Field(min_length=1, max_length=4095)]
+    source: names.Path
+    target: names.Path
 
 
 @router.post("/move", response_model=Info)
@@ -212,7 +210,7 @@ async def move(
 class MakeDir(forms.Form):
     """A directory, with those above it unless told otherwise."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4095)]
+    path: names.Path
     parents: bool = True
 
 
@@ -229,7 +227,7 @@ async def make_dir(
 @router.delete("", status_code=204)
 async def remove(
     sandbox_id: forms.SandboxId,
-    path: forms.FilePath,
+    path: names.FilePath,
     service: TheService,
     caller: TheCaller,
     recursive: bool = False,

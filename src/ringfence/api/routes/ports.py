@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
-from ...errors import RingfenceError
+from ...errors import ConnectError, RingfenceError
 from ...sessions.live import Live
 from ..breaking import BreakableResponse
 from ..nouns import json_answer
@@ -39,7 +39,10 @@ async def expose(sandbox_id: str, port: Port, service: TheService, caller: TheCa
     No port of the host is opened: what leads inside asks for the same keys as everything here.
     """
     live = await service.need(sandbox_id, caller)
-    (await _dial(service, live, port)).close()
+    try:
+        (await _dial(service, live, port)).close()
+    except ConnectError as exc:
+        return problem(exc, status=409)  # nobody's bad answer: there is no server yet to ask
     at = f"/v1/sandboxes/{live.sandbox_id}/ports/{port}"
     return json_answer({"port": port, "http": f"{at}/http/", "ws": f"{at}/ws/", "tcp": f"{at}/tcp"})
 

@@ -155,7 +155,7 @@ async def delete(sandbox_id: forms.SandboxId, service: TheService, caller: TheCa
 class Extend(forms.Form):
     """How long it is to live from now."""
 
-    ttl_s: Annotated[float, Field(gt=0, le=366 * 86_400, strict=False)]
+    ttl_s: Annotated[float, Field(gt=0, le=366 * 86_400)]
 
 
 @router.post("/{sandbox_id}/extend", response_model=View)

@@ -15,15 +15,17 @@ from ...errors import NotADirectory, TimeoutExceeded
 from ...model.files import DIRECTORY, FileInfo
 from ...model.found import AllReplaced, FoundFiles, FoundLines
 from ...sandbox.looking import MOST_FOUND_BYTES, found_in, too_much
-from .. import forms
+from .. import forms, names
 from ..caller import Caller
 from ..nouns import AsNoun, json_answer
 from ..pipes import Running
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"])
+router = APIRouter(
+    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route
+)
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-_BODY = {"requestBody": {"required": True, "content": _TAR}}
+_BODY = {"requestBody": {"required": True, "content": {**_TAR, **forms.BYTES}}}
 _HEARTBEAT_S = 15.0
 Pattern = Annotated[str, Query(min_length=1, max_length=1000)]
 Most = Annotated[int, Query(ge=1, le=10_000)]
@@ -35,7 +37,7 @@ Most = Annotated[int, Query(ge=1, le=10_000)]
     response_class=Response,
 )
 async def download(
-    sandbox_id: forms.SandboxId, path: forms.FilePath, service: TheService, caller: TheCaller
+    sandbox_id: forms.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
 ) -> Response:
     """A directory with all below it. A stream that breaks off was not all."""
     live = await service.need(sandbox_id, caller)
@@ -71,7 +73,7 @@ class Unpacked(BaseModel):
 @router.put("/tree", response_model=Unpacked, openapi_extra=_BODY)
 async def upload(
     sandbox_id: forms.SandboxId,
-    path: forms.FilePath,
+    path: names.FilePath,
     request: Request,
     service: TheService,
     caller: TheCaller,
@@ -98,7 +100,7 @@ async def find(
     pattern: Pattern,
     service: TheService,
     caller: TheCaller,
-    path: forms.FilePath = ".",
+    path: names.FilePath = ".",
     limit: Most = 1000,
 ) -> Response:
     """Paths below `path` that match: `*` within a name, `**` any number of directories."""
@@ -112,7 +114,7 @@ async def search(
     pattern: Pattern,
     service: TheService,
     caller: TheCaller,
-    path: forms.FilePath = ".",
+    path: names.FilePath = ".",
     regex: bool = False,
     ignore_case: bool = False,
     glob: Annotated[str, Query(max_length=1000, description="only in files that match")] = "",
@@ -132,9 +134,7 @@ async def search(
 class Replace(forms.Form):
     """In which files, what by what; with `regex`, `\\\\1` is the first group."""
 
-    paths: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=4095)]], Field(max_length=1000)
-    ]
+    paths: Annotated[list[names.Path], Field(max_length=1000)]
     pattern: Annotated[str, Field(min_length=1, max_length=10_000)]
     replacement: Annotated[str, Field(max_length=1_000_000)]
     regex: bool = False
@@ -180,7 +180,7 @@ def _options(asked: dict[str, Any]) -> str:
 )
 async def watch(
     sandbox_id: forms.SandboxId,
-    path: forms.FilePath,
+    path: names.FilePath,
     service: TheService,
     caller: TheCaller,
     recursive: bool = False,

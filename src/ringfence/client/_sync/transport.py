@@ -11,6 +11,7 @@ import httpx2
 from ...errors import ServerUnreachable, TimeoutExceeded
 from ..address import Address, key_of
 from ..answers import BUSY, KEEP_ALIVE, error_of, pause_s, user_agent
+from ..asked import as_json, with_query
 from .pauses import let_go, pause, twin
 
 TYPE_CHECKING = False
@@ -75,9 +76,13 @@ class Transport:
             key: Sent as `Idempotency-Key`, which makes a POST safe to repeat.
             timeout_s: Instead of the transport's.
         """
-        headers = {"idempotency-key": key} if key else None
+        headers = {"idempotency-key": key} if key else {}
+        content = None
+        if body is not None:
+            headers["content-type"] = "application/json"
+            content = as_json(body)
         response = self.request(
-            method, path, json=body, params=params, headers=headers, timeout_s=timeout_s
+            method, path, content=content, params=params, headers=headers, timeout_s=timeout_s
         )
         return response.json() if response.content else None
 
@@ -103,15 +108,13 @@ class Transport:
         """
         has_key = "idempotency-key" in (headers or {})
         safe = not once and (method in ("GET", "HEAD", "DELETE") or has_key)
-        wanted = {name: value for name, value in (params or {}).items() if value is not None}
-        attempt = 0
+        url, attempt = with_query(path, params), 0
         while True:
             last = attempt >= self._retries
             try:
                 response = self._client.request(
                     method,
-                    path,
-                    params=wanted,
+                    url,
                     headers=headers,
                     timeout=self._client.timeout if timeout_s is None else timeout_s,
                     **body,
@@ -133,9 +136,8 @@ class Transport:
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **more: Any
     ) -> Iterator[httpx2.Response]:
         """A response below 400 whose content is still to be read. Never repeated."""
-        wanted = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            with self._client.stream(method, path, params=wanted, **more) as response:
+            with self._client.stream(method, with_query(path, params), **more) as response:
                 if response.status_code >= 400:
                     response.read()
                     raise _error(response)
@@ -152,9 +154,8 @@ class Transport:
 
     def websocket(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
         """A WebSocket, as a context manager."""
-        wanted = {name: value for name, value in (params or {}).items() if value is not None}
-        url = f"ws{self.address.url.removeprefix('http')}{path}"
-        return self._client.websocket(url, params=wanted, timeout=self.timeout_s)
+        url = f"ws{self.address.url.removeprefix('http')}{with_query(path, params)}"
+        return self._client.websocket(url, timeout=self.timeout_s)
 
     def _lost(self, exc: httpx2.TransportError) -> Exception:
         where = self.address.shown
