@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as place:
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        env={**os.environ, "HARBOR_TELEMETRY": "off", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )
     (result,) = Path(place).glob("jobs/*/*/result.json")
     print("reward", json.loads(result.read_text())["verifier_result"]["rewards"]["reward"])

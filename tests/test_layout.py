@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ringfence.testing.conformance import BackendConformance
+from tests.halves import ForAnybody, ForEachUser
 from tests.once import ASKS_WHO, FOR_BOTH_AS_OTHERS, FOR_BOTH_AS_ROOT
 
 ROOT = Path(__file__).parent.parent
@@ -113,4 +115,25 @@ def test_what_runs_once_is_there_and_asks_for_no_user(place: str) -> None:
 
     assert files
     for file in files:
-        assert not ASKS_WHO.search(file.read_text())
+        assert not ASKS_WHO.search(_what_is_listed(file, place.partition("::")[2]))
+
+
+def test_both_halves_are_the_whole_conformance_suite() -> None:
+    assert set(BackendConformance.__bases__) == {*ForEachUser.__bases__, *ForAnybody.__bases__}
+    assert not set(ForEachUser.__bases__) & set(ForAnybody.__bases__)
+
+
+def _what_is_listed(file: Path, name: str) -> str:
+    """The source of a file, or of what in it `name` begins with, and of the marks of the whole file."""
+    source = file.read_text()
+    if not name:
+        return source
+    wanted = name.partition("[")[0]
+    nodes = [
+        node
+        for node in ast.parse(source).body
+        if getattr(node, "name", "").startswith(wanted)
+        or (isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]))
+    ]
+    assert any(hasattr(node, "name") for node in nodes), f"{file.name} has no {wanted}"
+    return "\n".join(map(ast.unparse, nodes))

@@ -139,22 +139,23 @@ unpack_sources() {  # NAME
 }
 
 run() {  # NAME, then pytest arguments
-  local name=$1 home=$stage/home-$1 packages directory backend status become=("${become[@]}"); shift
+  local name=$1 home=$stage/home-$1 cache=$stage/home-$1/cache packages directory backend status become=("${become[@]}"); shift
   if [ "$name" = "$suite_of_users" ]; then
     [ ${#become_ranged[@]} = 0 ] || become=("${become_ranged[@]}")
     [ -z "$no_ranges" ] || set -- "$@" "--deselect=$test_of_users"
   fi
-  ! needs_root "$name" || become=()
   packages=$(packages_of "$name") directory=$(directory_of "$name") backend=$(backend_of "$name")
-  mkdir -p "$home/run" "$stage/t-$name"
+  # What is imported is compiled once for all suites of those packages; root executes only its own.
+  if needs_root "$name"; then become=(); else cache=$stage/cache-$packages; fi
+  mkdir -p "$home/run" "$stage/t-$name" "$cache"
   chmod 700 "$home/run"
-  [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home" "$stage/t-$name"
+  [ ${#become[@]} = 0 ] || chown -R "$uid:$uid" "$home" "$stage/t-$name" "$cache"
   (
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
       TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$packages/bin:/usr/local/bin:/usr/bin:/bin" \
       RINGFENCE_SUITE_NODE="$(node_of "$packages")" RINGFENCE_SUITE_NPM="$stage/npm-$packages" \
       RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" \
-      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONPYCACHEPREFIX="$home/cache" \
+      RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONPYCACHEPREFIX="$cache" \
       "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini -o cache_dir="$home/pytest" "$@" \
       "tests/suites/$directory" </dev/null
   ) >>"build/suite-$name.log" 2>&1

@@ -10,11 +10,12 @@ import signal
 import pytest
 from tests.connecting import Connecting
 from tests.features import require
+from tests.halves import ForAnybody, ForEachUser
 
 from ringfence import Sandbox
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
-from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance import BackendConformance, ConformanceBase
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
 from ringfence.testing.conformance.execs import Execs
@@ -29,9 +30,17 @@ def _bubblewrap() -> None:
     require("bwrap")
 
 
-class TestBubblewrap(Connecting, BackendConformance):
+class Bubblewrap(Connecting, ConformanceBase):
     def make_backend(self) -> CommandBackend:
         return CommandBackend(launchers.bubblewrap())
+
+
+class TestBubblewrap(Bubblewrap, ForEachUser):
+    pass
+
+
+class TestBubblewrapForAnybody(Bubblewrap, ForAnybody):
+    pass
 
 
 # Nothing but our filter keeps a program from asking for a keyring: keyctl(2), KEYCTL_GET_KEYRING_ID.

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import pytest
 from tests.connecting import Connecting
 from tests.features import require
+from tests.halves import ForAnybody, ForEachUser
 
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.model.spec import STRONG, SandboxSpec
-from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.conformance import ConformanceBase
 
 _state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")
 
@@ -22,7 +23,7 @@ def _gvisor() -> None:
     require("runsc")
 
 
-class TestGvisor(Connecting, BackendConformance):
+class Gvisor(Connecting, ConformanceBase):
     patience_s: ClassVar[float] = 120.0
     binds_late: ClassVar[bool] = False
 
@@ -31,3 +32,11 @@ class TestGvisor(Connecting, BackendConformance):
 
     def make_spec(self, **changes: Any) -> SandboxSpec:
         return SandboxSpec(**{"tier": STRONG, **changes})
+
+
+class TestGvisor(Gvisor, ForEachUser):
+    pass
+
+
+class TestGvisorForAnybody(Gvisor, ForAnybody):
+    pass

@@ -2,8 +2,9 @@
 # shellcheck shell=bash disable=SC2034
 
 # NAME-root is the suite NAME as root; NAME-gvisor the same in the strong tier. Both use NAME's packages.
-suites=(adk adk-gvisor autogen autogen-gvisor harbor harbor-gvisor inspect inspect-root inspect-gvisor langchain langchain-gvisor langchain-next
-  mcp mcp-gvisor openai openai-gvisor pydantic pydantic-gvisor smolagents smolagents-gvisor)
+# Each of the second line comes long after the one whose compiled packages it finds.
+suites=(harbor adk autogen inspect langchain langchain-next mcp openai pydantic smolagents
+  harbor-gvisor adk-gvisor autogen-gvisor inspect-root inspect-gvisor langchain-gvisor mcp-gvisor openai-gvisor pydantic-gvisor smolagents-gvisor)
 
 # packages_of NAME: whose packages it uses.
 packages_of() {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
@@ -15,30 +15,27 @@ from harbor.models.trial.paths import TrialPaths
 
 from ringfence.integrations.harbor import OUTPUT_BYTES, RingfenceEnvironment
 from tests.suites import at_once, imports, left
-from tests.suites.examples import output_of
+from tests.suites.examples import output_of, status_of
 from tests.suites.places import options
 from tests.suites.remote import serving
 
+# On a busy machine the framework alone takes minutes to import.
 pytestmark = pytest.mark.timeout(300)
+# Nothing is told or asked of the internet.
+QUIET = {"HARBOR_TELEMETRY": "off", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 TASKS = Path(__file__).parent / "tasks"
 
 
 def trials(agent: str, where: Path, *more: str) -> dict[str, Any]:
     """The reward of each task, or what went wrong."""
     kwargs = ["image=default", *(f"{key}={value}" for key, value in options().items())]
-    run = subprocess.run(
-        [
+    with mock.patch.dict(os.environ, QUIET):
+        status, said = status_of(
             *("harbor", "run", "-p", str(TASKS), "-a", agent, "-o", str(where), "-n", "3"),
             *("-e", "ringfence.integrations.harbor:RingfenceEnvironment"),
             *(word for each in (*kwargs, *more) for word in ("--ek", each)),
-        ],
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        capture_output=True,
-        text=True,
-        timeout=280,  # on a busy machine the framework alone takes minutes to import
-        check=False,
-    )
-    assert 0 == run.returncode, run.stdout[-3000:] + run.stderr[-3000:]
+        )
+    assert 0 == status, said[-3000:]
     found = {}
     for path in where.glob("*/*/result.json"):
         result = json.loads(path.read_text())

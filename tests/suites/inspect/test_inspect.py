@@ -44,6 +44,9 @@ def has_several_users() -> bool:
 
 
 SEVERAL_USERS = has_several_users()
+anyios_warning = pytest.mark.filterwarnings(  # in Inspect
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 
 async def make(**more: object) -> RingfenceEnvironment:
@@ -107,9 +110,7 @@ async def test_a_configuration_file(tmp_path: Path) -> None:
     assert "blue\n" == answer.stdout
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # anyio's, in Inspect
+@anyios_warning
 def test_a_task_finds_it_by_name(tmp_path: Path) -> None:
     """A whole evaluation with a scripted model; Inspect's own tools are injected, and run inside."""
 
@@ -151,6 +152,7 @@ async def test_fifty_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+@anyios_warning
 def test_the_example(tmp_path: Path) -> None:
     assert "5891b5b5 1.0\n" == output_of("inspect_task", tmp_path)
 

@@ -101,20 +101,26 @@ async def test_a_terminal(session: Any) -> None:
     assert (None, 3) == (last.process_id, last.exit_code)
 
 
+async def _ask(host: str, port: int) -> bytes:
+    """What it answers; nothing where it does not listen yet, which may be said before we are connected."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(b"GET /index.html HTTP/1.0\r\n\r\n")
+            return await reader.read()
+        finally:
+            writer.close()
+    except ConnectionError:
+        await asyncio.sleep(0.05)
+        return b""
+
+
 async def test_a_port(session: Any) -> None:
     await session.write(Path("index.html"), io.BytesIO(b"served from inside"))
     await session.pty_exec_start("python3 -m http.server 8123", yield_time_s=0.3)
     endpoint = await session.resolve_exposed_port(8123)
-    answer = b""
-    while b"served from inside" not in answer:
-        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-        try:
-            writer.write(b"GET /index.html HTTP/1.0\r\n\r\n")
-            answer = await reader.read()
-        except ConnectionError:
-            await asyncio.sleep(0.05)  # it does not listen yet
-        finally:
-            writer.close()
+    while b"served from inside" not in await _ask(endpoint.host, endpoint.port):
+        pass
 
 
 async def test_resumed_after_its_end(tmp_path: Path) -> None:

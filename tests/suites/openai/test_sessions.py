@@ -15,6 +15,8 @@ from tests.suites.openai.hosted import HostedClient, as_their_own
 from tests.suites.sources import beside
 
 PATIENCE_MS = 4000
+# What a state is written down as has nothing to do with what a sandbox runs in.
+once = pytest.mark.once
 PROJECT = "openai-agents"
 local: Any = beside(PROJECT, "sandbox.test_unix_local")
 runtime: Any = beside(PROJECT, "sandbox.test_runtime")
@@ -47,12 +49,14 @@ test_removing_one = runtime.test_unix_local_rm_non_recursive_still_errors_for_mi
 test_links_outside = runtime.test_wrapped_unix_local_helpers_reject_symlink_escape_paths
 test_own_root = runtime.test_unix_local_runner_cleanup_preserves_resumed_caller_owned_workspace_root
 test_resumed = runtime.test_runner_persists_workspace_and_tool_choice_state_across_sandbox_resume
-test_handoffs = runtime.test_runner_restores_all_sandbox_agents_from_run_state_across_handoffs
-test_same_names = (
+test_handoffs = once(runtime.test_runner_restores_all_sandbox_agents_from_run_state_across_handoffs)
+test_same_names = once(
     runtime.test_runner_serializes_unique_sandbox_resume_keys_for_duplicate_agent_names
 )
-test_same_names_from_json = (
+test_same_names_from_json = once(
     runtime.test_runner_restores_duplicate_name_sandbox_sessions_after_json_roundtrip
 )
-test_old_payload = runtime.test_runner_restores_legacy_current_sandbox_payload_after_json_roundtrip
+test_old_payload = once(
+    runtime.test_runner_restores_legacy_current_sandbox_payload_after_json_roundtrip
+)
 test_a_whole_life = resumed.test_runner_preserves_unix_local_lifecycle_state_across_pause_and_resume

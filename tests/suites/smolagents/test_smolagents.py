@@ -117,6 +117,7 @@ def test_code_that_ends_the_interpreter(executor: RingfenceExecutor) -> None:
     assert "1" == executor("1").output
 
 
+@pytest.mark.once  # pip says it, over and over, inside
 def test_a_package_that_cannot_be_had_is_an_error() -> None:
     with pytest.raises(AgentError, match="pip install failed"):
         RingfenceExecutor(["no-such-package-anywhere"], **options())

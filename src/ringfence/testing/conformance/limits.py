@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .base import MakeSandbox
 
 FORKS = 'i=; while [ "$i" != %s ]; do sleep 600 & i=${i}x; done; echo all' % ("x" * 40)
-DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 23 ]; do x=$x$x; i=$((i+1)); done; echo all"
+DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; echo all"
 
 
 class LimitsThatBite(ConformanceBase):
@@ -57,18 +57,18 @@ class LimitsThatBite(ConformanceBase):
 
     @needs(can.INODE_QUOTA)
     def test_inodes(self, make_sandbox: MakeSandbox) -> None:
-        lab = make_sandbox(limits=Limits(inodes=512))
+        lab = make_sandbox(limits=Limits(inodes=256))
         lab.files.make_dir("many")
 
         with pytest.raises((ResourceExhausted, OSError)):
-            _put_many(lab, 600)
+            _put_many(lab, 300)
         lab.files.remove("many", recursive=True)
 
         lab.put("after", b"there is room again")
 
     @needs(can.MEMORY_LIMIT)
     def test_memory(self, make_sandbox: MakeSandbox) -> None:
-        """Doubling 16 bytes 23 times makes 128 MiB."""
+        """Doubling 16 bytes 22 times makes 64 MiB, and takes as much again to make the last."""
         lab = make_sandbox(limits=Limits(memory_bytes=64 * MIB))
 
         result = lab.sh(DOUBLING, timeout_s=self.patience_s)

@@ -1,0 +1,31 @@
+"""The conformance suite in two: what may come out otherwise for another user of the host, and what may not.
+
+Both are run by root and by an ordinary user, where the other pass does not run the second for both
+(tests/once.py).
+"""
+
+from __future__ import annotations
+
+from ringfence.testing.conformance.checkpoints import Checkpoints
+from ringfence.testing.conformance.endings import Endings
+from ringfence.testing.conformance.environment import Environment
+from ringfence.testing.conformance.errands import Errands
+from ringfence.testing.conformance.execs import Execs
+from ringfence.testing.conformance.files import Files
+from ringfence.testing.conformance.lifecycle import Lifecycle
+from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.mounts import Mounts
+from ringfence.testing.conformance.network import Network
+from ringfence.testing.conformance.reports import Reports
+from ringfence.testing.conformance.requests import Requests
+from ringfence.testing.conformance.suspension import Suspension
+from ringfence.testing.conformance.trees import Trees
+from ringfence.testing.conformance.warmth import Warmth
+
+
+class ForEachUser(Files, Mounts, Network, Checkpoints, Suspension, LimitsThatBite, Reports):
+    """Files of the host and owners, limits and what holds: done with what the user may do."""
+
+
+class ForAnybody(Lifecycle, Execs, Endings, Environment, Requests, Trees, Errands, Warmth):
+    """What is asked for, and what happens inside."""
