@@ -128,12 +128,15 @@ def _what_is_listed(file: Path, name: str) -> str:
     source = file.read_text()
     if not name:
         return source
-    wanted = name.partition("[")[0]
-    nodes = [
-        node
-        for node in ast.parse(source).body
-        if getattr(node, "name", "").startswith(wanted)
-        or (isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]))
-    ]
-    assert any(hasattr(node, "name") for node in nodes), f"{file.name} has no {wanted}"
-    return "\n".join(map(ast.unparse, nodes))
+    wanted, found, marks = name.partition("[")[0], [], []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom):
+            if any(alias.name.startswith(wanted) for alias in node.names):
+                module = f"{node.module}".replace(".", "/")
+                found.append(_what_is_listed(ROOT / f"{module}.py", wanted))
+        elif getattr(node, "name", "").startswith(wanted):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Assign) and "pytestmark" == ast.unparse(node.targets[0]):
+            marks.append(ast.unparse(node))
+    assert found, f"{file.name} has no {wanted}"
+    return "\n".join(found + marks)
