@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .plan import NetworkPlan, Tree
     from .serving import SharePlan
     from .stills import Still
+    from .views import ViewPlan
 
     class GuestRoot(TypedDict):
         """The root file system that the program serves to its guest."""
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
         passes: int  # descriptors that the program gets as 3 and up
         descriptors: int  # for how many there is room from its start on; 0: as they come
         share: SharePlan | None  # with it more come along: its lines, and its socket to the host
+        view: ViewPlan | None  # what of the trees is seen through one
         keep_capabilities: bool  # in the hull's user namespace; else nobody in there has any
-        argv: list[str]
+        argv: list[str]  # none: it is no program but `view.serve`
         env: dict[str, str]
         cgroup_dirs: list[str]
         cgroup_values: list[tuple[str, str]]
@@ -112,10 +114,11 @@ def become(
 def _enter(plan: HullPlan, go: wire.Socket, still: Still | None) -> None:
     os.setsid()
     build.make_mounts_private()
+    others = keepers(plan)
     # Before our ids change: what only the host's administrator may read is still readable now.
     trees = [
-        -1 if is_keepers(plan, tree) else _step(f"open {tree['source']}", build.open_tree, tree, -1)
-        for tree in plan["trees"]
+        -1 if i in others else _step(f"open {tree['source']}", build.open_tree, tree, -1)
+        for i, tree in enumerate(plan["trees"])
     ]
     word, fds = wire.receive(go)
     if word is None:
@@ -139,9 +142,13 @@ def _open_network(plan: NetworkPlan, control: wire.Socket) -> None:
         os.close(fd)  # only who serves them may accept
 
 
-def is_keepers(plan: HullPlan, tree: Tree) -> bool:
-    """Whether the keeper opens it, as host root: what the user mounts, ids mapped."""
-    return plan["trusted_root"] and bool(tree["inode"])
+def keepers(plan: HullPlan) -> set[int]:
+    """Which trees the keeper opens: those of a view and, as host root, what the user mounts, ids mapped."""
+    view = plan["view"]
+    through = {*view["trees"], view["image"]} - {-1} if view is not None else set()
+    return through | {
+        i for i, tree in enumerate(plan["trees"]) if plan["trusted_root"] and tree["inode"]
+    }
 
 
 def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
@@ -286,6 +293,8 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
         privileges.empty_capability_sets()
     privileges.set_no_new_privs()
     privileges.die_with_parent(signal.SIGKILL)
+    if not plan["argv"]:
+        _serve_views(control, plan["filter"])
     seccomp.install_filter(plan["filter"])
     if plan["share"] is not None:
         _serve_beside(plan["share"], serving)
@@ -300,6 +309,17 @@ def _make_room(descriptors: int, file: int) -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors and (descriptors <= most or most == resource.RLIM_INFINITY):
         os.dup2(file, descriptors - 1)
+
+
+def _serve_views(control: wire.Socket, program: bytes) -> NoReturn:
+    from . import view  # imported by the keeper
+
+    try:
+        view.serve(control, program)
+    except BaseException as exc:  # noqa: BLE001  whatever it is, the last words tell it
+        os.write(2, f"view: {exc!r}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
 
 
 def _serve_beside(plan: SharePlan, fds: list[int]) -> None:

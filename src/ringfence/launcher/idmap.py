@@ -5,6 +5,31 @@ from __future__ import annotations
 import posix as os
 
 from ..linux import namespaces
+from . import build
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .plan import Tree
+
+
+def restricted(fd: int, tree: Tree) -> int:
+    """A detached copy of a mount, made what its tree says: ids are mapped, too.
+
+    Raises:
+        OSError: It cannot be; then `fd` is closed.
+    """
+    idmap_fd = -1
+    try:
+        if tree["idmap"]:
+            idmap_fd = user_namespace(tree["idmap"], tree["idmap_gid"])
+        build.restrict_tree(fd, tree, idmap_fd)
+    except OSError:
+        os.close(fd)
+        raise
+    finally:
+        if idmap_fd >= 0:
+            os.close(idmap_fd)
+    return fd
 
 
 def user_namespace(uid_map: str, gid_map: str) -> int:

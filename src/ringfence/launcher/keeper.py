@@ -8,11 +8,13 @@ every cgroup removed before it exits. A hull dies with the keeper, and all that 
 from __future__ import annotations
 
 import _signal as signal
+import errno
 import gc
 import posix as os
+from _functools import partial
 
 from ..linux import files, mounts, namespaces, privileges
-from . import build, cgroups, hull, idmap, init, placeholders, stills, wire
+from . import build, cgroups, hull, idmap, init, placeholders, stills, views, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -42,6 +44,7 @@ class Kept:
 
     def __init__(self, plan: HullPlan) -> None:
         self.id, self.directories = plan["id"], plan["cgroup_dirs"]
+        self.views: list[views.Key] = []
 
 
 class Keeper(Parent):
@@ -53,6 +56,8 @@ class Keeper(Parent):
         # What the host removes, and we only when it is gone, by sandbox id; see zygote.Zygote.
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
         self.still: stills.Still | None = None
+        self.den: views.Den | None = None
+        self.views: views.Views | None = None
 
     def serve_one(self) -> bool:
         message, fds = wire.receive(self.host)
@@ -65,6 +70,10 @@ class Keeper(Parent):
                 self.create(argument, reply, fds[1:])
             elif verb == "still":
                 self.keep_still(argument, reply, fds[1])
+            elif verb == "den":
+                self.make_den(argument, reply)
+            elif verb == "views":
+                self.show_through(argument, reply, fds[1])
             elif verb == "enter":
                 self.enter(argument, reply, fds[1:])
             elif verb == "join":
@@ -92,6 +101,31 @@ class Keeper(Parent):
         self.still = stills.take(code=code, **wanted)
         wire.send_raw(reply, b"O%d" % self.still.size_bytes)
 
+    # -- what hulls see of the host ---------------------------------------------------------
+
+    def make_den(self, wanted: dict[str, Any], reply: wire.Socket) -> None:
+        """Be where views can be mounted, from now on.
+
+        Args:
+            wanted: What `views.Den` is told.
+        """
+        if self.den is None:
+            self.den = views.Den(**wanted)
+        wire.send_raw(reply, b"O")
+
+    def show_through(self, wanted: dict[str, Any], reply: wire.Socket, control: int) -> None:
+        """From now on hulls may have views. Answers with "1" where their ids can be mapped.
+
+        Args:
+            wanted: "server", the pid of who answers for them, and "probe", the tree to try it with.
+            control: Our end of the server's socket.
+        """
+        if self.den is None:
+            raise OSError(errno.EINVAL, "there is no den")
+        self.views = views.Views(self.den, wanted["server"], wire.adopt(os.dup(control)))
+        maps = self.views.can_map_ids(wanted["probe"])
+        wire.send_raw(reply, b"O1" if maps else b"O0")
+
     # -- creating ---------------------------------------------------------------------------
 
     def create(self, plan: HullPlan, reply: wire.Socket, fds: list[int]) -> None:
@@ -114,6 +148,8 @@ class Keeper(Parent):
             from . import layers as _for_the_hull  # noqa: F401
 
             content.append(pinned.pop(0))
+        if not plan["argv"]:
+            from . import view as _for_the_view  # noqa: F401
         trees = self.open_trees(plan, pinned)
         passed = list(trees)
         try:
@@ -134,7 +170,9 @@ class Keeper(Parent):
                 raise
             finally:
                 go.close()
-            self.hulls[pid] = Kept(plan)
+            self.hulls[pid] = kept = Kept(plan)
+            if self.views is not None and plan["view"] is not None:
+                kept.views = self.views.use(plan["view"])
             if plan["placeholders"]:
                 self.placeholders[plan["id"]] = plan["placeholders"], plan["note"]
             wire.send_raw(reply, b"O%d" % pid, [pidfd])
@@ -169,17 +207,41 @@ class Keeper(Parent):
         return pid, pidfd, ours
 
     def open_trees(self, plan: HullPlan, pinned: list[int]) -> list[int]:
-        """As host root: what the user mounts, copied from the host's own mounts, ids mapped."""
+        """What a hull cannot open itself, in the order of its trees.
+
+        That is what it sees through a view, and, as host root, what the user mounts: copied from the
+        host's own mounts, ids mapped.
+        """
         made: list[int] = []
         try:
-            for tree in plan["trees"]:
-                if hull.is_keepers(plan, tree):
-                    made.append(_open_tree(tree, pinned[tree["fd"]]))
+            for i in sorted(hull.keepers(plan)):
+                made.append(self.open_tree(plan, i, pinned))
         except OSError:
             for fd in made:
                 os.close(fd)
             raise
         return made
+
+    def open_tree(self, plan: HullPlan, index: int, pinned: list[int]) -> int:
+        tree, view = plan["trees"][index], plan["view"]
+        if view is None or index not in (*view["trees"], view["image"]):
+            return self.open_pinned(tree, pinned)
+        source = view["image_source"] if index == view["image"] else None
+        opener = None if source is None else partial(self.open_pinned, source, pinned)
+        try:
+            if self.views is None:
+                raise OSError(errno.ENOTCONN, "who serves the host's files is gone")
+            return self.views.open(tree, view, opener)
+        except OSError as exc:
+            raise build.BuildError(f"view of {tree['source']}", exc) from exc
+
+    def open_pinned(self, tree: Tree, pinned: list[int]) -> int:
+        """A directory that the host process has resolved, or nothing else."""
+        if tree["fd"] < 0:
+            return build.open_tree(tree, -1)
+        if self.den is None:
+            return _open_tree(tree, pinned[tree["fd"]])
+        return self.den.outside(lambda: _open_tree(tree, pinned[tree["fd"]]))
 
     # -- going into one ---------------------------------------------------------------------
 
@@ -207,8 +269,25 @@ class Keeper(Parent):
     def forget(self, pid: int) -> None:
         """The PID namespace is empty now: nothing is left that the cgroups could hold."""
         kept = self.hulls.pop(pid, None)
-        if kept is not None:
-            cgroups.remove(kept.directories)
+        if kept is None:
+            return
+        cgroups.remove(kept.directories)
+        if self.views is None:
+            return
+        if pid == self.views.server:
+            self.end_views()
+        else:
+            self.views.release(kept.views)
+
+    def end_views(self) -> None:
+        """Who answers for them has ended: so does who would wait for an answer, or hear of errors only."""
+        if self.views is not None:
+            self.views.close()
+        self.views = None
+        for pid, kept in self.hulls.items():
+            if kept.views:
+                os.kill(pid, signal.SIGKILL)
+                cgroups.thaw(kept.directories)
 
     def clean_up(self) -> None:
         """The host is gone: end everything, wait for it, leave nothing."""
@@ -226,19 +305,8 @@ class Keeper(Parent):
 
 def _open_tree(tree: Tree, pinned: int) -> int:
     """A detached copy of what `pinned` is, restricted as planned, ids mapped."""
-    idmap_fd = -1
     try:
-        if tree["idmap"]:
-            idmap_fd = idmap.user_namespace(tree["idmap"], tree["idmap_gid"])
-        fd = mounts.open_tree("", dir_fd=pinned, recursive=idmap_fd < 0)
-        try:
-            build.restrict_tree(fd, tree, idmap_fd)
-        except OSError:
-            os.close(fd)
-            raise
+        copy = mounts.open_tree("", dir_fd=pinned, recursive=not tree["idmap"])
+        return idmap.restricted(copy, tree)
     except OSError as exc:
         raise build.BuildError(f"mount {tree['source']}", exc) from exc
-    finally:
-        if idmap_fd >= 0:
-            os.close(idmap_fd)
-    return fd

@@ -25,12 +25,18 @@ def text(name: bytes) -> str:
 
 
 class Node:
-    """One name that the guest's kernel holds on to."""
+    """One name that the guest's kernel holds on to.
 
-    __slots__ = ("lookups", "name", "parent")
+    Attributes:
+        stamp: What the name stood for when it was looked up; () where nobody asks.
+    """
 
-    def __init__(self, parent: int, name: str, lookups: int = 0) -> None:
-        self.parent, self.name, self.lookups = parent, name, lookups
+    __slots__ = ("lookups", "name", "parent", "stamp")
+
+    def __init__(
+        self, parent: int, name: str, lookups: int = 0, stamp: tuple[int, ...] = ()
+    ) -> None:
+        self.parent, self.name, self.lookups, self.stamp = parent, name, lookups, stamp
 
 
 class Nodes:
@@ -70,15 +76,26 @@ class Nodes:
         """The first name on the way there."""
         return self.path(number).partition("/")[0]
 
-    def look(self, parent: int, name: str) -> int:
-        """The number of a name, which the guest's kernel now knows once more."""
+    def look(self, parent: int, name: str, stamp: tuple[int, ...] = ()) -> int:
+        """The number of a name, which the guest's kernel now knows once more.
+
+        A name that has come to stand for something else gets another number.
+        """
         number = self._numbers.get((parent, name))
+        if number is not None and self._nodes[number].stamp != stamp:
+            self.gone(parent, name)
+            number = None
         if number is None:
             self._last += 1
             number = self._numbers[parent, name] = self._last
-            self._nodes[number] = Node(parent, name)
+            self._nodes[number] = Node(parent, name, 0, stamp)
         self._nodes[number].lookups += 1
         return number
+
+    def stamp(self, number: int) -> tuple[int, ...]:
+        """What the name of that number stood for when it was looked up."""
+        node = self._nodes.get(number)
+        return node.stamp if node is not None else ()
 
     def forget(self, number: int, lookups: int) -> None:
         """The guest's kernel knows it so often less."""

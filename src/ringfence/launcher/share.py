@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _FOREVER_S = 1 << 20
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_MOST_OPEN = 32
 _DIRECTORY, _REGULAR, _LINK = 4, 8, 10  # DT_*, include/linux/fs_types.h
 _ITSELF = [(".", 1, _DIRECTORY), ("..", 1, _DIRECTORY)]  # which the guest's kernel finds without us
 
@@ -38,6 +37,7 @@ class Share:
     """
 
     holds_s = _FOREVER_S  # so long need the guest's kernel not ask again
+    most_open = 32  # files, of those read last
 
     def __init__(self, root: int, owners: dict[str, int]) -> None:
         self.nodes, self.owners = Nodes(root), owners
@@ -72,11 +72,20 @@ class Share:
             uid, gid = uid or owner, gid or owner
         times = info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns
         return fuse.ATTRIBUTES.pack(
-            *(info.st_ino, info.st_size, info.st_blocks),
+            *(self.inode(info), info.st_size, info.st_blocks),
             *(each // 10**9 for each in times),
             *(each % 10**9 for each in times),
             *(info.st_mode, info.st_nlink, uid, gid, info.st_rdev & 0xFFFFFFFF, info.st_blksize, 0),
         )
+
+    def inode(self, info: Any) -> int:
+        """The number that programs see."""
+        return int(info.st_ino)
+
+    def look(self, parent: int, name: str, info: Any) -> int:
+        """The number that the guest's kernel is to know a name by."""
+        del info
+        return self.nodes.look(parent, name)
 
     def entry(self, parent: int, name: str) -> bytes:
         """A name that the guest's kernel shall know: its number and attributes."""
@@ -85,7 +94,7 @@ class Share:
             info = os.stat(name, dir_fd=directory, follow_symlinks=False)
         finally:
             os.close(directory)
-        number = self.nodes.look(parent, name)
+        number = self.look(parent, name, info)
         head = fuse.ENTRY.pack(number, 0, self.holds_s, self.holds_s, 0, 0)
         return head + self.attributes(number, info)
 
@@ -164,7 +173,7 @@ class Share:
         if fd < 0:
             fd = self.open_fd(node, os.O_RDONLY)
         self._open[node] = fd
-        if len(self._open) > _MOST_OPEN:
+        if len(self._open) > self.most_open:
             os.close(self._open.pop(next(iter(self._open))))
         return fd
 
@@ -197,10 +206,7 @@ class Share:
         said = bytearray()
         entries = self.entries(node, handle, offset)
         for i in range(offset, len(entries)):
-            name, inode, kind = entries[i]
-            raw = name.encode("utf-8", "surrogateescape")
-            one = fuse.DIRENT.pack(inode, i + 1, len(raw), kind) + raw
-            one += bytes(-len(one) % 8)
+            one = fuse.dirent(entries[i], i + 1)
             if len(said) + len(one) > size:
                 break
             said += one
@@ -268,4 +274,5 @@ _OPERATIONS = {
     fuse.FALLOCATE: "allocate",
     fuse.OPENDIR: "open_directory",
     fuse.READDIR: "list",
+    fuse.READDIRPLUS: "list_with_attributes",
 }

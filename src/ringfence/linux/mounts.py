@@ -17,6 +17,7 @@ MS_BIND = 4096
 MS_MOVE = 8192
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
 MNT_DETACH = 2  # include/linux/fs.h
 
 OPEN_TREE_CLONE = 1

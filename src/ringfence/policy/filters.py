@@ -67,6 +67,17 @@ def egress_file_name(machine: str) -> str:
     return f"{machine}-of-egress.bpf"
 
 
+def load_view_filter(machine: str | None = None) -> bytes:
+    """The program of who serves files to guests; empty for a machine that there is none for."""
+    machine = machine or os.uname().machine
+    return _shipped(view_file_name(machine)) if machine in MACHINES else b""
+
+
+def view_file_name(machine: str) -> str:
+    """The name of the file that holds it."""
+    return f"{machine}-of-view.bpf"
+
+
 def _shipped(name: str) -> bytes:
     if name not in _programs:
         with open(os.path.join(_DIRECTORY, name), "rb") as file:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ..errors import InvalidRequest, Unsupported
 from . import bpf, filters, syscalls_aarch64, syscalls_x86_64
@@ -42,6 +42,7 @@ DEFAULT = "os_hardened"  # what a policy can extend
 _MOST_RULES = 1000
 _POLICY_FILE = os.path.join(os.path.dirname(__file__), "seccomp_policy.json")
 _EGRESS_FILE = os.path.join(os.path.dirname(__file__), "egress_policy.json")
+_VIEW_FILE = os.path.join(os.path.dirname(__file__), "view_policy.json")
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,19 @@ class SeccompPolicy:
     @classmethod
     def of_egress(cls) -> SeccompPolicy:
         """What the egress process puts itself under."""
+        return cls._of_file(_EGRESS_FILE)
+
+    @classmethod
+    def of_view(cls) -> SeccompPolicy:
+        """What the process puts itself under that serves the host's files to guests."""
+        # It names all that is allowed; one of the guards refuses openat2(2), by which it finds files.
+        return replace(cls._of_file(_VIEW_FILE), guards=())
+
+    @classmethod
+    def _of_file(cls, path: str) -> SeccompPolicy:
         import json
 
-        with open(_EGRESS_FILE, encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             return cls.from_json(json.load(file))
 
     @classmethod
@@ -398,9 +409,13 @@ def _rules(data: object, field: str) -> tuple[Rule, ...]:
 def shipped_programs() -> dict[str, bytes]:
     """The content of each file in `compiled/`."""
     policy, egress = SeccompPolicy.default(), SeccompPolicy.of_egress()
+    of_view = SeccompPolicy.of_view()
     with_unix = FilterOptions(allow_af_unix=True)
     programs = {
         filters.egress_file_name(machine): compile_filter(with_unix, policy=egress, machine=machine)
+        for machine in filters.MACHINES
+    } | {
+        filters.view_file_name(machine): compile_filter(policy=of_view, machine=machine)
         for machine in filters.MACHINES
     }
     return programs | {

@@ -72,6 +72,7 @@ class Maker:
         """
         sandbox_id = spec.id or new_id(SANDBOX)
         self._plan(name, sandbox_id, owner, spec)
+        self._tell_whose(name, sandbox_id, owner)
         try:
             wanted = for_backend(spec, sandbox_id)
             if snapshot_id is not None:
@@ -90,6 +91,7 @@ class Maker:
         sandbox_id = new_id(SANDBOX)
         try:
             self._plan(name, sandbox_id, NOBODY, spec)
+            self._tell_whose(name, sandbox_id, sandbox_id)  # nobody knows yet: no other's, then
             try:
                 warm = self.backends[name].prewarm(for_backend(spec, sandbox_id))
             except BaseException as exc:
@@ -152,6 +154,12 @@ class Maker:
                 boot=self._clock.boot,
             )
         )
+
+    def _tell_whose(self, name: str, sandbox_id: str, tenant: str) -> None:
+        """Where sandboxes of one tenant share what others must not: pages of the page cache."""
+        tell = getattr(self.backends[name], "belongs_to", None)
+        if tell is not None:
+            tell(sandbox_id, tenant)
 
     def _note_anchor(self, name: str) -> None:
         ask = getattr(self.backends[name], "anchor", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
@@ -19,6 +20,7 @@ from .ahead import Ahead
 from .limits import KERNEL_BYTES, host_pids
 from .network import GvisorNetwork
 from .sandbox import GvisorSandbox
+from .views import Views, is_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class GvisorBackend(Hulls):
         egress: Who serves networks and moves the data of forwarded connections; None is the process
             that this one shares.
         ahead: In a burst, build the next sandbox while the last one runs.
+        own_pages: Show the host's read-only files through a view of each tenant's own, so that no page of
+            the page cache is two tenants'; where that cannot be had, `protections()` says why.
     """
 
     name = NAME
@@ -59,12 +63,17 @@ class GvisorBackend(Hulls):
         state_dir: str | None = None,
         egress: Callable[[], Egress] | None = None,
         ahead: bool = False,
+        own_pages: bool | None = None,
     ) -> None:
         super().__init__(state_dir, egress)
         self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
         self._stills: tuple[Launched, int] | None = None
         self._still_worked = False
+        self._own_pages = is_on() if own_pages is None else own_pages
+        self._views: Views | None = None
+        self._views_lock = allocate_lock()
+        self._tenants: dict[str, str] = {}
 
     def runsc(self) -> Runsc:
         """The program.
@@ -114,6 +123,7 @@ class GvisorBackend(Hulls):
             raise
         finally:
             self._making.discard(sandbox_id)
+            self._tenants.pop(sandbox_id, None)
 
     def _make(
         self,
@@ -125,8 +135,10 @@ class GvisorBackend(Hulls):
         image: Held | None,
     ) -> GvisorSandbox:
         here, uid, keeper = host(), identity.uid_of(spec.user), self.keeper()
+        views = self.views(keeper)
         first = self.host_ids().take() if here.trusted_root else 0
         draft = planning.Draft(spec, sandbox_id, uid, first, image)
+        draft.shares_pages = views.why_not(image)
         try:
             size = sizes(spec, here)
             if spec.network.needs_tls_termination:
@@ -141,6 +153,8 @@ class GvisorBackend(Hulls):
                 has_content=content >= 0,
                 memory=memory,
                 still_bytes=self._still_bytes(keeper),
+                views=None if draft.shares_pages else views,
+                tenant=self._tenants.get(sandbox_id, ""),
             )
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
             most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
@@ -156,6 +170,22 @@ class GvisorBackend(Hulls):
         self._still_worked = self._still_worked or bool(plan["guest"]["still"])
         self._hulled[sandbox_id] = sandbox
         return sandbox
+
+    def belongs_to(self, sandbox_id: str, tenant: str) -> None:
+        """The sandbox that will have this id is a tenant's: it has pages in common with theirs only.
+
+        Of a tenant that is named like it, it is the only one. Others are of the one who has this backend.
+        """
+        self._tenants[sandbox_id] = tenant
+
+    def views(self, keeper: Launched) -> Views:
+        """Who serves the host's files to this keeper's hulls; another one when the last has ended."""
+        with self._views_lock:
+            if self._views is None or self._views.keeper is not keeper or not self._views.alive:
+                if self._views is not None:
+                    self._views.close()
+                self._views = Views(self, keeper, wanted=self._own_pages)
+            return self._views
 
     def _still_bytes(self, keeper: Launched) -> int:
         """How large the agent is that this keeper has started ahead; 0 where it cannot."""
@@ -229,6 +259,12 @@ class GvisorBackend(Hulls):
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
+        for sandbox in list(self._hulled.values()):
+            sandbox.terminate()
+        with self._views_lock:
+            if self._views is not None:
+                self._views.close()
+                self._views = None
         super().close()
 
     def report(self) -> BackendReport:

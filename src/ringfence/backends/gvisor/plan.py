@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..local.sizes import Sizes
     from ..local.trusted import Trusted
     from .runsc import Runsc
+    from .views import Views
 
     Steps = list[tuple[Any, ...]]
 
@@ -107,6 +108,7 @@ class Draft:
         self.protected: list[Protected] = []
         self.note: str | None = None  # of the journal
         self.trusted: Trusted | None = None
+        self.shares_pages = ""  # why, where it does
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -170,12 +172,16 @@ def make_plan(
     has_content: bool,
     memory: str = "",
     still_bytes: int = 0,
+    views: Views | None = None,
+    tenant: str = "",
 ) -> HullPlan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
 
     Args:
         memory: A file with what a guest had in memory, to be continued.
         still_bytes: How large the agent is that has started already; 0: there is none.
+        views: Who serves what the host shows; None: the guest has the host's own pages.
+        tenant: Whose view it is.
     """
     # It lies in the guest's root until it runs, and finds its files where the host has them: not on
     # an image, whose files are a stranger's, nor where the root is small or filled already.
@@ -201,6 +207,10 @@ def make_plan(
     if not host.trusted_root and not draft.image:
         # Without root all there belongs to the one id that there is: so it is read-only besides.
         draft.after.append(("protect", f"{ROOTFS}/etc"))
+    view = None
+    if views is not None:
+        shown = [i for i, tree in enumerate(draft.trees) if not tree["inode"]]
+        view = views.plan(draft, tenant, shown, below)
     _furnish_hull(draft, runsc, starts_still=starts_still)
     if memory:
         verb = "image_dir" if draft.image else "dir"
@@ -213,7 +223,7 @@ def make_plan(
         ids = (identity.slot_map(draft.first_host_id, draft.uid),) * 2
     return {
         "id": draft.id,
-        "namespaces": _NAMESPACES,
+        "namespaces": NAMESPACES,
         "uid_map": ids[0],
         "gid_map": ids[1],
         "deny_setgroups": not host.trusted_root,
@@ -239,6 +249,7 @@ def make_plan(
         "passes": 0,
         "descriptors": waits.DESCRIPTORS,
         "share": None,
+        "view": view,
         "keep_capabilities": True,
         "argv": [
             RUNSC,
@@ -275,7 +286,7 @@ def _network(spec: SandboxSpec) -> NetworkPlan | None:
     return plan_for(spec.network)
 
 
-_NAMESPACES = (
+NAMESPACES = (
     namespaces.CLONE_NEWUSER
     | namespaces.CLONE_NEWNS
     | namespaces.CLONE_NEWPID

@@ -14,6 +14,7 @@ from ..local.host import host
 from ..local.netns import of_network
 from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import UNREADABLE, read_all, unreadable
+from . import views
 from .inspection import Inspection
 from .limits import KERNEL_BYTES, host_pids
 from .plan import ROOTFS
@@ -132,6 +133,22 @@ def _host_files(seen: Inspection) -> Protection:
     )
 
 
+def _own_pages(seen: Inspection) -> Protection:
+    """Whose the pages of read-only files are, as far as the hull's mounts tell: a view's, or everybody's."""
+    name, why = "own_pages", seen.sandbox.shares_pages
+    if why:
+        said = f"pages of read-only files of the host are everybody's who reads them: {why}"
+        return Protection(name, DEGRADED, said, views.fix_of(why))
+    asked = {m.target for m in seen.mounts if m.target.startswith("/mounts/")}
+    below = [m for m in seen.mounts if m.target.startswith(f"{ROOTFS}/") and m.target not in asked]
+    own = {m.device for m in seen.mounts if m.target in ("/", ROOTFS)}
+    direct = [m.target for m in below if m.kind != "fuse" and m.device not in own]
+    if direct:
+        return Protection(name, MISSING, f"the host's own: {', '.join(direct)}", "report this")
+    why = f"{len(below)} trees through a file system that no other tenant has; runsc itself is everybody's"
+    return Protection(name, ENFORCED, why)
+
+
 def _protected_paths(seen: Inspection) -> Protection | None:
     steps = [s for part in seen.sandbox.protected for s in part.steps if s[0] == "protect"]
     if not any(m.access == "read_write" and m.host_path for m in seen.sandbox.mounts):
@@ -233,6 +250,7 @@ _CHECKS: dict[str, Check] = {
     "namespaces": _namespaces,
     "host_identity": _host_identity,
     "read_only_mounts": _host_files,
+    "own_pages": _own_pages,
     "protected_paths": _protected_paths,
     "network": _network,
     can.MEMORY_LIMIT: _memory_limit,

@@ -55,6 +55,7 @@ class GvisorSandbox(HulledSandbox):
         self.owner, self.sizes, self.group = backend, sizes, group
         self.first_host_id = draft.first_host_id
         self.image = draft.image
+        self.shares_pages = draft.shares_pages
         self.protected, self.note = draft.protected, draft.note
         self.pid, self.keeper = pid, keeper
         self.errors, self.program = errors, program

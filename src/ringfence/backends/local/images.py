@@ -25,13 +25,16 @@ class Held:
 
     Args:
         lock: See `ImageStore.hold`.
+
+    Attributes:
+        owner: User and group on the host that all its files belong to.
     """
 
     def __init__(self, image: Image, root: str, lock: int) -> None:
         self.image, self.root = image, root
         self._fd = lock
         info = os.stat(self.root)
-        self._owner = info.st_uid, info.st_gid
+        self.owner = info.st_uid, info.st_gid
         self.tree: Tree = {
             "source": self.root,
             "device": info.st_dev,
@@ -50,7 +53,7 @@ class Held:
     def appear_as(self, host_id: int, is_trusted_root: bool) -> None:
         """Whose the files are to be inside: whoever runs there, as rootless, where nobody else is."""
         if is_trusted_root:
-            uid, gid = self._owner
+            uid, gid = self.owner
             self.tree["idmap"], self.tree["idmap_gid"] = f"{uid} {host_id} 1", f"{gid} {host_id} 1"
 
     def directories(self) -> list[str]:

@@ -271,6 +271,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         "filter": setid.filter_of_hull(),
         "passes": passes,
         "descriptors": 0,
+        "view": None,
         "share": {"shown": _SHARE, "mounts": _MOUNTS, "owners": owners},
         "keep_capabilities": False,
         "argv": argv,

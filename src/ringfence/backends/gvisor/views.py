@@ -1,0 +1,221 @@
+"""Who serves read-only files of the host to this process's gVisor sandboxes: see decision 0090.
+
+Each tenant sees them through a file system of its own, so no page of the page cache is two tenants'.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+
+from ...errors import RingfenceError
+from ...launcher import view, wire
+from ...policy import filters
+from ..local import agent_code, identity, template
+from ..local.answers import answer
+from ..local.host import host
+from ..local.hulls import kill
+from . import plan as planning
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ...launcher.hull import HullPlan
+    from ...launcher.plan import Tree
+    from ...launcher.views import ViewPlan
+    from ..local.hulls import Hulls
+    from ..local.images import Held
+    from ..local.launched import Launched
+
+    Steps = list[tuple[Any, ...]]
+
+_SWITCH = "RINGFENCE_OWN_PAGES"
+_OFF = ("0", "no", "off", "false")
+_READY_S = 60.0
+_NO_IDS = "this kernel maps no ids in a view, so that of an image's files there is none"
+_KERNEL = "Linux 6.12 does; or run it as an ordinary user, who needs none"
+_ROOT_BYTES, _ROOT_INODES = 1 << 20, 4096  # of the directory where all is shown
+_DEVICE = "/dev/fuse"
+_OPEN = (
+    f"let this user read and write {_DEVICE}: `modprobe fuse`; in a container `--device {_DEVICE}`"
+)
+
+
+def is_on() -> bool:
+    """Unless the environment says RINGFENCE_OWN_PAGES=off."""
+    return os.environ.get(_SWITCH, "").lower() not in _OFF
+
+
+def fix_of(why: str) -> str:
+    """What to do about pages that are shared for that reason."""
+    if _SWITCH in why:
+        return f"unset {_SWITCH}, and make the backend with own_pages"
+    return _KERNEL if why == _NO_IDS else _OPEN
+
+
+class Views:
+    """The server of one keeper's hulls, or why there is none.
+
+    Attributes:
+        why: Why pages are shared; empty: they are not.
+        why_images: The same of images' files.
+    """
+
+    def __init__(self, backend: Hulls, keeper: Launched, *, wanted: bool) -> None:
+        self.keeper, self._backend = keeper, backend
+        self._pidfd, self._errors, self.first_host_id = -1, -1, 0
+        self.why = self.why_images = ""
+        if not wanted:
+            self.why = f"it was turned off ({_SWITCH})"
+            return
+        try:
+            self._start()
+        except (RingfenceError, OSError) as exc:
+            self.why = str(exc)
+            self.close()
+
+    def _start(self) -> None:
+        here = host()
+        owner = None if here.trusted_root else (here.uid, here.gid)
+        self.keeper.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
+        if here.trusted_root:
+            self.first_host_id = self._backend.host_ids().take()
+        self._errors = os.memfd_create("view-says", os.MFD_CLOEXEC)
+        ours, theirs = wire.socketpair()
+        try:
+            try:
+                plan = _plan(self.first_host_id)
+                body, [self._pidfd] = self.keeper.ask(
+                    "create", plan, [theirs.fileno(), self._errors]
+                )
+            finally:
+                theirs.close()
+            answer(ours, _READY_S)
+            probe = template.tree("/", template.READ_ONLY)
+            if here.trusted_root:
+                probe = _mapped(probe, (0, 0), self.first_host_id)
+            wanted = {"server": int(body), "probe": probe}
+            maps, _ = self.keeper.ask("views", wanted, [ours.fileno()])
+        finally:
+            ours.close()
+        if here.trusted_root and maps != b"1":
+            self.why_images = _NO_IDS
+
+    @property
+    def alive(self) -> bool:
+        """Whether what was found still holds."""
+        if self._pidfd < 0:
+            return self.keeper.alive
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def why_not(self, image: Held | None) -> str:
+        """Why a sandbox shares pages with others; empty: it does not."""
+        return self.why or (self.why_images if image is not None else "")
+
+    def plan(self, draft: planning.Draft, tenant: str, shown: list[int], below: int) -> ViewPlan:
+        """What one guest sees through its tenant's view.
+
+        Args:
+            shown: Indices of what its root has of the template.
+            below: Index of the image's tree; -1: there is none.
+        """
+        image_source = None
+        if below >= 0 and draft.image is not None:
+            tree = draft.trees[below]
+            image_source = tree
+            if host().trusted_root:
+                # Who serves it has it as its own; the guest, what that one says is 0's.
+                image_source = _mapped(tree, draft.image.owner, self.first_host_id)
+                draft.trees[below] = _mapped(tree, (0, 0), draft.first_host_id)
+        return {
+            "tenant": tenant,
+            "once": tenant == draft.id,
+            "trees": shown,
+            "image": below,
+            "image_source": image_source,
+        }
+
+    def close(self) -> None:
+        """End it, and with it every sandbox that sees files through it."""
+        pidfd, self._pidfd = self._pidfd, -1
+        is_ours = self.keeper.owner == os.getpid()  # and not of who forked us
+        if pidfd >= 0:
+            kill(pidfd) if is_ours else os.close(pidfd)
+        errors, self._errors = self._errors, -1
+        if errors >= 0:
+            os.close(errors)
+        first, self.first_host_id = self.first_host_id, 0
+        if first and is_ours:
+            self._backend.host_ids().give_back(first)
+
+
+def _mapped(tree: Tree, owner: tuple[int, int], host_id: int) -> Tree:
+    """The same, with what is its owner's shown as another id's."""
+    uid, gid = owner
+    return {**tree, "idmap": f"{uid} {host_id} 1", "idmap_gid": f"{gid} {host_id} 1"}
+
+
+def _shown() -> list[Tree]:
+    """All of the host that any guest of ours may see, but for what a user mounts: once each."""
+    _, trees = template.guest_root(identity.SANDBOX_UID)
+    more = (*agent_code.interpreter()[1], *agent_code.foreign_trees())
+    sources = [tree["source"] for tree in trees]
+    sources += [source for source, _target, _attributes in (*more, *template.python_environment())]
+    tops = [
+        each
+        for each in dict.fromkeys(sources)
+        if not any(each.startswith(f"{other}/") for other in sources)
+    ]
+    return [template.tree(each, template.READ_ONLY) for each in tops]
+
+
+def _plan(first_host_id: int) -> HullPlan:
+    """The walls around it; in there it has one id, and that is nobody's on the host."""
+    here, trees = host(), _shown()
+    ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
+    if here.trusted_root:
+        ids = (f"0 {first_host_id} 1",) * 2
+    steps: Steps = [("bind", tree["source"], i) for i, tree in enumerate(trees)]
+    return {
+        "id": f"view-{os.getpid()}",
+        "namespaces": planning.NAMESPACES,
+        "uid_map": ids[0],
+        "gid_map": ids[1],
+        "deny_setgroups": not here.trusted_root,
+        "uid": 0,
+        "gid": 0,
+        "scratch": here.scratch,
+        "trees": trees,
+        "steps": [("dir", name, 0o755, False) for name in ("/proc", view.SHOWN)],
+        "network": None,
+        "guest": {
+            "path": view.SHOWN,
+            "image": -1,
+            "size_bytes": _ROOT_BYTES,
+            "inodes": _ROOT_INODES,
+            "owner": 0,
+            "steps": steps,
+            "has_content": False,
+            "still": "",
+        },
+        "after": [],
+        "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
+        "filter": filters.load_view_filter(),
+        "passes": 0,
+        "descriptors": 0,
+        "share": None,
+        "view": None,
+        "keep_capabilities": True,  # it gives up all but one itself
+        "argv": [],
+        "env": {},
+        "cgroup_dirs": [],
+        "cgroup_values": [],
+        "cgroup_version": 0,
+        "placeholders": [],
+        "note": "",
+        "trusted_root": here.trusted_root,
+    }
