@@ -44,9 +44,9 @@ class View(Share):
 
     holds_s = 30  # after that long, what has been replaced is seen
 
-    def __init__(self, root: int, most_open: int) -> None:
-        super().__init__(root, {})
-        self.most_open = most_open
+    def __init__(self, root: int, owners: dict[str, int], most_open: int = 0) -> None:
+        super().__init__(root, owners)
+        self.most_open = most_open or self.most_open
         self._devices: dict[int, int] = {}
 
     def inode(self, info: Any) -> int:
@@ -152,7 +152,7 @@ class Server:
         device, *root = fds
         fcntl.fcntl(device, fcntl.F_SETFL, os.O_NONBLOCK)
         shown = root[0] if root else os.open(SHOWN, _DIRECTORY)
-        self._views[device] = View(shown, self._most_open)
+        self._views[device] = View(shown, {}, self._most_open)
         self._poll.register(device, select.POLLIN)
         return True
 

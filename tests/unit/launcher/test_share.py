@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ringfence.launcher.share import Share
 from ringfence.launcher.shared_mounts import SharedMounts
+from ringfence.launcher.view import View
 from ringfence.linux import fuse
 
 OWNER = 1000
@@ -56,7 +57,7 @@ def read(share: Share, node: int, handle: int = 0) -> tuple[int, bytes]:
     return say(share, fuse.READ, node, fuse.IO_IN.pack(handle, 0, 100, 0, 0, 0, 0))
 
 
-@pytest.mark.parametrize("kind", [Share, SharedMounts])
+@pytest.mark.parametrize("kind", [Share, SharedMounts, View])
 def test_no_name_leads_out(kind: type[Share], place: Path) -> None:
     """The control: what is there is found."""
     share = serving(kind, place)
@@ -140,3 +141,68 @@ def test_another_goes_on_with_what_one_has_written(kind: type[Share], place: Pat
     second.read_back(first.written())
 
     assert (0, b"content") == read(second, file, handle)
+
+
+def test_a_file_that_is_replaced_is_another(place: Path) -> None:
+    """What a kernel has cached of one is never completed with the other."""
+    view = serving(View, place)
+    file = place / "0/directory/file"
+    node = walk(view, "0", "directory", "file")
+    assert (0, b"content") == read(view, node)
+
+    (place / "new").write_text("another")
+    (place / "new").rename(file)
+
+    assert (0, b"content") == read(view, node), "who has it, has it"
+    again = walk(view, "0", "directory", "file")
+    assert node != again
+    assert (0, b"another") == read(view, again)
+
+
+def test_a_file_that_changed_before_it_was_read_is_stale(place: Path) -> None:
+    """The control: who keeps what it was told for ever reads what is there now."""
+    file = place / "0/directory/file"
+    view, share = serving(View, place), serving(Share, place)
+    nodes = {each: walk(each, "0", "directory", "file") for each in (view, share)}
+
+    file.write_text("content that is longer")
+
+    assert (errno.ESTALE, b"") == read(view, nodes[view])
+    getattr_in = fuse.GETATTR_IN.pack(0, 0, 0)
+    assert (errno.ESTALE, b"") == say(view, fuse.GETATTR, nodes[view], getattr_in)
+    assert (0, b"content that is longer") == read(share, nodes[share])
+    assert (0, b"content that is longer") == read(view, walk(view, "0", "directory", "file"))
+
+
+def test_what_a_view_forgets_it_closes(place: Path) -> None:
+    view = serving(View, place)
+    node = walk(view, "0", "directory", "file")
+    read(view, node)
+    before = len(os.listdir("/proc/self/fd"))
+
+    say_forget = fuse.HEADER.pack(fuse.HEADER.size + 8, fuse.FORGET, 7, node, 0, 0, 1, 0)
+    assert b"" == view.answer(memoryview(say_forget + fuse.FORGET_IN.pack(1)))
+
+    assert before - 1 == len(os.listdir("/proc/self/fd"))
+    assert errno.ESTALE == read(view, node)[0]
+
+
+def test_a_listing_with_attributes_looks_all_up(place: Path) -> None:
+    view = serving(View, place)
+    directory = walk(view, "0", "directory")
+    names, at = {}, 0
+    size = 2 * (fuse.ENTRY.size + fuse.ATTRIBUTES.size + fuse.DIRENT.size + 16)
+    while said := say(view, fuse.READDIRPLUS, directory, fuse.IO_IN.pack(0, at, size, 0, 0, 0, 0))[
+        1
+    ]:
+        assert len(said) <= size
+        while said:
+            node = fuse.ENTRY.unpack_from(said)[0]
+            said = said[fuse.ENTRY.size + fuse.ATTRIBUTES.size :]
+            _inode, at, length, _kind = fuse.DIRENT.unpack_from(said)
+            end = fuse.DIRENT.size + length
+            names[said[fuse.DIRENT.size : end].decode()] = node
+            said = said[end + -end % 8 :]
+
+    assert {".": 0, "..": 0} == {name: names.pop(name) for name in (".", "..")}
+    assert {name: walk(view, "0", "directory", name) for name in ("file", "link", "fifo")} == names
