@@ -19,6 +19,7 @@ from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .hull import HullPlan
@@ -66,22 +67,12 @@ class Keeper(Parent):
         verb, argument = message
         reply = wire.adopt(fds[0])
         try:
-            if verb == "create":
-                self.create(argument, reply, fds[1:])
-            elif verb == "still":
-                self.keep_still(argument, reply, fds[1])
-            elif verb == "den":
-                self.make_den(argument, reply)
-            elif verb == "views":
-                self.show_through(argument, reply, fds[1])
-            elif verb == "enter":
-                self.enter(argument, reply, fds[1:])
-            elif verb == "join":
-                self.join(argument, reply, fds[1:])
-            elif verb == "hold":
+            if verb == "hold":
                 os.dup(fds[1])  # a lock of the host's, ours too until we end
             elif verb == "released":
                 self.placeholders.pop(argument, None)
+            elif verb in _VERBS:
+                _VERBS[verb](self, argument, reply, fds[1:])
         except build.BuildError as exc:
             init.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
@@ -92,18 +83,19 @@ class Keeper(Parent):
                 os.close(fd)
         return True
 
-    def keep_still(self, wanted: dict[str, Any], reply: wire.Socket, code: int) -> None:
+    def keep_still(self, wanted: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """From now on hulls may have copies of it. Answers with the size of one, in bytes.
 
         Args:
-            wanted: What `stills.take` is told besides `code`.
+            wanted: What `stills.take` is told besides its code.
+            fds: That one.
         """
-        self.still = stills.take(code=code, **wanted)
+        self.still = stills.take(code=fds[0], **wanted)
         wire.send_raw(reply, b"O%d" % self.still.size_bytes)
 
     # -- what hulls see of the host ---------------------------------------------------------
 
-    def make_den(self, wanted: dict[str, Any], reply: wire.Socket) -> None:
+    def make_den(self, wanted: dict[str, Any], reply: wire.Socket, _fds: list[int]) -> None:
         """Be where views can be mounted, from now on.
 
         Args:
@@ -113,16 +105,16 @@ class Keeper(Parent):
             self.den = views.Den(**wanted)
         wire.send_raw(reply, b"O")
 
-    def show_through(self, wanted: dict[str, Any], reply: wire.Socket, control: int) -> None:
+    def show_through(self, wanted: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """From now on hulls may have views. Answers with "1" where their ids can be mapped.
 
         Args:
             wanted: "server", the pid of who answers for them, and "probe", the tree to try it with.
-            control: Our end of the server's socket.
+            fds: Our end of the server's socket.
         """
         if self.den is None:
             raise OSError(errno.EINVAL, "there is no den")
-        self.views = views.Views(self.den, wanted["server"], wire.adopt(os.dup(control)))
+        self.views = views.Views(self.den, wanted["server"], wire.adopt(os.dup(fds[0])))
         maps = self.views.can_map_ids(wanted["probe"])
         wire.send_raw(reply, b"O1" if maps else b"O0")
 
@@ -301,6 +293,16 @@ class Keeper(Parent):
             placeholders.remove(made)
             if note:
                 placeholders.erase_note(note)
+
+
+_VERBS: dict[str, Callable[[Keeper, Any, wire.Socket, list[int]], None]] = {
+    "create": Keeper.create,
+    "still": Keeper.keep_still,
+    "den": Keeper.make_den,
+    "views": Keeper.show_through,
+    "enter": Keeper.enter,
+    "join": Keeper.join,
+}
 
 
 def _open_tree(tree: Tree, pinned: int) -> int:
