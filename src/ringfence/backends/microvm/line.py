@@ -26,9 +26,12 @@ class Line:
         self._thread: threading.Thread | None = None
 
     def say(self, message: bytes) -> None:
-        """One request without descriptors, before anybody carries."""
+        """One request without descriptors, before anybody carries; that nobody hears it, `first_word` tells."""
         data = b"\0\0" + message
-        self._sock.sendall(channels.frame(channels.MESSAGE, channels.CONTROL, data))
+        try:
+            self._sock.sendall(channels.frame(channels.MESSAGE, channels.CONTROL, data))
+        except ConnectionError:
+            pass
 
     def first_word(self, pidfd: int, timeout_s: float) -> bytes:
         """What the machine says next, before anybody carries.
@@ -48,12 +51,19 @@ class Line:
             ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready:
                 raise IsolationError(f"the machine said nothing within {timeout_s:.0f} s")
-            piece = self._sock.recv(_PIECE) if self._sock.fileno() in ready else b""
+            piece = self._heard() if self._sock.fileno() in ready else b""
             if not piece:
                 raise IsolationError("")
             self._data += piece
         word, self._data = found
         return word
+
+    def _heard(self) -> bytes:
+        """Nothing where the emulator has ended, also with something of ours unread."""
+        try:
+            return self._sock.recv(_PIECE)
+        except ConnectionResetError:
+            return b""
 
     def carry(self) -> wire.Socket:
         """From now on requests with descriptors go through; the socket to send them on."""
