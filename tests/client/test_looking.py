@@ -47,6 +47,8 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
     ]
     assert "Broken here" == files.read_text("src/two.txt")
     assert found.items == files.glob("./**/*.py", "src").items
+    assert "1" in [each.name for each in files.glob("*", "/proc").items]
+    assert files.glob("*/cwd", "/proc").items, "though nobody may know where it leads"
     for nowhere in ("/home/**", "../*", "a/../b"):  # would find nothing, whatever is there
         with pytest.raises(FileError, match="not a pattern of names below"):
             files.glob(nowhere)

@@ -53,6 +53,7 @@ def small(**config: object) -> Made:
         directory("tmp", 0o1777),
         directory("srv/app"),
         Entry("srv/app/old", b"old"),
+        symlink("var/srv", "/srv"),  # as /var/run is mostly /run
     )
     top = layer(
         Entry("etc/os-release", b"ID=small\n"),

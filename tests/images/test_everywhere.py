@@ -101,7 +101,9 @@ def test_the_image_is_the_root_and_two_share_it(
 
 
 def test_what_the_configuration_says(create: Create, tmp_path: Path, store: ImageStore) -> None:
-    made = small(User="app", WorkingDir="/srv/app", Entrypoint=["cat"], Cmd=["new"], Env=["A=b"])
+    made = small(
+        User="app", WorkingDir="/var/srv/app", Entrypoint=["cat"], Cmd=["new"], Env=["A=b"]
+    )
     image = load(made.as_layout(tmp_path / "made"), "made", store=store)
 
     with create("made", user=None) as sandbox:
@@ -109,6 +111,8 @@ def test_what_the_configuration_says(create: Create, tmp_path: Path, store: Imag
         run = sandbox.exec(image.argv)
     with create("made", user="1000", workdir="/usr/new/place") as sandbox:
         assert "/usr/new/place\n" == sandbox.shell("touch mine; pwd").stdout_text
+    with create("made", user="1000", workdir="/var/srv/new/place") as sandbox:
+        assert "/srv/new/place\n" == sandbox.shell("touch mine; pwd -P").stdout_text
     with create("made", user="1000", workdir="/tmp", env={"HOME": "/x", "A": "c"}) as sandbox:
         asked = sandbox.shell("id -u; pwd; echo $HOME $A")
 

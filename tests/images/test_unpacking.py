@@ -78,6 +78,15 @@ def test_links_and_modes(target: Path) -> None:
     assert (target / "closed/more").exists()
 
 
+def test_directories_are_only_so_deep(target: Path) -> None:
+    """Deeper ones, of which the layer need not have any, nobody could remove again."""
+    _unpack(target, layer(Entry("d/" * 256 + "file", b"deep")))
+    assert "deep" == (target / ("d/" * 256) / "file").read_text()
+
+    with pytest.raises(ImageRefused, match="in each other"):
+        _unpack(target, layer(Entry("d/" * 257 + "file")))
+
+
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
 def test_compressions(target: Path, compress: object) -> None:
     _unpack(target, compress(layer(Entry("file", b"content"))))  # type: ignore[operator]

@@ -19,6 +19,7 @@ _MOST_BYTES = 4 << 20
 _MOST_ACCOUNTS = 1 << 20  # bytes of /etc/passwd that are read
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "ppc64le": "ppc64le"}
 _NOBODY = 65534
+_INSIDE = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS  # links lead nowhere else
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,36 @@ def account_of(user: str, root: str) -> Account:
         return Account(0, "root", "/root")
     if wanted.isascii() and wanted.isdigit() and int(wanted) <= _NOBODY:
         return Account(int(wanted), wanted, "/")
+    if wanted.isascii() and wanted.isdigit():
+        raise InvalidRequest(f"uid {wanted} is out of range", field="user", hint=f"up to {_NOBODY}")
     names = ", ".join(each.name for each in listed[:20]) or "none"
     raise InvalidRequest(
         f"the image has no user {wanted!r}", field="user", hint=f"it has {names}; or give a uid"
     )
+
+
+def place_of(path: str, root: str) -> str:
+    """Where absolute `path` is in the files at `root`, whatever links of theirs are on the way.
+
+    What is not there is added as it is; `/var/run/app` is mostly `/run/app`.
+    """
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        base, missing = _name_of(directory), ""
+        while path.strip("/"):
+            try:
+                fd = files.openat2(directory, path.strip("/"), os.O_PATH, resolve=_INSIDE)
+            except FileNotFoundError:
+                path, _, last = path.rstrip("/").rpartition("/")
+                missing = f"/{last}{missing}"
+                continue
+            try:
+                return _name_of(fd).removeprefix(base) + missing
+            finally:
+                os.close(fd)
+        return missing or "/"
+    finally:
+        os.close(directory)
 
 
 def read(configuration: bytes) -> Config:
@@ -123,14 +150,17 @@ def architecture() -> str:
     return _ARCHITECTURES.get(machine, machine)
 
 
+def _name_of(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
 def _accounts(root: str) -> list[Account]:
     """The image's list of users; read below `root` only, whatever links it has."""
     try:
         directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS
             flags = os.O_RDONLY | os.O_NONBLOCK
-            fd = files.openat2(directory, "etc/passwd", flags, resolve=resolve)
+            fd = files.openat2(directory, "etc/passwd", flags, resolve=_INSIDE)
         finally:
             os.close(directory)
     except OSError:

@@ -35,6 +35,7 @@ _MEMORY_BYTES = 2 << 30
 _LATEST_NS = (1 << 33) * 10**9
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_NAME = 4096
+_MOST_DEEP = 256  # shutil.rmtree and many others call themselves for each
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -284,10 +285,12 @@ def _normal(name: str) -> str:
     """A member's name without leading and doubled slashes and dots.
 
     Raises:
-        RefusedError: It climbs out, or no file can have it.
+        RefusedError: It climbs out, no file can have it, or it is deeper than anybody can remove it.
     """
     if len(name) > _MOST_NAME or "\0" in name:
         raise RefusedError("it has a name that no file can have")
+    if name.count("/") > _MOST_DEEP:
+        raise RefusedError(f"it has directories in each other, more than {_MOST_DEEP}")
     name = name.removeprefix("./").rstrip("/")
     if name and "/." not in name and "//" not in name and name[0] not in "/.":
         return name

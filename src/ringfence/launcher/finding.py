@@ -113,8 +113,16 @@ def described(path: str, info: os.stat_result) -> dict[str, Any]:
         "size_bytes": info.st_size,
         "mode": stat.S_IMODE(info.st_mode),
         "mtime_s": info.st_mtime_ns / 1e9,
-        "link_target": os.readlink(path) if kind == "symlink" else None,
+        "link_target": _target_of(path) if kind == "symlink" else None,
     }
+
+
+def _target_of(path: str) -> str | None:
+    """Where a link leads; None where nobody may know, as of other processes' in /proc, or it has gone."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
 
 
 def search(stream: int, path: str, options: str) -> None:

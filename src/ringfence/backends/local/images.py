@@ -116,7 +116,7 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
         **{name: value for name, value in image.env.items() if _is_name(name)},
         **spec.env,
     }
-    workdir = spec.workdir or image.workdir
+    workdir = config.place_of(spec.workdir or image.workdir, held.root)
     # By its id: a snapshot is restored over these very files, whatever the name means by then.
     spec = replace(spec, image=image.id, user=str(account.uid), env=env, workdir=workdir)
     return spec, held
