@@ -18,7 +18,7 @@ import select
 import time
 
 from ..linux import files, libc
-from . import forked, processes, programs, wire
+from . import forked, processes, programs, rest, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Init:
         self.memory_device = (
             -1
         )  # where the kernel keeps files of memfd_create(2); -1: not known yet
+        self.rest_at = self._rest_later(time.monotonic())
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
         self.poll.register(signal_fd, select.POLLIN)
@@ -92,6 +93,7 @@ class Init:
         """Serve until the host goes away."""
         while True:
             ready = self.poll.poll(self._timeout_ms())
+            self._rest(bool(ready))
             self._enforce_deadlines()
             for fd, _event in ready:
                 if fd == self.signal_fd:
@@ -106,8 +108,24 @@ class Init:
     def must_watch(self) -> bool:
         return bool(self.guards_all or (self.plan["memory_watchdog_bytes"] and self.execs))
 
+    def _rest(self, has_work: bool) -> None:
+        """Give back what a PID 1 without work does not need, once it has had none for a while."""
+        now = time.monotonic()
+        if has_work:
+            self.rest_at = self._rest_later(now)
+        elif self.rest_at and now >= self.rest_at:
+            self.rest_at = self._rest_later(now) if self.must_watch else 0.0
+            if not self.rest_at:
+                rest.give_back()
+
+    def _rest_later(self, now: float) -> float:
+        """When, in seconds of the monotonic clock; 0 for never."""
+        return now + rest.AFTER_S if self.plan["rests"] and rest.is_of_use() else 0.0
+
     def _timeout_ms(self) -> float | None:
         waits = [e.deadline - time.monotonic() for e in self.execs.values() if e.deadline]
+        if self.rest_at:
+            waits.append(self.rest_at - time.monotonic())
         if self.must_watch:
             waits.append(max(_WATCHDOG_S, self.next_look - time.monotonic()))
         return max(0.0, min(waits)) * 1000 + 1 if waits else None

@@ -83,4 +83,5 @@ class Plan(Shape):
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
     memory_watchdog_bytes: int  # 0: off
+    rests: bool  # the filter is ours, which lets PID 1 give memory back; a user's might kill it
     network: NetworkPlan | None  # None: nothing but lo, or the host's own

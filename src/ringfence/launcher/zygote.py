@@ -15,7 +15,7 @@ import sys
 import time
 
 from ..linux import files, mounts, privileges
-from . import build, cgroups, enter, idmap, init, newborn, placeholders, wire
+from . import build, cgroups, enter, idmap, init, newborn, placeholders, rest, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -41,6 +41,7 @@ def main() -> None:
         privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
     except PermissionError:
         pass  # a filter is around us; what it says to the first sandbox tells more
+    rest.learn()
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
     gc.freeze()

@@ -21,6 +21,7 @@ _X86_64 = {
     "seccomp": 317,
     "capset": 126,
     "munmap": 11,
+    "madvise": 28,
     "ptrace": 101,
     "signalfd4": 289,
     "inotify_init1": 294,
@@ -35,6 +36,7 @@ _X86_64 = {
 _AARCH64 = {
     "pivot_root": 41,
     "munmap": 215,
+    "madvise": 233,
     "ptrace": 117,
     "mount": 40,
     "umount2": 39,

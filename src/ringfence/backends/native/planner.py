@@ -238,6 +238,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "cgroup_values": [],
         "cgroup_version": 0,
         "memory_watchdog_bytes": 0,
+        "rests": profile.policy is None,
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,

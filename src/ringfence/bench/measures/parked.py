@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 WHAT_PARKED = "parked sandbox, PSS of its processes"
 WHAT_LIVE = "live sandboxes at once"
 _MIB = 1 << 20
-_CALM_S = 0.3  # after a burst the zygote keeps a process ready for a moment: not a sandbox
+# After a burst the zygote keeps a process ready for a moment, which is no sandbox; and parked is
+# who has had nothing to do for a while: launcher.rest.
+_CALM_S = 1.5
 
 
 def measure_memory(settings: Settings) -> Iterator[Row]:
