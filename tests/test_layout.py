@@ -118,6 +118,12 @@ def test_what_runs_once_is_there_and_asks_for_no_user(place: str) -> None:
         assert not ASKS_WHO.search(_what_is_listed(file, place.partition("::")[2]))
 
 
+def test_nothing_is_left_to_both_passes() -> None:
+    """Else neither would run it."""
+    for one in FOR_BOTH_AS_ROOT:
+        assert not [two for two in FOR_BOTH_AS_OTHERS if one.startswith(two) or two.startswith(one)]
+
+
 def test_both_halves_are_the_whole_conformance_suite() -> None:
     assert set(BackendConformance.__bases__) == {*ForEachUser.__bases__, *ForAnybody.__bases__}
     assert not set(ForEachUser.__bases__) & set(ForAnybody.__bases__)
