@@ -12,6 +12,7 @@ import pytest
 from ringfence import Limits, Mount, Sandbox, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, LifecycleError, SandboxLost
+from ringfence.launcher.init import TAG_BASE
 from ringfence.model.network import NetworkPolicy
 from tests.native.callers import Caller
 from tests.native.outside import cgroups_of, open_fds, pin, survivors, until
@@ -32,7 +33,7 @@ def test_one_that_waits_holds_its_streams_and_what_is_its_own(backend: NativeBac
     waiting = [backend.prewarm(SandboxSpec()) for _ in range(3)]
 
     for warm in waiting:
-        assert until(lambda warm=warm: len(sockets_of(warm.pid)) == 2)  # type: ignore[misc]
+        assert until(lambda warm=warm: has_rehearsed(warm.pid))  # type: ignore[misc]
         kinds = [text.partition(":")[0] for _, text in sorted(open_fds(warm.pid).items())]
         assert ["/dev/null"] * 3 + ["socket", "anon_inode"] == kinds[:5]  # signals
         assert ["/1/oom_score_adj", "/proc/1/io"] == kinds[5:7]
@@ -41,6 +42,27 @@ def test_one_that_waits_holds_its_streams_and_what_is_its_own(backend: NativeBac
 
 def sockets_of(pid: int) -> list[str]:
     return [text for text in open_fds(pid).values() if text.startswith("socket:")]
+
+
+def has_rehearsed(pid: int) -> bool:
+    """Whether it has been through everything: the last that it lets go of are sockets."""
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    tagged = next(line for line in limits.splitlines() if "realtime timeout" in line)
+    return str(TAG_BASE) in tagged and len(sockets_of(pid)) == 2
+
+
+def test_one_that_has_rehearsed_is_as_one_that_has_not(backend: NativeBackend) -> None:
+    """What it goes through while it waits leaves no trace that a client could find."""
+    seen = "cat /proc/self/limits /proc/self/oom_score_adj; grep -E '^(Cap|No|Sec|Sig)' /proc/self/status"
+    warm = backend.prewarm(SandboxSpec())
+    assert until(lambda: has_rehearsed(warm.pid))
+
+    with Sandbox(warm.claim(SandboxSpec()), SandboxSpec()) as sandbox:
+        assert 0 == sandbox.stats().execs
+        found = sandbox.shell(f"{seen}; ls /proc/self/fd; pwd").text
+
+    with Sandbox(backend.provision(SandboxSpec()), SandboxSpec()) as sandbox:
+        assert sandbox.shell(f"{seen}; ls /proc/self/fd; pwd").text == found
 
 
 def test_it_runs_nothing_and_is_its_namespace_alone(backend: NativeBackend) -> None:

@@ -13,7 +13,7 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import build, cgroups, init, lockdown, network, wire
+from . import build, cgroups, init, lockdown, network, rehearsal, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,10 +153,13 @@ class Boot:
 
     def rest(self) -> None:
         """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
+        is_warm = self.control is not None
         if self.control is not None:
             wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
             self.offer, self.control = self.control, None
         privileges.die_with_parent(signal.SIGKILL)
+        if is_warm:  # one ahead in a burst is claimed at once
+            rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
 
     def receive_word(self) -> None:
         """Wait until somebody gets this sandbox."""
