@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +13,10 @@ import pytest
 
 from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.sandbox import NativeSandbox
+from ringfence.backends.native.warm import NativeWarm
 from ringfence.egress import client
-from ringfence.errors import InvalidRequest, ResourceExhausted
+from ringfence.errors import InvalidRequest, ResourceExhausted, SandboxLost
 from ringfence.model import capabilities as can
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import PoolConfig
@@ -229,6 +231,46 @@ def test_a_claim_that_fails_leaves_nothing(make_manager: MakeManager) -> None:
     assert 0 == manager.stats().active_sandboxes
     assert until(lambda: 2 == manager.pool.size == manager.slots.taken)
     assert manager.acquire(client_id="ann").sandbox.exec(["true"]).ok
+
+
+@pytest.mark.parametrize("key", ["", "one-time"])
+def test_one_that_is_lost_at_the_claim_was_nobody_s(
+    make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The session is written down while the sandbox locks itself down; if that dies, it never was."""
+    manager = warmed(make_manager(pool=WARM))
+    lost: list[str] = []
+    written: list[int] = []
+    claim = NativeWarm.claim
+
+    def dies(
+        warm: NativeWarm, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> NativeSandbox:
+        if lost:
+            return claim(warm, spec, meanwhile)
+        lost.append(warm.id)
+
+        def then_kill() -> None:
+            assert meanwhile is not None
+            meanwhile()
+            written.append(len(manager.store.sessions(owner="ann")))
+            raise SandboxLost("it was killed as it locked itself down")
+
+        return claim(warm, spec, then_kill)
+
+    monkeypatch.setattr(NativeWarm, "claim", dies)
+
+    lease = manager.acquire(options=AcquireOptions(key=key), client_id="ann")
+
+    # Who asks again under a key is not to hear of what never came to be.
+    assert [0 if key else 1] == written
+    assert [lease.id] == [each.id for each in manager.store.sessions(owner="ann")]
+    of_lost = manager.store.sandbox(lost[0])
+    assert of_lost is not None
+    assert ("", "ended") == (of_lost.owner, of_lost.phase)
+    assert lease.sandbox.exec(["true"]).ok
+    assert until(lambda: 2 == manager.pool.size)
+    assert 3 == manager.slots.taken
 
 
 def test_warm_ones_make_room_for_clients(make_manager: MakeManager) -> None:

@@ -122,10 +122,16 @@ class WarmSandbox(Protocol):
         """
         ...
 
-    def claim(self, spec: SandboxSpec) -> BackendSandbox:
+    def claim(
+        self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> BackendSandbox:
         """Bind all of `spec`: the result is as protected, and as limited, as a new sandbox.
 
         Raises what `Backend.provision` does; then the warm sandbox has ended, and nothing is left.
+
+        Args:
+            meanwhile: Called once before this returns, best of all while the sandbox locks itself
+                down: what has to be done anyway need not be waited for. What it raises ends the claim.
 
         Preconditions: `fits`; `spec.id` is None or its own; claimed once.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from ..errors import InvalidRequest, RingfenceError, SandboxNotFound
@@ -20,8 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ..backends.protocol import BackendSandbox
     from .manager import SessionManager
+    from .pool import Kept
 
 SESSION = "sess"
 
@@ -97,6 +97,7 @@ class Acquiring:
         self.began = manager.clock.now()
         self.profile = ""  # of the pool that it came from
         self.share: object = None
+        self.is_written = False
 
     def lease(self) -> Lease:
         """The session that is asked for."""
@@ -142,10 +143,10 @@ class Acquiring:
         backend = manager.maker.choose(self.spec, preferred)
         if wanted is not None and not _is_free(manager, wanted):
             wanted = None
-        inner = self._warm(backend) if wanted is None else None
-        if inner is None:
-            inner = self._cold(backend, wanted)
-        live = self._begin(backend, inner)
+        live = self._warm(backend) if wanted is None else None
+        if live is None:
+            live = self._cold(backend, wanted)
+        self._begin(live)
         if self.options.required.is_anything:
             self._see_that_it_will_do(live)
         took = manager.clock.now() - self.began
@@ -155,33 +156,66 @@ class Acquiring:
             manager.tally.claim.add(took)
         return live
 
-    def _warm(self, backend: str) -> BackendSandbox | None:
+    def _warm(self, backend: str) -> Live | None:
         manager = self.manager
         wanted = self.options.use_pool and self.options.snapshot_id is None
         if not (wanted and manager.config.pool.enabled):
             return None
         while (kept := manager.pool.claim(self.spec, backend)) is not None:
-            inner = manager.maker.claim(kept, self.spec)
-            if inner is not None:
+            live = self._claimed(kept)
+            if live is not None:
                 manager.tally.add("pool_hits")
-                self.profile = kept.profile
-                return inner
+                return live
         manager.tally.add("pool_misses")
         return None
 
-    def _cold(self, backend: str, wanted: str | None) -> BackendSandbox:
+    def _claimed(self, kept: Kept) -> Live | None:
+        """The session of a warm sandbox, written down while that is made; None when it was lost before."""
+        early: list[Live] = []
+
+        def meanwhile() -> None:
+            self.profile = kept.profile
+            early.append(self._session(kept.backend, kept.warm.id))
+            # Under a key somebody asks again, who is not to be told of what never came to be.
+            if not self.options.key:
+                self._write_down(early[0])
+
+        inner = None
+        try:
+            inner = self.manager.maker.claim(kept, self.spec, meanwhile)
+        finally:
+            if inner is None:
+                self.profile = ""
+                self._forget(early)
+        if inner is None:
+            return None
+        early[0].have(inner)
+        return early[0]
+
+    def _forget(self, early: list[Live]) -> None:
+        """What was written down early has not come to be."""
+        while early and self.is_written:
+            live = early.pop()
+            self.is_written = False
+            with suppress(RingfenceError):  # then the next start sees that it is over
+                self.manager.store.forget_session(live.id, live.sandbox_id)
+
+    def _cold(self, backend: str, wanted: str | None) -> Live:
         manager = self.manager
         take_slot(manager)
         try:
-            return manager.maker.provision(
+            inner = manager.maker.provision(
                 backend, replace(self.spec, id=wanted), self.client_id, self.options.snapshot_id
             )
         except BaseException:
             manager.slots.give_back()
             raise
+        live = self._session(backend, inner.session.id)
+        live.have(inner)
+        return live
 
-    def _begin(self, backend: str, inner: BackendSandbox) -> Live:
-        """Write the session down and let it be found; when that fails, the sandbox is gone."""
+    def _session(self, backend: str, sandbox_id: str) -> Live:
+        """A new session, which nobody finds yet."""
         manager, spec = self.manager, self.spec
         timeouts = self.options.timeouts or manager.config.timeouts
         if spec.limits.idle_timeout_s is not None:
@@ -191,18 +225,24 @@ class Acquiring:
             new_id(SESSION),
             self.client_id,
             backend,
-            inner,
+            sandbox_id,
             spec,
             timeouts,
             self.options.metadata,
             manager.verbs,
         )
         live.key, live.request, live.profile = self.options.key, self.request, self.profile
+        return live
+
+    def _begin(self, live: Live) -> None:
+        """Write the session down and let it be found; when that fails, the sandbox is gone."""
+        manager = self.manager
         try:
-            self._write_down(live)
+            if not self.is_written:
+                self._write_down(live)
             manager.book.enter(live, self.share)
         except BaseException:
-            manager.maker.end(live.sandbox_id, inner.terminate, "not written down")
+            manager.maker.end(live.sandbox_id, live.inner.terminate, "not written down", live.id)
             raise
         try:
             # Closing forbids more before it ends what is in the book: one of us sees the other.
@@ -212,7 +252,6 @@ class Acquiring:
             raise
         manager.reaper.expect(live)
         manager.events.add("created", live)
-        return live
 
     def _write_down(self, live: Live) -> None:
         store, clock = self.manager.store, self.manager.clock
@@ -226,6 +265,7 @@ class Acquiring:
                 expires_ns=None if live.expires is None else int(live.expires * 1e9),
             )
             store.add_session(record_of(live, clock))
+        self.is_written = True
 
     def _see_that_it_will_do(self, live: Live) -> None:
         try:

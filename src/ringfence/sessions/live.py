@@ -48,15 +48,15 @@ class Live:
         session_id: str,
         client_id: str,
         backend: str,
-        inner: BackendSandbox,
+        sandbox_id: str,
         spec: SandboxSpec,
         timeouts: SessionTimeouts,
         metadata: Mapping[str, str],
         verbs: dict[str, Callable[[str], object]],
     ) -> None:
         self.clock, self.id, self.client_id, self.backend = clock, session_id, client_id, backend
-        self.inner, self.spec, self.timeouts, self.metadata = inner, spec, timeouts, metadata
-        self.sandbox_id = inner.session.id
+        self.sandbox_id, self.spec = sandbox_id, spec
+        self.timeouts, self.metadata, self._verbs = timeouts, metadata, verbs
         self.lock = threading.RLock()
         self.state, self.reason = SessionState.ACTIVE, ""
         self.activity = Activity(clock.now())
@@ -68,9 +68,13 @@ class Live:
         self.saved_activity = self.activity.last
         self.granted: SandboxCapabilities | None = None  # as last read back
         self.use = Use(self.touch)
-        own = {name: self._of_mine(verb) for name, verb in verbs.items()}
+
+    def have(self, inner: BackendSandbox) -> None:
+        """Its sandbox is there. Preconditions: nobody has found the session before."""
+        self.inner = inner
+        own = {name: self._of_mine(verb) for name, verb in self._verbs.items()}
         self.watched = WatchedSandbox(inner, self.use, own)
-        self.sandbox = LeasedSandbox(self.watched, spec)
+        self.sandbox = LeasedSandbox(self.watched, self.spec)
 
     def touch(self) -> None:
         """It is being used."""

@@ -103,10 +103,16 @@ class Maker:
         self._note(sandbox_id, phase=records.WARM)
         return Kept(warm, name, profile, self._clock.now())
 
-    def claim(self, kept: Kept, spec: SandboxSpec) -> BackendSandbox | None:
-        """Make a warm sandbox what is asked for; None when it was lost before, with its slot given back."""
+    def claim(
+        self, kept: Kept, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> BackendSandbox | None:
+        """Make a warm sandbox what is asked for; None when it was lost before, with its slot given back.
+
+        Args:
+            meanwhile: See `WarmSandbox.claim`.
+        """
         try:
-            return kept.warm.claim(for_backend(spec, kept.warm.id))
+            return kept.warm.claim(for_backend(spec, kept.warm.id), meanwhile)
         except (SandboxLost, LifecycleError):
             self.discard(kept, "lost")
             return None

@@ -102,12 +102,13 @@ def _take_over(
         session.id,
         session.owner,
         record.backend,
-        inner,
+        inner.session.id,
         _spec(record.spec),
         _timeouts(session.timeouts),
         json.loads(session.metadata),
         manager.verbs,
     )
+    live.have(inner)
     live.key, live.request = session.key, session.request
     live.state, live.created_at = SessionState(session.state), session.created_at
     align = getattr(inner, "align", None)

@@ -89,6 +89,12 @@ class Store:
         sql = "UPDATE sessions SET state = 'terminated', reason = ? WHERE id = ? AND state != 'terminated'"
         self._database.write(sql, (reason, session_id))
 
+    def forget_session(self, session_id: str, sandbox_id: str) -> None:
+        """It never came to be, and the sandbox was nobody's."""
+        with self.together():
+            self._database.write("DELETE FROM sessions WHERE id = ?", (session_id,))
+            self.change_sandbox(sandbox_id, owner="")
+
     def session(self, session_id: str) -> SessionRecord | None:
         """The record of a session, ended or not."""
         return self._one(SessionRecord, "SELECT * FROM sessions WHERE id = ?", session_id)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ...errors import InvalidRequest, LifecycleError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...model.spec import SandboxSpec
     from .backend import FakeBackend
     from .sandbox import FakeSandbox
@@ -24,12 +26,14 @@ class FakeWarm:
         self._backend.check(spec)
         return spec.template == self._template
 
-    def claim(self, spec: SandboxSpec) -> FakeSandbox:
+    def claim(self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None) -> FakeSandbox:
         if not self.alive:
             raise LifecycleError(f"{self.id} was claimed or discarded before")
         self.discard()
         if spec.id not in (None, self.id):
             raise InvalidRequest("this warm sandbox cannot become what is asked for", field="id")
+        if meanwhile is not None:
+            meanwhile()
         return self._backend.provision(replace(spec, id=self.id))
 
     def discard(self) -> None:

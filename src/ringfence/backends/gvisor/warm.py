@@ -16,6 +16,8 @@ from ..local import images
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...model.spec import SandboxSpec
     from .sandbox import GvisorSandbox
 
@@ -52,7 +54,9 @@ class GvisorWarm:
         plan.check(spec)
         return spec if kind_of(spec) == self._kind else None
 
-    def claim(self, spec: SandboxSpec) -> GvisorSandbox:
+    def claim(
+        self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> GvisorSandbox:
         """The sandbox that waited, under this spec."""
         if not self._take() or self._sandbox.state is State.TERMINATED:
             raise LifecycleError(f"{self.id} was claimed or has ended before")
@@ -60,6 +64,8 @@ class GvisorWarm:
             wanted = self._fitting(spec)
             if spec.id not in (None, self.id) or wanted is None:
                 raise InvalidRequest("this warm sandbox cannot become what is asked for")
+            if meanwhile is not None:
+                meanwhile()
             self._sandbox.begin(wanted)
         except BaseException:
             self._sandbox.terminate()

@@ -367,8 +367,8 @@ class NativeBackend(LocalBackend):
         try:
             try:
                 send_plan(ours, plan)
-                is_pooled = warm is not None and not isinstance(warm, Ahead)
-                kind = None if is_pooled else kind_of(draft.spec, profile)
+                pooled = None if isinstance(warm, Ahead) else warm
+                kind = None if pooled else kind_of(draft.spec, profile)
                 self._burst.tell(zygote, theirs, verb, shape, kind, draft)
             finally:
                 if theirs:
@@ -377,6 +377,10 @@ class NativeBackend(LocalBackend):
             from .sandbox import NativeSandbox
 
             sandbox = NativeSandbox(self, draft, profile, size, group, ours, plan, zygote)
+            if self._keeping is not None:
+                self._keeping.expect(sandbox)
+            if pooled is not None and pooled.meanwhile is not None:
+                pooled.meanwhile()
             body, fds = answer(ours, _READY_S)
         except Refused as exc:
             ours.close()

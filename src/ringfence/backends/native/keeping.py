@@ -138,6 +138,10 @@ class Keeping:
         self._ids[path] = lock_fd
         self._holder.change([Item(_HOST, _IDS + path, path, [lock_fd])])
 
+    def expect(self, sandbox: NativeSandbox) -> None:
+        """It is being made: what can be put together of it before it is there."""
+        sandbox.spec_text = sandbox.spec, kept.text_of(sandbox.spec)
+
     def begin(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
         """A new sandbox; nothing has been run in it."""
         if sockets:

@@ -58,8 +58,11 @@ def everything(sandbox: NativeSandbox, sockets: list[int]) -> list[Item]:
 def whole(sandbox: NativeSandbox) -> Item:
     """What must be kept for a sandbox to live on."""
     trusted, group = sandbox.network.trusted, sandbox.group
+    spec, text = sandbox.spec_text or (None, "")
+    if spec is not sandbox.spec:  # another policy has come since
+        text = text_of(sandbox.spec)
     note = {
-        "spec": _text(sandbox.spec),
+        "spec": text,
         "secrets": dict(sandbox.spec.secrets),
         "uid": sandbox.uid,
         "first_host_id": sandbox.first_host_id,
@@ -154,7 +157,7 @@ def take_back(
     return sandbox
 
 
-def _text(spec: SandboxSpec) -> str:
+def text_of(spec: SandboxSpec) -> str:
     """Without the id, which everybody knows: what was asked for in the same words is the same text."""
     return _as_json({**spec.to_json(), "id": None})
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ...model.netlog import NetworkEvent
     from ...model.network import NetworkPolicy
     from ...model.snapshot import Snapshot
+    from ...model.spec import SandboxSpec
     from ..local.cgroups import Group
     from ..local.sizes import Sizes
     from .backend import NativeBackend
@@ -77,6 +78,7 @@ class NativeSandbox(InCgroup):
         self.unix_sockets = draft.unix_sockets
         self.lockdown = plan.copy()
         self.lockdown["trees"], self.lockdown["steps"] = [], []
+        self.spec_text: tuple[SandboxSpec, str] | None = None  # a spec of it, as it is kept
         self.created = time.monotonic()
         self.count = 0  # of execs so far
         self.runs: dict[int, LocalExec] = {}

@@ -22,7 +22,7 @@ from .profiles import profile_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...launcher import wire
     from ...launcher.plan import Plan
@@ -45,7 +45,10 @@ class NativeWarm:
         control: Our end of the socket that it has at its other end.
         values: What is set in its cgroups.
         image: What its root is of, held; of whoever claims it from then on.
+        meanwhile: What whoever claims it wants done while it locks itself down.
     """
+
+    meanwhile: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -99,8 +102,11 @@ class NativeWarm:
         """See `takes_straight`."""
         return takes_straight(plan, self.group.directories, self.values)
 
-    def claim(self, spec: SandboxSpec) -> NativeSandbox:
+    def claim(
+        self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> NativeSandbox:
         """What `NativeBackend.provision` would have made, but for the id, which is this one's."""
+        self.meanwhile = meanwhile
         return self.backend.claim(self, spec)
 
     def discard(self) -> None:

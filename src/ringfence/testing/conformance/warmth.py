@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from ...errors import InvalidRequest, LifecycleError
+from ...errors import InvalidRequest, LifecycleError, StorageFull
 from ...model import capabilities as can
 from ...model.limits import MIB, Limits
 from ...model.mount import Mount
@@ -74,6 +74,33 @@ class Warmth(ConformanceBase):
 
         with pytest.raises(InvalidRequest):
             warm.claim(self.make_spec(mounts=(Mount("/data", "/no/such/directory"),)))
+
+        assert not warm.alive
+        again = Lab(backend.provision(self.make_spec(id=warm.id)), self.patience_s)
+        assert again.run("true").ok
+        again.close()
+
+    @needs(can.PREWARM)
+    def test_what_is_to_be_done_meanwhile_is_done_once(self, backend: Backend) -> None:
+        warm, done = backend.prewarm(self.make_spec()), list[str]()
+
+        lab = Lab(warm.claim(self.make_spec(), lambda: done.append("once")), self.patience_s)
+
+        try:
+            assert ["once"] == done
+            assert lab.run("true").ok
+        finally:
+            lab.close()
+
+    @needs(can.PREWARM)
+    def test_what_fails_meanwhile_ends_the_claim(self, backend: Backend) -> None:
+        warm = backend.prewarm(self.make_spec())
+
+        def fails() -> None:
+            raise StorageFull("nothing can be written down")
+
+        with pytest.raises(StorageFull):
+            warm.claim(self.make_spec(), fails)
 
         assert not warm.alive
         again = Lab(backend.provision(self.make_spec(id=warm.id)), self.patience_s)
