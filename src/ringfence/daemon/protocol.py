@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..api.bounds import Bounds
 from ..api.guard import PEER
 
+_SMALL = 1 << 16  # bytes: to copy more than that takes longer than to send twice
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: socket(7), SO_PEERCRED
 
 
@@ -71,6 +72,8 @@ class RingfenceProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = InOnePiece(self.transport, self.loop)  # type: ignore[assignment]
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.bounds.head_s, self._too_slow)
@@ -91,6 +94,46 @@ class RingfenceProtocol(HttpToolsProtocol):
             b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         )
         self.transport.close()
+
+
+class InOnePiece:
+    """The transport of one answer: its head waits for what follows it at once, and leaves with it.
+
+    Sent for itself the head would wake the client, who then has to wait once more.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = None
+        self._flushing: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Send it, with the head if that still waits. Nothing waits longer than for the loop's next turn."""
+        if self._head is None:
+            self._head = data
+            self._flushing = self._loop.call_soon(self._flush)
+        elif self._flushing is not None and len(data) < _SMALL:
+            self._flushing.cancel()
+            self._flushing = None
+            self._transport.write(self._head + data)
+        else:
+            self._flush()
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+            self._transport.write(self._head or b"")
+
+    def close(self) -> None:
+        """After what was written."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._transport.is_closing()
 
 
 def peer_uid(sock: socket.socket) -> int:
