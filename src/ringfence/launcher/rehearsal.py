@@ -47,6 +47,7 @@ def _plan_of(shape: Shape) -> Plan:
         "tag_key": 0,
         "landlock": None,
         "memory_watchdog_bytes": 0,
+        "rests": True,
         "network": None,
     }
 
