@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import shutil
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,13 @@ import pytest
 from tests.connecting import Connecting
 from tests.engine import running_engine
 from tests.features import require
+from tests.strangers import PYTHON, package_for_others
 
-from ringfence import Sandbox
+from ringfence import Mount, NetworkPolicy, Sandbox
 from ringfence.attack.lab import first_host_pid
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.docker.options import LABEL
-from ringfence.errors import BackendUnavailable
+from ringfence.errors import BackendUnavailable, Unsupported
 from ringfence.model.spec import UNRESTRICTED, SandboxSpec
 from ringfence.testing.conformance import BackendConformance
 from ringfence.testing.conformance.base import ConformanceBase
@@ -90,8 +96,14 @@ def test_the_engine_keeps_no_container(engine: str) -> None:
     backend.close()
 
 
-ENGINES_ALONE = {"seccomp": 2, "own user namespace": False, "settings of /proc": True}
-WALLS = {"seccomp": 1, "own user namespace": True, "settings of /proc": False}
+TOLD = ("host_identity", "root_file_system", "kernel_interfaces", "nested_user_namespaces")
+ENGINES_ALONE: dict[str, Any] = {
+    "seccomp": 2,
+    "own user namespace": False,
+    "settings of /proc": True,
+}
+ENGINES_ALONE["told"] = {"degraded"}
+WALLS = {"seccomp": 1, "own user namespace": True, "settings of /proc": False, "told": {"enforced"}}
 
 
 def what_holds(backend: DockerBackend, **options: Any) -> dict[str, Any]:
@@ -101,10 +113,8 @@ def what_holds(backend: DockerBackend, **options: Any) -> dict[str, Any]:
         own = sandbox.exec(["sh", "-c", ": >>/proc/self/oom_score_adj"]).ok
         said = {each.name: each.status for each in sandbox.protections()}
     backend.close()
-    assert ("enforced" if namespace != os.readlink("/proc/self/ns/user") else "degraded") == said[
-        "host_identity"
-    ]
     return {
+        "told": {said[name] for name in TOLD},
         "seccomp": int(filters.split()[1]),
         "own user namespace": namespace != os.readlink("/proc/self/ns/user"),
         "settings of /proc": own,
@@ -130,6 +140,20 @@ def test_without_our_filter_the_engines_stays(engine: str) -> None:
     assert {**ENGINES_ALONE, "seccomp": 1} == found
 
 
+def test_what_takes_walls_is_refused_without_them(engine: str) -> None:
+    backend = DockerBackend(engine)
+    for asked in ({"mounts": [Mount("/data", "/usr")]}, {"network": NetworkPolicy.parse("x.test")}):
+        with pytest.raises(Unsupported) as refused:
+            Sandbox.create(backend=backend, profile=UNRESTRICTED, **asked)
+        assert "namespaces" in refused.value.message
+    with (
+        Sandbox.create(backend=backend, profile=UNRESTRICTED) as sandbox,
+        pytest.raises(Unsupported),
+    ):
+        sandbox.snapshot()
+    backend.close()
+
+
 def test_each_container_has_host_ids_of_its_own(engine: str) -> None:
     backend = DockerBackend(engine)
     with Sandbox.create(backend=backend) as one, Sandbox.create(backend=backend) as other:
@@ -143,6 +167,63 @@ def test_each_container_has_host_ids_of_its_own(engine: str) -> None:
     assert all("1000" == inside and "1" == count for inside, _outside, count in maps)
     assert maps[0][1] != maps[1][1]
     assert not {"0", "1000"} & {outside for _inside, outside, _count in maps}
+
+
+ORDINARY_UID = 23456
+SDK = ("docker", "requests", "urllib3", "idna", "certifi")
+AS_ORDINARY = """
+import json, os, sys
+from ringfence import NetworkPolicy, Sandbox
+from ringfence.backends.docker.backend import DockerBackend
+from ringfence.model.mount import Mount
+address, work, port = sys.argv[1:]
+backend = DockerBackend(address, state_dir=os.environ["HOME"] + "/state")
+network = NetworkPolicy.parse(f"127.0.0.1:{port}")
+connect = "import socket; socket.create_connection(('127.0.0.1', {}))"
+mounts = [Mount("/data", work, "read_write"), Mount("/shown", work)]
+with Sandbox.create(backend=backend, mounts=mounts, network=network) as sandbox:
+    refused = not sandbox.shell("echo x > /shown/new || echo x > /data/.git/hooks/new").ok
+    programs = [["/usr/bin/python3", "-c", connect.format(each)] for each in (port, 1)]
+    reached = [sandbox.exec(each).ok for each in programs]
+    sandbox.shell("echo kept > kept; echo made > /data/made")
+    held = {each.name: each.status for each in sandbox.protections()}
+    snapshot = sandbox.snapshot()
+with Sandbox.restore(snapshot.id, backend=backend) as again:
+    kept = again.shell("cat kept /data/made").text
+backend.close()
+print(json.dumps([refused, reached, kept, held["host_identity"], held["network"]]))
+"""
+
+
+def test_an_ordinary_user_has_all_of_it_too(engine: str, tmp_path: Path) -> None:
+    """Who may ask the engine, and is not root: the helpers are that user's, and so is the container's."""
+    place = Path(engine.removeprefix("unix://"))
+    place.parent.chmod(0o711)
+    place.chmod(0o666)
+    package = package_for_others(tmp_path)
+    for name in SDK:
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        assert found.origin is not None
+        shutil.copytree(Path(found.origin).parent, package / name)
+    work, home = tmp_path / "work", tmp_path / "home"
+    for each in (work, home):
+        each.mkdir()
+        os.chown(each, ORDINARY_UID, ORDINARY_UID)
+    become = ("setpriv", f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        ran = subprocess.run(
+            [*become, PYTHON, "-W", "ignore", "-c", AS_ORDINARY, engine, str(work), port],
+            env={"PYTHONPATH": str(package), "HOME": str(home), "PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            check=True,
+            timeout=300,
+        )
+
+    assert [True, [True, False], "kept\nmade\n", "enforced", "enforced"] == json.loads(ran.stdout)
+    assert [("made", ORDINARY_UID)] == [(each.name, each.stat().st_uid) for each in work.iterdir()]
 
 
 @pytest.mark.parametrize("address", ["unix:///nonexistent/engine", "tcp://127.0.0.1:1"])

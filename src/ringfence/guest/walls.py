@@ -25,7 +25,8 @@ _APART = (
     | namespaces.CLONE_NEWNET
     | namespaces.CLONE_NEWCGROUP
 )
-_WAYS = ("user", "mnt", "net")  # namespaces that the host's helpers go into, in their order
+# What the host gets descriptors of: its helpers go into the first three, and an ordinary user may not look.
+WAYS = ("user", "mnt", "net", "pid", "ipc", "uts")
 _PROC = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 _COVER = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
@@ -34,7 +35,7 @@ def put_up(settings: Settings) -> list[int]:
     """Namespaces, one id, mounts that give nothing, and no capability for good.
 
     Returns:
-        Descriptors of the namespaces that the host may send helpers into: the host's alone to keep.
+        Descriptors of `WAYS`, the host's alone to keep.
 
     Precondition: one thread, and a file system that is the guest's own already.
 
@@ -62,7 +63,7 @@ def put_up(settings: Settings) -> list[int]:
     privileges.lock_securebits()
     privileges.empty_bounding_set()
     privileges.empty_capability_sets()
-    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _WAYS]
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in WAYS]
 
 
 def _restrict_mounts() -> None:

@@ -7,6 +7,7 @@ the container's user, with every right over what is that user's and none over wh
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 
@@ -36,17 +37,19 @@ def _furnish(request: dict[str, Any], fds: list[int]) -> None:
 def _save(request: dict[str, Any], fds: list[int]) -> None:
     """Stream what was changed: fds end with a pipe; request says what, as whoever keeps the files tells.
 
-    `changed` and `gone` are paths; `own` are directories whose whole content is the sandbox's; what lies at
-    or below `mounted` is not.
+    `changed` and `gone` are paths; `own` are directories whose whole content is the sandbox's, but for what
+    lies in `hosts`, or wherever else something is mounted.
 
     Precondition: the container stands still.
     """
     user_fd, mount_fd, out = fds
+    ourselves = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     enter.join(user_fd, mount_fd, request["uid"], request["uid"])
     os.chdir("/")
+    mounted = layers.find_mounted(ourselves).difference(request["own"]).union(request["hosts"])
     sink: Any = trees.Sink(out)
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        packer = _ChangePacker(tar, request["uid"], request["mounted"])
+        packer = _ChangePacker(tar, request["uid"], mounted)
         gone = set(request["gone"])
         for path in sorted({*request["changed"], *gone}):
             packer.add_change(path, path in gone)
@@ -55,18 +58,30 @@ def _save(request: dict[str, Any], fds: list[int]) -> None:
 
 
 class _ChangePacker(trees.Packer):
-    def __init__(self, tar: tarfile.TarFile, uid: int, mounted: list[str]) -> None:
+    def __init__(self, tar: tarfile.TarFile, uid: int, mounted: set[str]) -> None:
         super().__init__(tar, 0, None)
         self._uid, self._mounted = uid, mounted
 
     def add_change(self, path: str, gone: bool) -> None:
-        """One path that was changed; what is below it is told of as well."""
+        """One path that was changed; what is below it is told of as well.
+
+        Raises:
+            OSError: EILSEQ for a name that is not UTF-8: it was told as another one.
+        """
         if self._is_mounted(path):
             return
         if gone:
+            if "\ufffd" in path:
+                raise OSError(errno.EILSEQ, "a name that is not UTF-8 cannot be saved", path)
             directory, _, name = path.rpartition("/")
             self._tar.addfile(tarfile.TarInfo(f".{directory}/{layers.WHITEOUT}{name}"))
-        if self._is_users(path):
+        try:
+            is_users = self._is_users(path)
+        except FileNotFoundError as exc:
+            if gone:
+                return
+            raise OSError(errno.EILSEQ, "a name that is not UTF-8 cannot be saved", path) from exc
+        if is_users:
             layers.check_name(path)
             self._add_one(path, f".{path}")
 
@@ -78,12 +93,8 @@ class _ChangePacker(trees.Packer):
         return any(path == each or path.startswith(each + "/") for each in self._mounted)
 
     def _is_users(self, path: str) -> bool:
-        """Whether it is there, and the user's: what is not was made by who made the container."""
-        try:
-            info = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return info.st_uid == self._uid
+        """What is another's was made by who made the container."""
+        return os.lstat(path).st_uid == self._uid
 
     def _device_of(self, info: os.stat_result) -> int:
         """Where mounts are has been said."""

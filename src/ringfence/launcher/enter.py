@@ -74,7 +74,9 @@ def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
     pid, pidfd = namespaces.clone3(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
     if pid == 0:
         try:
-            os.read(go_read, 1)
+            os.close(go_write)
+            if not os.read(go_read, 1):
+                os._exit(1)  # our ids were not mapped, which the host hears from who has started us
             mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
             wire.send_raw(theirs, b"O", build.open_trees(wanted))
         except build.BuildError as exc:
@@ -83,9 +85,13 @@ def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
             os._exit(0)
     theirs.close()
     os.close(pidfd)
+    os.close(go_read)
     maps = f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1"
-    namespaces.write_id_maps(pid, *maps, deny_setgroups=True)
-    os.write(go_write, b"g")
+    try:
+        namespaces.write_id_maps(pid, *maps, deny_setgroups=True)
+        os.write(go_write, b"g")
+    finally:
+        os.close(go_write)
     data, fds = wire.receive_raw(ours)
     os.waitpid(pid, 0)
     if data != b"O":
@@ -234,7 +240,6 @@ def _contained(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> N
     """See `contained`: request names the operation; fds are user and mnt namespace, and its own."""
     from . import contained
 
-    privileges.set_dumpable(False)
     contained.OPERATIONS[request["do"]](request, fds)
     wire.send_raw(reply, b"O")
 

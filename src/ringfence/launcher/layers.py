@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WHITEOUT = ".wh."
 # Made anew for every sandbox, by what it is: its network.
 _OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+_MOUNTS = "/proc/self/mountinfo"
 _BUFFER = 1 << 20
 
 
@@ -43,17 +44,24 @@ def pack(
         mounted: What is not the sandbox's own but shown in it; None: every mount point there is.
     """
     del one_file_system
-    mounted = _mounted() if mounted is None else mounted
+    places = find_mounted() if mounted is None else mounted
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
     sink: Any = trees.Sink(stream)
     with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT) as tar:
-        _LayerPacker(tar, os.lstat(path).st_dev, known, mounted).add(path, ".")
+        _LayerPacker(tar, os.lstat(path).st_dev, known, places).add(path, ".")
 
 
-def _mounted() -> set[str]:
-    """Where something is mounted: proc_pid_mountinfo(5)."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+def find_mounted(fd: int = -1) -> set[str]:
+    """Where something is mounted: proc_pid_mountinfo(5).
+
+    Args:
+        fd: Of our own directory in /proc, where the one that is in sight is another's.
+    """
+    place = os.open(
+        "mountinfo" if fd >= 0 else _MOUNTS, os.O_RDONLY, dir_fd=fd if fd >= 0 else None
+    )
+    with open(place, encoding="utf-8", errors="surrogateescape") as file:
         points = {line.split(" ")[4] for line in file}
     for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         points = {point.replace(escaped, plain) for point in points}

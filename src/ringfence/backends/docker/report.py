@@ -12,6 +12,7 @@ from ..local.agents import wants_filter
 from ..local.contained import NO_WAYS
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
+from ..local.posture_inside import of_walls
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -82,9 +83,11 @@ def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
 
 
 def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
+    plain = posture.of_process(sandbox.pid, sandbox.namespaces())
     seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
     found = [
-        *(each for each in posture.of_process(sandbox.pid) if each.name != "network"),
+        *(each for each in plain if each.name != "network"),
+        *of_walls(sandbox),
         of_network(seen, sandbox.network, sandbox.spec.network),
         _memory(sandbox),
         _pids(sandbox),

@@ -10,12 +10,12 @@ import os
 from dataclasses import replace
 
 from ...errors import InvalidRequest, IoError, LifecycleError, Unsupported
+from ...guest.walls import WAYS
 from ...model.state import State
 from . import journal, saving
 from .answers import Refused
 from .guest import GuestSandbox
 from .host import host
-from .mountinfo import MountLine, read_text
 from .network import SandboxNetwork
 
 TYPE_CHECKING = False
@@ -63,7 +63,7 @@ class ContainedSandbox(GuestSandbox):
 
     Attributes:
         pid: Of PID 1, the agent, as the host sees it.
-        ways: Descriptors of its user, mount and network namespace; none where it has only its launcher's.
+        ways: Descriptors of its own namespaces, those of `guest.walls.WAYS`; none where it has made none.
         sizes: What a snapshot may take.
     """
 
@@ -98,7 +98,13 @@ class ContainedSandbox(GuestSandbox):
         with self._fds_lock:
             if not self.ways:
                 raise Unsupported(NO_WAYS, backend=self.backend.name, operation="enter")
-            return [os.dup(fd) for fd in self.ways]
+            return [os.dup(fd) for fd in self.ways[:3]]
+
+    def namespaces(self) -> dict[str, int] | None:
+        """The inodes of its namespaces by their names; None where only the host's /proc tells."""
+        return {
+            name: os.fstat(fd).st_ino for name, fd in zip(WAYS, self.ways, strict=False)
+        } or None
 
     def host_id(self) -> int:
         """Who the sandbox's user is on the host."""
@@ -114,8 +120,8 @@ class ContainedSandbox(GuestSandbox):
             InvalidRequest: The kernel refused a step.
         """
         owner = self.host_id() if host().trusted_root else None
-        mounting.prepare(owner)
         self.mounting = mounting
+        mounting.prepare(owner)
         self.mounts[:] = mounting.mounts
         if not mounting.steps:
             return
@@ -193,16 +199,10 @@ class ContainedSandbox(GuestSandbox):
                 "changed": found.changed,
                 "gone": found.gone,
                 "own": found.own,
-                "mounted": self.mounted(found.own),
+                "hosts": [each.target for each in self.mounts if each.host_path],
             },
             [pipe],
         )
-
-    def mounted(self, own: list[str]) -> list[str]:
-        """Where something is shown that is not the sandbox's own, as its kernel has it."""
-        lines = read_text(f"/proc/{self.pid}/mountinfo").splitlines()
-        points = {MountLine(line).target for line in lines} - {"/", *own}
-        return sorted(points.union(each.target for each in self.mounts if each.host_path))
 
     def load(self, content: int) -> None:
         """Put a snapshot's files back; on failure the sandbox is ended."""

@@ -8,6 +8,10 @@ from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from .inside import NAMESPACES, status_of
 from .mountinfo import read_text
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TREES = Protection(
     "process_trees",
     DEGRADED,
@@ -15,35 +19,40 @@ TREES = Protection(
 )
 
 
-def of_process(pid: int) -> list[Protection]:
-    """Namespaces, identity, capabilities, privileges, filter and network."""
+def of_process(pid: int, inodes: Mapping[str, int] | None = None) -> list[Protection]:
+    """Namespaces, identity, capabilities, privileges, filter and network.
+
+    Args:
+        inodes: Of its namespaces by name, where they are known; an ordinary user may not look.
+    """
     seen = status_of(pid)
+    theirs = inodes or {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in NAMESPACES}
+    shared = [name for name in NAMESPACES if theirs[name] == _ours(name)]
     return [
-        _namespaces(pid),
-        _identity(pid, seen),
+        _namespaces(shared),
+        _identity(shared, seen),
         _capabilities(seen),
         _no_new_privs(seen),
         _seccomp(seen),
-        _network(pid),
+        _network(pid, shared),
     ]
 
 
-def _namespaces(pid: int) -> Protection:
-    shared = [name for name in NAMESPACES if _same(pid, name)]
+def _namespaces(shared: list[str]) -> Protection:
     if shared:
         return Protection("namespaces", DEGRADED, f"shared with the host: {', '.join(shared)}")
     return Protection("namespaces", ENFORCED, f"its own {', '.join(NAMESPACES)}")
 
 
-def _same(pid: int, name: str) -> bool:
-    return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+def _ours(name: str) -> int:
+    return os.stat(f"/proc/self/ns/{name}").st_ino
 
 
-def _identity(pid: int, seen: dict[str, str]) -> Protection:
+def _identity(shared: list[str], seen: dict[str, str]) -> Protection:
     uid = int(seen["Uid"].split()[1])
     if uid == 0:
         return Protection("host_identity", MISSING, "it is root on the host", "report this")
-    if _same(pid, "user"):
+    if "user" in shared:
         why = f"uid {uid} of the host, perhaps somebody's"
         return Protection("host_identity", DEGRADED, why, "turn on the engine's userns-remap")
     return Protection("host_identity", ENFORCED, f"uid {uid} on the host")
@@ -69,10 +78,10 @@ def _seccomp(seen: dict[str, str]) -> Protection:
     return Protection("seccomp", ENFORCED, "mode 2 on PID 1, and so on all that it starts")
 
 
-def _network(pid: int) -> Protection:
+def _network(pid: int, shared: list[str]) -> Protection:
     lines = read_text(f"/proc/{pid}/net/dev").splitlines()[2:]
     names = {line.partition(":")[0].strip() for line in lines} - {"lo"}
-    if names or _same(pid, "net"):
+    if names or "net" in shared:
         return Protection(
             "network", MISSING, f"interfaces: {', '.join(sorted(names)) or 'the host'}"
         )
