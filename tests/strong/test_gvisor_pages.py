@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from ringfence.backends.gvisor import views
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.plan import RUNSC
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
+from ringfence.backends.local import template
 from ringfence.backends.local.inside import descendants
 from ringfence.errors import RingfenceError
 from ringfence.images.archive import load
@@ -180,14 +181,25 @@ def test_where_it_cannot_be_had_it_is_said(
         assert (DEGRADED, True) == (found.status, "RINGFENCE_OWN_PAGES" in found.fix)
 
 
-def _server(backend: GvisorBackend) -> int:
-    keeper = backend.keeper().pid
-    [found] = [
-        pid
-        for pid in descendants(keeper)
-        if Path(f"/proc/{pid}/comm").read_text() == "ringfence-view\n"
-    ]
+def _servers(backend: GvisorBackend) -> set[int]:
+    found = set()
+    for pid in descendants(backend.keeper().pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if Path(f"/proc/{pid}/comm").read_text() == "ringfence-view\n":
+                found.add(pid)
     return found
+
+
+def _server(backend: GvisorBackend) -> int:
+    [found] = _servers(backend)
+    return found
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < ends, "it never was"
+        time.sleep(0.02)
 
 
 def test_who_serves_has_next_to_nothing(shared: GvisorBackend) -> None:
@@ -215,13 +227,29 @@ def test_with_who_serves_its_sandboxes_end(backend: GvisorBackend) -> None:
 
     os.kill(server, signal.SIGKILL)
 
-    ends = time.monotonic() + _PATIENCE_S
-    while first.state is not State.TERMINATED and time.monotonic() < ends:
-        time.sleep(0.02)
-    assert State.TERMINATED is first.state
+    _wait_until(lambda: first.state is State.TERMINATED)
     with pytest.raises(RingfenceError):
         first.exec(["true"])
     with Sandbox.create(backend=backend) as second:
         assert second.exec(["python3", "-c", "pass"]).ok
         assert ENFORCED == _own_pages(second).status
         assert server != _server(backend)
+
+
+def test_what_the_host_has_later_is_seen_by_who_comes_later(
+    backend: GvisorBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Sandbox.create(backend=backend)
+    before = _server(backend)
+    more = [*views._shown(), template.tree(str(tmp_path), template.READ_ONLY)]
+    monkeypatch.setattr(views, "_shown", lambda: more)
+
+    with Sandbox.create(backend=backend) as second, Sandbox.create(backend=backend) as third:
+        assert 2 == len(_servers(backend)), "one for all that come, and the one before"
+        for sandbox in (first, second, third):
+            assert sandbox.exec(["python3", "-c", "import json"]).ok
+        first.terminate()
+
+        _wait_until(lambda: before not in _servers(backend))
+        assert 1 == len(_servers(backend))
+        assert second.exec(["python3", "-c", "import email"]).ok

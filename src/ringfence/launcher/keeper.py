@@ -45,6 +45,7 @@ class Kept:
 
     def __init__(self, plan: HullPlan) -> None:
         self.id, self.directories = plan["id"], plan["cgroup_dirs"]
+        self.server = 0  # of the views that it has
         self.views: list[views.Key] = []
 
 
@@ -58,7 +59,7 @@ class Keeper(Parent):
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
         self.still: stills.Still | None = None
         self.den: views.Den | None = None
-        self.views: views.Views | None = None
+        self.views: dict[int, views.Views] = {}  # by the pid of who serves them
 
     def serve_one(self) -> bool:
         message, fds = wire.receive(self.host)
@@ -114,8 +115,11 @@ class Keeper(Parent):
         """
         if self.den is None:
             raise OSError(errno.EINVAL, "there is no den")
-        self.views = views.Views(self.den, wanted["server"], wire.adopt(os.dup(fds[0])))
-        maps = self.views.can_map_ids(wanted["probe"])
+        for each in self.views.values():
+            each.retire()
+        made = views.Views(self.den, wanted["server"], wire.adopt(os.dup(fds[0])))
+        self.views[made.server] = made
+        maps = made.can_map_ids(wanted["probe"])
         wire.send_raw(reply, b"O1" if maps else b"O0")
 
     # -- creating ---------------------------------------------------------------------------
@@ -163,8 +167,9 @@ class Keeper(Parent):
             finally:
                 go.close()
             self.hulls[pid] = kept = Kept(plan)
-            if self.views is not None and plan["view"] is not None:
-                kept.views = self.views.use(plan["view"])
+            if plan["view"] is not None:
+                kept.server = plan["view"]["server"]
+                kept.views = self.views[kept.server].use(plan["view"])
             if plan["placeholders"]:
                 self.placeholders[plan["id"]] = plan["placeholders"], plan["note"]
             wire.send_raw(reply, b"O%d" % pid, [pidfd])
@@ -221,9 +226,9 @@ class Keeper(Parent):
         source = view["image_source"] if index == view["image"] else None
         opener = None if source is None else partial(self.open_pinned, source, pinned)
         try:
-            if self.views is None:
+            if view["server"] not in self.views:
                 raise OSError(errno.ENOTCONN, "who serves the host's files is gone")
-            return self.views.open(tree, view, opener)
+            return self.views[view["server"]].open(tree, view, opener)
         except OSError as exc:
             raise build.BuildError(f"view of {tree['source']}", exc) from exc
 
@@ -264,20 +269,16 @@ class Keeper(Parent):
         if kept is None:
             return
         cgroups.remove(kept.directories)
-        if self.views is None:
-            return
-        if pid == self.views.server:
-            self.end_views()
-        else:
-            self.views.release(kept.views)
+        if pid in self.views:
+            self.end_views(pid)
+        elif kept.server in self.views:
+            self.views[kept.server].release(kept.views)
 
-    def end_views(self) -> None:
+    def end_views(self, server: int) -> None:
         """Who answers for them has ended: so does who would wait for an answer, or hear of errors only."""
-        if self.views is not None:
-            self.views.close()
-        self.views = None
+        self.views.pop(server).close()
         for pid, kept in self.hulls.items():
-            if kept.views:
+            if kept.server == server:
                 os.kill(pid, signal.SIGKILL)
                 cgroups.thaw(kept.directories)
 

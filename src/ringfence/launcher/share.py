@@ -64,12 +64,16 @@ class Share:
 
     # -- looking ------------------------------------------------------------------------------
 
+    def owner(self, node: int, info: Any) -> tuple[int, int]:
+        """Whose a file is, as the guest is told."""
+        owner = self.owners.get(self.nodes.top(node)) if self.owners else None
+        if owner is None:
+            return info.st_uid, info.st_gid
+        return info.st_uid or owner, info.st_gid or owner
+
     def attributes(self, node: int, info: Any) -> bytes:
         """What a file is, as the guest is told."""
-        owner = self.owners.get(self.nodes.top(node)) if self.owners else None
-        uid, gid = info.st_uid, info.st_gid
-        if owner is not None:
-            uid, gid = uid or owner, gid or owner
+        uid, gid = self.owner(node, info)
         times = info.st_atime_ns, info.st_mtime_ns, info.st_ctime_ns
         return fuse.ATTRIBUTES.pack(
             *(self.inode(info), info.st_size, info.st_blocks),

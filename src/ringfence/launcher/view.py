@@ -38,16 +38,30 @@ _FREE_INODE_BITS = 48  # no file system in use has longer numbers
 class View(Share):
     """All below one directory, whose files somebody on the host may replace.
 
+    Args:
+        own: What user and group the kernel that asks knows the one id by that is 0 here.
+
     A file is what it was when it was looked up, or it is stale: what was cached of one version never
     mixes with another. What has been read is held open, so that it outlives its replacement.
     """
 
     holds_s = 30  # after that long, what has been replaced is seen
 
-    def __init__(self, root: int, owners: dict[str, int], most_open: int = 0) -> None:
+    def __init__(
+        self,
+        root: int,
+        owners: dict[str, int],
+        most_open: int = 0,
+        own: tuple[int, int] = (0, 0),
+    ) -> None:
         super().__init__(root, owners)
         self.most_open = most_open or self.most_open
+        self._own = own
         self._devices: dict[int, int] = {}
+
+    def owner(self, node: int, info: Any) -> tuple[int, int]:
+        uid, gid = self._own
+        return info.st_uid or uid, info.st_gid or gid
 
     def inode(self, info: Any) -> int:
         """What is shown may be of several file systems, and is one to who sees it."""
@@ -145,14 +159,18 @@ class Server:
                     return
 
     def _take(self) -> bool:
-        """One more file system: where its kernel asks, and what it shows, if that is not `SHOWN`."""
+        """One more file system: where its kernel asks, and what it shows, if that is not `SHOWN`.
+
+        The message is the ids by which that kernel knows our own.
+        """
         said, fds = wire.receive_raw(self.control)
         if not said:
             return False
         device, *root = fds
+        own = tuple(map(int, said.split()))
         fcntl.fcntl(device, fcntl.F_SETFL, os.O_NONBLOCK)
         shown = root[0] if root else os.open(SHOWN, _DIRECTORY)
-        self._views[device] = View(shown, {}, self._most_open)
+        self._views[device] = View(shown, {}, self._most_open, (own[0], own[1]))
         self._poll.register(device, select.POLLIN)
         return True
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     class ViewPlan(TypedDict):
         """What a hull sees through whose view; plain values, decided by the host."""
 
+        server: int  # pid of who serves it
         tenant: str
         once: bool  # nobody else will ever be of this tenant
         trees: list[int]  # indices of trees of the template
@@ -64,6 +65,8 @@ class Den:
         mounts.move_mount(above, scratch)
         os.close(above)
         self._is_roots = owner is None
+        self.own = b"%d %d" % (owner or (0, 0))  # the ids of who serves, as our mounts have them
+        self._made = 0
 
     def outside(self, work: Callable[[], int]) -> int:
         """Do `work` among the host's own mounts, of which only there copies can be made."""
@@ -82,14 +85,15 @@ class Den:
         finally:
             os.close(root)
 
-    def mount(self, name: str, serve: Callable[[int], None]) -> int:
-        """A new file system; its descriptor.
+    def mount(self, serve: Callable[[int], None]) -> tuple[int, str]:
+        """A new file system: its descriptor and name.
 
         Args:
             serve: Called with the descriptor where its kernel asks, which is closed then: only who
                 answers may have one, so that nobody waits for ever for who has ended.
         """
-        device = os.open(self._device, os.O_RDWR | os.O_CLOEXEC)
+        self._made += 1
+        name, device = str(self._made), os.open(self._device, os.O_RDWR | os.O_CLOEXEC)
         place = f"/proc/self/fd/{self.fd}/{name}"
         try:
             os.mkdir(name, dir_fd=self.fd)
@@ -99,7 +103,7 @@ class Den:
             serve(device)
         finally:
             os.close(device)
-        return os.open(name, _DIRECTORY, dir_fd=self.fd)
+        return os.open(name, _DIRECTORY, dir_fd=self.fd), name
 
     def unmount(self, name: str) -> None:
         mounts.umount2(f"/proc/self/fd/{self.fd}/{name}", mounts.MNT_DETACH)
@@ -123,8 +127,8 @@ class Views:
 
     def __init__(self, den: Den, server: int, control: wire.Socket) -> None:
         self.den, self.server, self._control = den, server, control
+        self.users, self._is_retired = 0, False
         self._views: dict[Key, _View] = {}
-        self._made = 0
 
     def open(self, tree: Tree, plan: ViewPlan, source: Callable[[], int] | None) -> int:
         """A detached copy of what a tree is in the tenant's view, restricted as planned.
@@ -143,22 +147,30 @@ class Views:
     def _have(self, key: Key, plan: ViewPlan, source: Callable[[], int] | None) -> _View:
         if key not in self._views:
             self._make_room()
-            self._made += 1
-            self._views[key] = self._make(str(self._made), plan["once"], source)
+            self._views[key] = self._make(source, once=plan["once"])
         view = self._views[key] = self._views.pop(key)  # the one used last is the last
         return view
 
-    def _make(self, name: str, once: bool, source: Callable[[], int] | None) -> _View:
+    def _make(self, source: Callable[[], int] | None, *, once: bool) -> _View:
         shown = source() if source is not None else -1
         try:
             given = [shown] if shown >= 0 else []
-            fd = self.den.mount(name, lambda dev: wire.send_raw(self._control, b"V", [dev, *given]))
+            fd, name = self.den.mount(
+                lambda device: wire.send_raw(self._control, self.den.own, [device, *given])
+            )
         except OSError:
             if shown >= 0:
                 os.close(shown)
             raise
         view = _View(fd, name, once=once)
         view.source = shown
+        try:
+            os.stat(
+                ".", dir_fd=fd
+            )  # only once it was answered does the kernel know what may be done
+        except OSError:
+            self._close(view)
+            raise
         return view
 
     def can_map_ids(self, tree: Tree) -> bool:
@@ -167,9 +179,8 @@ class Views:
         Args:
             tree: Of the view's root, with an id map.
         """
-        view = self._make("probe", True, None)
+        view = self._make(None, once=True)
         try:
-            os.stat("usr", dir_fd=view.fd)  # only once it was answered does the kernel know
             copy = mounts.open_tree("", dir_fd=view.fd, recursive=False)
             os.close(idmap.restricted(copy, tree))
         except OSError as exc:
@@ -185,6 +196,7 @@ class Views:
         keys = [key for key in self._views if key[0] == plan["tenant"]]
         for key in keys:
             self._views[key].users += 1
+        self.users += 1
         return keys
 
     def release(self, keys: list[Key]) -> None:
@@ -196,6 +208,15 @@ class Views:
             if view.users == 0 and view.once:
                 self._close(self._views.pop(key))
         self._make_room(0)
+        self.users -= 1
+        if self._is_retired:
+            self.retire()
+
+    def retire(self) -> None:
+        """There is another one for hulls to come: this one's server ends with the last that it has."""
+        self._is_retired = True
+        if not self.users:
+            self._control.close()
 
     def _make_room(self, wanted: int = 1) -> None:
         """Unmount those that nobody has had for the longest time."""

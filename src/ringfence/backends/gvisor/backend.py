@@ -71,7 +71,7 @@ class GvisorBackend(Hulls):
         self._stills: tuple[Launched, int] | None = None
         self._still_worked = False
         self._own_pages = is_on() if own_pages is None else own_pages
-        self._views: Views | None = None
+        self._views: list[Views] = []  # the last one is for who comes
         self._views_lock = allocate_lock()
         self._tenants: dict[str, str] = {}
 
@@ -93,16 +93,20 @@ class GvisorBackend(Hulls):
         return sandbox
 
     def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> GvisorSandbox:
-        if spec.image is None:
-            return self._provision_over(None, spec, content, memory)
-        from ..local import images
-
-        spec, image = images.hold(spec)
         try:
-            return self._provision_over(image, spec, content, memory)
-        except BaseException:
-            image.close()
-            raise
+            if spec.image is None:
+                return self._provision_over(None, spec, content, memory)
+            from ..local import images
+
+            spec, image = images.hold(spec)
+            try:
+                return self._provision_over(image, spec, content, memory)
+            except BaseException:
+                image.close()
+                raise
+        finally:
+            if spec.id is not None:
+                self._tenants.pop(spec.id, None)
 
     def _provision_over(
         self, image: Held | None, spec: SandboxSpec, content: int, memory: str
@@ -123,7 +127,6 @@ class GvisorBackend(Hulls):
             raise
         finally:
             self._making.discard(sandbox_id)
-            self._tenants.pop(sandbox_id, None)
 
     def _make(
         self,
@@ -138,8 +141,9 @@ class GvisorBackend(Hulls):
         views = self.views(keeper)
         first = self.host_ids().take() if here.trusted_root else 0
         draft = planning.Draft(spec, sandbox_id, uid, first, image)
-        draft.shares_pages = views.why_not(image)
         try:
+            still_bytes = self._still_bytes(keeper)
+            draft.shares_pages = views.why_not(image)
             size = sizes(spec, here)
             if spec.network.needs_tls_termination:
                 from ..local.trusted import trusted_for
@@ -152,7 +156,7 @@ class GvisorBackend(Hulls):
                 size,
                 has_content=content >= 0,
                 memory=memory,
-                still_bytes=self._still_bytes(keeper),
+                still_bytes=still_bytes,
                 views=None if draft.shares_pages else views,
                 tenant=self._tenants.get(sandbox_id, ""),
             )
@@ -181,11 +185,19 @@ class GvisorBackend(Hulls):
     def views(self, keeper: Launched) -> Views:
         """Who serves the host's files to this keeper's hulls; another one when the last has ended."""
         with self._views_lock:
-            if self._views is None or self._views.keeper is not keeper or not self._views.alive:
-                if self._views is not None:
-                    self._views.close()
-                self._views = Views(self, keeper, wanted=self._own_pages)
-            return self._views
+            found = self._views[-1] if self._views else None
+            if (
+                found is None
+                or found.keeper is not keeper
+                or not (found.alive and found.is_current)
+            ):
+                found = Views(self, keeper, wanted=self._own_pages)
+                # Those before end with the last sandbox that they have.
+                for each in self._views:
+                    if each.keeper is not keeper or not each.alive:
+                        each.close()
+                self._views = [each for each in self._views if not each.is_closed] + [found]
+            return found
 
     def _still_bytes(self, keeper: Launched) -> int:
         """How large the agent is that this keeper has started ahead; 0 where it cannot."""
@@ -262,9 +274,9 @@ class GvisorBackend(Hulls):
         for sandbox in list(self._hulled.values()):
             sandbox.terminate()
         with self._views_lock:
-            if self._views is not None:
-                self._views.close()
-                self._views = None
+            for each in self._views:
+                each.close()
+            self._views.clear()
         super().close()
 
     def report(self) -> BackendReport:

@@ -5,21 +5,24 @@ Each tenant sees them through a file system of its own, so no page of the page c
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
+from _thread import allocate_lock
 
-from ...errors import RingfenceError
+from ...errors import SandboxLost
 from ...launcher import view, wire
 from ...policy import filters
 from ..local import agent_code, identity, template
-from ..local.answers import answer
+from ..local.answers import Refused, answer
 from ..local.host import host
-from ..local.hulls import kill
+from ..local.hulls import kill, last_words
 from . import plan as planning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ...launcher.hull import HullPlan
@@ -65,43 +68,70 @@ class Views:
 
     def __init__(self, backend: Hulls, keeper: Launched, *, wanted: bool) -> None:
         self.keeper, self._backend = keeper, backend
-        self._pidfd, self._errors, self.first_host_id = -1, -1, 0
+        self._pid, self._pidfd, self._errors, self.first_host_id = 0, -1, -1, 0
         self.why = self.why_images = ""
-        if not wanted:
+        self._lock = allocate_lock()
+        self._control: wire.Socket | None = None  # until the keeper has it
+        if wanted:
+            self._shown = _shown()
+            self._stamp = _stamp(self._shown)
+            self._try(self._begin)
+        else:
             self.why = f"it was turned off ({_SWITCH})"
-            return
-        try:
-            self._start()
-        except (RingfenceError, OSError) as exc:
-            self.why = str(exc)
-            self.close()
 
-    def _start(self) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
+        """What the keeper refuses is had without, and it is said why. All else ends in an error."""
+        try:
+            step()
+        except BaseException as exc:
+            said = last_words(self._errors) if self._errors >= 0 else ""
+            self.why = f"{exc}{': ' if said else ''}{said}"
+            self.close()
+            if not isinstance(exc, Refused):
+                raise
+
+    def _begin(self) -> None:
+        """Start it; until it is there, its keeper may do something else."""
         here = host()
         owner = None if here.trusted_root else (here.uid, here.gid)
         self.keeper.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
         if here.trusted_root:
             self.first_host_id = self._backend.host_ids().take()
         self._errors = os.memfd_create("view-says", os.MFD_CLOEXEC)
-        ours, theirs = wire.socketpair()
+        self._control, theirs = wire.socketpair()
         try:
-            try:
-                plan = _plan(self.first_host_id)
-                body, [self._pidfd] = self.keeper.ask(
-                    "create", plan, [theirs.fileno(), self._errors]
-                )
-            finally:
-                theirs.close()
-            answer(ours, _READY_S)
-            probe = template.tree("/", template.READ_ONLY)
-            if here.trusted_root:
-                probe = _mapped(probe, (0, 0), self.first_host_id)
-            wanted = {"server": int(body), "probe": probe}
-            maps, _ = self.keeper.ask("views", wanted, [ours.fileno()])
+            plan = _plan(self._shown, self.first_host_id)
+            body, [self._pidfd] = self.keeper.ask("create", plan, [theirs.fileno(), self._errors])
+            self._pid = int(body)
         finally:
-            ours.close()
-        if here.trusted_root and maps != b"1":
+            theirs.close()
+
+    def _ready(self) -> None:
+        """Wait until it serves, or it is known why it does not."""
+        with self._lock:
+            if self._control is not None and not self.why:
+                self._try(self._finish)
+
+    def _finish(self) -> None:
+        assert self._control is not None
+        try:
+            answer(self._control, _READY_S)
+        except SandboxLost as exc:
+            raise Refused(errno.EPIPE, "who would serve views ended at once") from exc
+        probe, is_root = template.tree("/", template.READ_ONLY), host().trusted_root
+        if is_root:
+            probe = _mapped(probe, (0, 0), self.first_host_id)
+        wanted = {"server": self._pid, "probe": probe}
+        maps, _ = self.keeper.ask("views", wanted, [self._control.fileno()])
+        self._control.close()  # the keeper's, from here on
+        self._control = None
+        if is_root and maps != b"1":
             self.why_images = _NO_IDS
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._pidfd < 0
 
     @property
     def alive(self) -> bool:
@@ -112,8 +142,17 @@ class Views:
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it shows what the host has, and not what was replaced, mounted over or added since."""
+        if self._pidfd < 0:
+            return True
+        shown = _shown()
+        return shown == self._shown and _stamp(shown) == self._stamp
+
     def why_not(self, image: Held | None) -> str:
-        """Why a sandbox shares pages with others; empty: it does not."""
+        """Why a sandbox shares pages with others; empty: it does not. Waits until it is known."""
+        self._ready()
         return self.why or (self.why_images if image is not None else "")
 
     def plan(self, draft: planning.Draft, tenant: str, shown: list[int], below: int) -> ViewPlan:
@@ -132,6 +171,7 @@ class Views:
                 image_source = _mapped(tree, draft.image.owner, self.first_host_id)
                 draft.trees[below] = _mapped(tree, (0, 0), draft.first_host_id)
         return {
+            "server": self._pid,
             "tenant": tenant,
             "once": tenant == draft.id,
             "trees": shown,
@@ -143,6 +183,9 @@ class Views:
         """End it, and with it every sandbox that sees files through it."""
         pidfd, self._pidfd = self._pidfd, -1
         is_ours = self.keeper.owner == os.getpid()  # and not of who forked us
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if pidfd >= 0:
             kill(pidfd) if is_ours else os.close(pidfd)
         errors, self._errors = self._errors, -1
@@ -173,9 +216,15 @@ def _shown() -> list[Tree]:
     return [template.tree(each, template.READ_ONLY) for each in tops]
 
 
-def _plan(first_host_id: int) -> HullPlan:
+def _stamp(shown: list[Tree]) -> list[tuple[int, int]]:
+    """What each is: a directory may have another content, but be the same."""
+    found = [os.stat(tree["source"]) for tree in shown]
+    return [(info.st_dev, info.st_ino) for info in found]
+
+
+def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
     """The walls around it; in there it has one id, and that is nobody's on the host."""
-    here, trees = host(), _shown()
+    here = host()
     ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
     if here.trusted_root:
         ids = (f"0 {first_host_id} 1",) * 2
