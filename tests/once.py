@@ -103,6 +103,7 @@ FOR_BOTH_AS_OTHERS = (
     "egress/inside/test_microvm.py::test_a_deny_rule",
     "egress/inside/test_microvm.py::test_a_host_is_allowed",
     "egress/inside/test_microvm.py::test_a_live_connection",
+    "egress/inside/test_microvm.py::test_a_machine_with_rules",
     "egress/inside/test_microvm.py::test_a_server_inside_is_published",
     "egress/inside/test_microvm.py::test_addresses_",
     "egress/inside/test_microvm.py::test_nobody_inside_changes_the_tables",

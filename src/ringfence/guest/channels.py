@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _OPENED = struct.Struct("<IcI")  # channel, what it is, bytes of it that come along
 _SEEK_END = 2
-CLOCK, REST = b"T", b"Z"
+CLOCK, REST, FERRY = b"T", b"Z", b"N"
 # What a guest says to REST: nothing is under way; nothing was to come any more; so many channels are open.
 RESTS, RESTED, BUSY = b"RESTS", b"RESTED", b"BUSY"
 _SETTLING_S = 5.0
@@ -59,6 +59,7 @@ class Carrier(LineEnd):
         is_host: Who opens channels.
         on_clock: What the guest does when the host tells the time, in ns since the epoch: a request that
             begins with `CLOCK`.
+        on_ferry: And when another is to ferry connections: one that begins with `FERRY`, with a token.
 
     Attributes:
         rests: In the guest, whether `run` has returned because the machine is to be written down: the host
@@ -72,9 +73,10 @@ class Carrier(LineEnd):
         *,
         is_host: bool,
         on_clock: Callable[[int], None] | None = None,
+        on_ferry: Callable[[bytes], None] | None = None,
     ) -> None:
         super().__init__(line, is_host=is_host)
-        self.control, self.on_clock = control, on_clock
+        self.control, self.on_clock, self.on_ferry = control, on_clock, on_ferry
         self.rests, self._settles_until = False, 0.0
         self._handle(control.fileno(), self._read_control)
 
@@ -85,6 +87,8 @@ class Carrier(LineEnd):
             self._take_message(data)
         elif kind == CLOCK and self.on_clock is not None:
             self.on_clock(int(data))
+        elif kind == FERRY and self.on_ferry is not None:
+            self.on_ferry(data)
         elif kind == REST and not self.is_host:
             self._over = self.rests
             self._settles_until = time.monotonic() + _SETTLING_S
@@ -111,7 +115,7 @@ class Carrier(LineEnd):
         data, fds = wire.receive_raw(self.control)
         if not data:
             self._over = True
-        elif data[:1] in (CLOCK, REST):
+        elif data[:1] in (CLOCK, REST, FERRY):
             self._put(data[:1], CONTROL, data[1:])
         elif self.is_host:
             self._send_message(data, fds)

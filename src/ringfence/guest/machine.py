@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import marshal
 import os
+import signal
 import time
 
 from ..launcher import build, channels, ferry, init, wire
-from ..linux import machine, mounts, namespaces, privileges
+from ..linux import files, machine, mounts, namespaces, privileges
 from . import sharing
 from .channels import RESTED, Carrier, request
 from .groups import MachineGroups
@@ -74,10 +75,10 @@ _APART = (
 def main() -> NoReturn:
     """Boot, wait for the host, serve, and end the machine."""
     try:
-        line = _boot()
+        line, ferries = _boot()
         control = _start_agent(line)
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, BOOTED))
-        _serve(line, control)
+        _serve(line, control, ferries)
     except BaseException as exc:
         os.write(2, f"ringfence: {exc!r}\n".encode())
         raise
@@ -86,7 +87,7 @@ def main() -> NoReturn:
     os._exit(1)
 
 
-def _boot() -> int:
+def _boot() -> tuple[int, Ferries]:
     """From the kernel's first process to an open line to the host."""
     for kind, place in (("devtmpfs", "/dev"), ("proc", _PROC), ("sysfs", "/sys")):
         os.makedirs(place, exist_ok=True)
@@ -102,21 +103,33 @@ def _boot() -> int:
         machine.finit_module(fd)
         os.close(fd)
     build.leave_host_network(namespaces.CLONE_NEWNET)
-    _start_ferry()
+    ferries = Ferries()
     for place in SHARES:
         sharing.mount(place, _open_port(place))
-    return _open_port(PORT)
+    return _open_port(PORT), ferries
 
 
-def _start_ferry() -> None:
-    """Leave a child that will ferry connections, once the host says which; nothing in the guest sees it."""
-    if os.fork():
-        return
-    try:
-        sharing.survive()
-        ferry.Inside(_open_port(NETWORK_PORT)).run()
-    finally:
-        os._exit(1)
+class Ferries:
+    """A child that ferries connections, once the host says which; nothing in the guest sees it."""
+
+    def __init__(self) -> None:
+        self._pid = self._start(b"")
+
+    def _start(self, token: bytes) -> int:
+        if pid := os.fork():
+            return pid
+        try:
+            files.close_from(3)
+            sharing.survive()
+            ferry.Inside(_open_port(NETWORK_PORT), token).run()
+        finally:
+            os._exit(1)
+
+    def begin_anew(self, token: bytes) -> None:
+        """All that is connected is reset; another child speaks with another one of the host's."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._pid = self._start(token)
 
 
 def _open_port(wanted: str) -> int:
@@ -144,13 +157,13 @@ def _start_agent(line: int) -> wire.Socket:
     return ours
 
 
-def _serve(line: int, control: wire.Socket) -> None:
+def _serve(line: int, control: wire.Socket, ferries: Ferries) -> None:
     """Wait for the first message, be what it says, and carry what follows."""
     said, rest = _first_message(line)
     waking: Waking = marshal.loads(said)
     _become_itself(waking)
     wire.send(control, waking)
-    while _carry(line, control, rest):
+    while _carry(line, control, rest, ferries):
         _settle_files()
         os.set_blocking(line, True)
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, RESTED))
@@ -160,9 +173,11 @@ def _serve(line: int, control: wire.Socket) -> None:
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, READY))
 
 
-def _carry(line: int, control: wire.Socket, data: bytes) -> bool:
+def _carry(line: int, control: wire.Socket, data: bytes, ferries: Ferries) -> bool:
     """Whether the machine is to be written down; else it is over."""
-    carrier = Carrier(line, control, is_host=False, on_clock=_set_clock)
+    carrier = Carrier(
+        line, control, is_host=False, on_clock=_set_clock, on_ferry=ferries.begin_anew
+    )
     carrier.feed(data)
     carrier.run()
     return carrier.rests

@@ -89,23 +89,23 @@ def _network(request: dict[str, Any], fds: list[int]) -> Answer:
 def _ferry(request: dict[str, Any], fds: list[int]) -> Answer:
     """Leave a process in the hull that ferries a machine's connections; fds are a pidfd, the line to the
     machine, and where plans come from. It ends with the hull, or when one of these closes. Answers with
-    its pid.
+    its pid and a pidfd.
     """
     pidfd, line, control = fds
     tasks = cgroups.open_procs(request["cgroup_dirs"], request["cgroup_version"])
     namespaces.setns(pidfd, _ALL)
     if child := os.fork():  # into the PID namespace
-        return b"%d" % child, []
+        return b"%d" % child, [os.pidfd_open(child)]
     try:
         cgroups.join(tasks)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        _be_ferry(line, control, request["filter"])
+        _be_ferry(line, control, request["filter"], request["token"])
     finally:
         os._exit(1)
 
 
-def _be_ferry(line: int, control: int, program: bytes) -> None:
+def _be_ferry(line: int, control: int, program: bytes, token: bytes) -> None:
     """What a guest says is read here: with nothing in reach but the hull's network."""
     from . import ferry
 
@@ -120,7 +120,7 @@ def _be_ferry(line: int, control: int, program: bytes) -> None:
     privileges.empty_capability_sets()
     privileges.set_no_new_privs()
     seccomp.install_filter(program)
-    ferry.Outside(_LINE, wire.adopt(_CONTROL)).run()
+    ferry.Outside(_LINE, wire.adopt(_CONTROL), token).run()
 
 
 def _run(request: dict[str, Any], fds: list[int]) -> Answer:

@@ -37,7 +37,34 @@ _RESET_ON_CLOSE, _CLOSE_IN_ORDER = struct.pack("ii", 1, 0), struct.pack("ii", 0,
 
 
 class Ferry(LineEnd):
-    """What both sides do with connections."""
+    """What both sides do with connections.
+
+    Args:
+        token: Of a line on which others have talked before: each side says it, and nothing that came before
+            it is for us. The guest's side begins: what comes before its port is open is lost. Empty: nobody
+            has talked.
+    """
+
+    def __init__(self, line: int, *, is_host: bool, token: bytes = b"") -> None:
+        super().__init__(line, is_host=is_host)
+        self._awaited = token
+        if not is_host:
+            self._out += token
+
+    def _take_frames(self) -> None:
+        if self._awaited:
+            _before, found, after = self._in.partition(self._awaited)
+            if not found:
+                del self._in[: -len(self._awaited)]
+                return
+            if self.is_host:
+                self._out[:0] = self._awaited
+            self._in, self._awaited = after, b""
+        super()._take_frames()
+
+    def _flush(self) -> None:
+        if not (self._awaited and self.is_host):
+            super()._flush()
 
     def _join(self, number: int, sock: socket.socket) -> None:
         """Let a connection be a channel's end. Whatever ends us, it is reset."""
@@ -67,8 +94,8 @@ class Ferry(LineEnd):
 class Inside(Ferry):
     """The guest's side: accepts what its kernel turns to it."""
 
-    def __init__(self, line: int) -> None:
-        super().__init__(line, is_host=False)
+    def __init__(self, line: int, token: bytes = b"") -> None:
+        super().__init__(line, is_host=False, token=token)
         self._listener: socket.socket | None = None
         self._resolver: socket.socket | None = None
         self._askers: dict[int, Any] = {}  # by the number of what they asked
@@ -161,8 +188,8 @@ class Outside(Ferry):
         control: Plans come from there, for the guest's kernel; its answers go there.
     """
 
-    def __init__(self, line: int, control: wire.Socket) -> None:
-        super().__init__(line, is_host=True)
+    def __init__(self, line: int, control: wire.Socket, token: bytes = b"") -> None:
+        super().__init__(line, is_host=True, token=token)
         self._control = control
         self._queries: dict[int, tuple[socket.socket, int]] = {}  # by descriptor
         control.setblocking(False)

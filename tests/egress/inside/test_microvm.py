@@ -6,8 +6,10 @@ beside this one makes the same attempts in machines as it makes there in sandbox
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -18,7 +20,7 @@ import pytest
 from ringfence import Credential, NetworkPolicy, NetworkRule, Sandbox
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.backends.microvm.network import MicrovmNetwork
-from ringfence.errors import NetworkPolicyError
+from ringfence.errors import NetworkPolicyError, Unsupported
 from ringfence.model.capabilities import ENFORCED
 from ringfence.model.netlimits import NetworkLimits
 from tests.egress.inside.conftest import MakeSandbox, attempt, new_sandbox
@@ -53,6 +55,15 @@ pytestmark = pytest.mark.in_world
 
 NAME, SECRET = "API_TOKEN", "sk-live-5e1f77"
 PATIENCE_S = 100
+_CONNECTED = """
+import socket
+sock = socket.create_connection(("echo.test", 7))
+print("up", flush=True)
+try:
+    print("ended", sock.recv(1))
+except ConnectionResetError:
+    print("cut", flush=True)
+"""
 NO_NAME, REFUSED = 6, 7
 RULE = NetworkRule("a.test", "443", credential=Credential(NAME))
 
@@ -161,8 +172,8 @@ def test_a_server_inside_is_published(machine: Sandbox) -> None:
         assert 70_000 == fetch(published.address, 70_000)
 
 
-def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox, world: World) -> None:
-    """The last of this machine's network, and the last test in it."""
+def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox) -> None:
+    """Another one begins, under the same policy."""
     machine.apply_network_policy(_policy("echo.test:7,a.test:80"))
     connection = Talk(machine, "echo.test", PATIENCE_S)
     assert connection.goes_on()
@@ -171,12 +182,45 @@ def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox, wo
     os.kill(network.ferry_pid, signal.SIGKILL)
 
     assert not connection.goes_on()
-    mark = world.mark()
+    assert [0, NO_NAME, REFUSED] == _fetched(machine, "a.test", "b.test", places.METADATA_V4)
+    machine.apply_network_policy(_policy("b.test"))
+    assert [NO_NAME, 0] == _fetched(machine, "a.test", "b.test")
+
+
+def test_a_ferry_that_dies_again_and_again_is_not_replaced_for_ever(
+    machine: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of this machine's network, and the last test in it."""
+    monkeypatch.setattr("ringfence.backends.microvm.network._WITHIN_S", 3600.0)
+    machine.apply_network_policy(_policy("a.test"))
+    network: MicrovmNetwork = machine._inner.network  # type: ignore[attr-defined]
+    ends = time.monotonic() + PATIENCE_S
+    while network.is_carried and time.monotonic() < ends:
+        with contextlib.suppress(ProcessLookupError):
+            if pid := network.ferry_pid:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+    assert not network.is_carried
     assert [0] != _fetched(machine, "a.test")
-    assert [] == world.left(mark)
     with pytest.raises(NetworkPolicyError):
         machine.apply_network_policy(_policy("b.test"))
     assert machine.exec(["true"]).ok
+
+
+def test_a_machine_with_rules_is_saved_and_goes_on_under_them(
+    world: World, backend: MicrovmBackend
+) -> None:
+    """What was connected is not; what is connected to then is, where the rules have it."""
+    with new_sandbox(world, network=_policy("a.test,echo.test:7"), backend=backend) as first:
+        first.shell(f"python3 -c '{_CONNECTED}' >/tmp/log 2>&1 </dev/null &")
+        first.shell("until grep -q up /tmp/log; do sleep 0.05; done", timeout_s=PATIENCE_S)
+        snapshot = first.checkpoint()
+    with Sandbox.restore(snapshot.id, backend=backend) as second:
+        second.shell("until grep -q cut /tmp/log; do sleep 0.05; done", timeout_s=PATIENCE_S)
+        assert [0, NO_NAME] == _fetched(second, "a.test", "b.test")
+        second.apply_network_policy("none")
+        assert [NO_NAME] == _fetched(second, "a.test")
 
 
 def test_a_secret_is_written_outside_also_after_a_restore(
@@ -188,6 +232,8 @@ def test_a_secret_is_written_outside_also_after_a_restore(
     with Sandbox.create(backend=backend, network=policy, secrets={NAME: SECRET}) as first:
         _get(first)
         inside = first.exec(["sh", "-c", "env; cat /proc/*/environ"]).stdout
+        with pytest.raises(Unsupported):  # what stands for the secret is known out here alone
+            first.checkpoint()
         snapshot = first.snapshot()
     with Sandbox.restore(snapshot.id, secrets={NAME: SECRET}, backend=backend) as second:
         _get(second)

@@ -230,7 +230,14 @@ class MicrovmBackend(Hulls):
                 control = self._woken(started)
                 started.group.hurry(False)
                 return MicrovmSandbox(
-                    self, draft, size, started, control, self.keeper(), conditions
+                    self,
+                    draft,
+                    size,
+                    started,
+                    control,
+                    self.keeper(),
+                    conditions,
+                    rises=bool(written_down),
                 )
             except BaseException:
                 started.give_up()

@@ -8,23 +8,33 @@ and is connected to in the hull: see `launcher.ferry`.
 from __future__ import annotations
 
 import os
+import select
 import socket
+import threading
+import time
 
-from ...errors import NetworkPolicyError, SandboxLost
+from ...errors import IsolationError, NetworkPolicyError, RingfenceError, SandboxLost
+from ...guest import channels
 from ...launcher import wire
+from ...model.network import NetworkPolicy
 from ...policy.filters import load_egress_filter
-from ..local.answers import answer
+from ..local.answers import Refused, answer
 from ..local.network import SandboxNetwork
 from . import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.plan import NetworkPlan
-    from ...model.network import NetworkPolicy
     from ..local.trusted import Trusted
     from .sandbox import MicrovmSandbox
 
 _ANSWER_S = 120.0  # a machine may have a tenth of a processor, and emulate the rest
+_ANSWER_UNASKED_S = 30.0  # while whoever wants something of the sandbox waits
+_TOKEN = 16  # bytes
+_MOST_DEATHS, _WITHIN_S = (
+    5,
+    60.0,
+)  # whatever a guest says that its ferry dies of is not heard for ever
 
 
 class MicrovmNetwork(SandboxNetwork):
@@ -32,31 +42,43 @@ class MicrovmNetwork(SandboxNetwork):
 
     Args:
         line: Our end of the one that the machine's connections come over.
+        rises: Whether the machine was written down, and with it whoever ferried in it.
 
     Attributes:
-        ferry_pid: Of the process in the hull that carries them, as the host sees it; 0: none was needed yet.
+        ferry_pid: Of the process in the hull that carries them, as the host sees it; 0: none was needed yet,
+            or none stays alive.
     """
 
     _sandbox: MicrovmSandbox
 
     def __init__(
-        self, sandbox: MicrovmSandbox, line: socket.socket, trusted: Trusted | None
+        self,
+        sandbox: MicrovmSandbox,
+        line: socket.socket,
+        trusted: Trusted | None,
+        *,
+        rises: bool = False,
     ) -> None:
         super().__init__(sandbox, [], trusted)
         self._line: socket.socket | None = line
         self._ferry: wire.Socket | None = None
         self.ferry_pid = 0
+        self._rises, self._had_ferry = rises, rises
+        self._deaths: list[float] = []
         self._leads = not sandbox.spec.network.is_none  # anywhere at all
 
     @property
-    def is_ferried(self) -> bool:
-        """Whether there is, or has been, anywhere to connect to."""
-        return self._ferry is not None
+    def is_carried(self) -> bool:
+        """Whether somebody may still carry its connections."""
+        return self._line is not None
 
     def serve(self) -> None:
         from ..local.routes import plan_for
 
         if plan := plan_for(self._policy):
+            if self._rises:
+                self._begin_to_ferry()
+                self._forget()
             self._sockets = self._tell_kernel(plan)
             self.inodes = [os.fstat(fd).st_ino for fd in self._sockets]
         super().serve()
@@ -64,6 +86,12 @@ class MicrovmNetwork(SandboxNetwork):
     def check(self, policy: NetworkPolicy) -> None:
         super().check(policy)
         check_kernel(policy, self._sandbox.owner.machines().kernel)
+        if not (self.is_carried or policy.is_none):
+            raise NetworkPolicyError(
+                "the machine's connections are not carried any more: it reaches nothing",
+                field="network",
+                hint="create a new sandbox with this policy",
+            )
 
     def change(self, policy: NetworkPolicy) -> None:
         self._leads = not policy.is_none
@@ -73,54 +101,126 @@ class MicrovmNetwork(SandboxNetwork):
         with self._sandbox.awake():
             _said, sockets = self._sandbox.enter("network", {"network": plan}, [])
             try:
-                self._tell_guest(plan)
+                if self._ferry is None:
+                    self._begin_to_ferry()
+                self._tell_guest(plan, self._leads)
             except BaseException:
                 for fd in sockets:
                     os.close(fd)
                 raise
         return sockets
 
-    def _tell_guest(self, plan: NetworkPlan) -> None:
+    def _tell_guest(self, plan: NetworkPlan, leads: bool, timeout_s: float = _ANSWER_S) -> None:
         try:
-            control = self._ferry or self._begin_to_ferry()
-            wire.send(control, (plan, self._leads))
-            answer(control, _ANSWER_S)
+            if self._ferry is None:
+                raise SandboxLost("nobody carries any more")
+            wire.send(self._ferry, (plan, leads))
+            answer(self._ferry, timeout_s)
         except (BrokenPipeError, ConnectionResetError, SandboxLost) as exc:
             raise NetworkPolicyError(
-                "the machine's connections are not carried any more: it reaches nothing",
+                "who carries the machine's connections has just ended",
                 field="network",
-                hint="create a new sandbox with this policy",
+                hint="try again; where that does not help, create a new sandbox with this policy",
             ) from exc
 
-    def _begin_to_ferry(self) -> wire.Socket:
-        """From the first policy that leads somewhere on, a process in the hull has the line; we have not."""
-        assert self._line is not None
+    # -- who ferries ----------------------------------------------------------------------------
+
+    def _begin_to_ferry(self) -> None:
+        """From the first policy that leads somewhere on, a process in the hull has the line.
+
+        Raises:
+            SandboxLost: There is no line any more: none has stayed alive.
+        """
+        if self._line is None:
+            raise SandboxLost("the machine's connections are not carried any more")
+        token = os.urandom(_TOKEN) if self._had_ferry else b""
+        if token:
+            self._sandbox.tell(channels.FERRY + token)
+        self._had_ferry = True
         ours, theirs = wire.socketpair()
         group = self._sandbox.group
         request = {
             "filter": load_egress_filter(),
             "cgroup_dirs": group.directories,
             "cgroup_version": group.version,
+            "token": token,
         }
         try:
             fds = [self._line.fileno(), theirs.fileno()]
-            said, _fds = self._sandbox.enter("ferry", request, fds)
+            said, [pidfd] = self._sandbox.enter("ferry", request, fds)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.ferry_pid = int(said)
-        self._line.close()
-        self._line, self._ferry = None, ours
-        return ours
+        self.ferry_pid, self._ferry = int(said), ours
+        threading.Thread(
+            target=self._watch, args=(pidfd, ours), name="ringfence-ferry", daemon=True
+        ).start()
+
+    def _watch(self, pidfd: int, ferry: wire.Socket) -> None:
+        """Until that ferry has ended; then there is another one, unless the sandbox ends too."""
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os.close(pidfd)
+        with self._sandbox.changing():
+            if self._ferry is ferry:
+                self._let_go_of_ferry()
+                self._replace_ferry()
+
+    def _replace_ferry(self) -> None:
+        """Connections of the last one are reset in the machine, as they are here; the policy is as it was."""
+        while True:
+            now = time.monotonic()
+            self._deaths = [*(each for each in self._deaths if now - each < _WITHIN_S), now]
+            if len(self._deaths) > _MOST_DEATHS:
+                self._give_up_ferry()
+                return
+            try:
+                self._begin_as_before()
+                return
+            except IsolationError:  # a machine that does not answer is waited for once
+                self._give_up_ferry()
+                return
+            except (RingfenceError, OSError):  # that one has died too, or the machine has
+                self._let_go_of_ferry()
+
+    def _begin_as_before(self) -> None:
+        from ..local.routes import plan_for
+
+        with self._sandbox.awake():
+            self._begin_to_ferry()
+            if plan := plan_for(self._policy):
+                self._forget()
+                self._tell_guest(plan, True, _ANSWER_UNASKED_S)
+
+    def _forget(self) -> None:
+        """Have the machine's kernel lose the tables that it has of a policy."""
+        from ..local.routes import plan_to_change
+
+        plan = plan_to_change(self._policy, NetworkPolicy.none())
+        try:
+            if plan is not None:
+                self._tell_guest(plan, False, _ANSWER_UNASKED_S)
+        except Refused:
+            pass  # some of it was not there
+
+    def _let_go_of_ferry(self) -> None:
+        if self._ferry is not None:
+            self._ferry.close()
+        self._ferry, self.ferry_pid = None, 0
+
+    def _give_up_ferry(self) -> None:
+        """The end of the line resets in the machine whatever was connected."""
+        self._let_go_of_ferry()
+        if self._line is not None:
+            self._line.close()
+        self._line = None
 
     def close(self) -> None:
         super().close()
-        for sock in (self._line, self._ferry):
-            if sock is not None:
-                sock.close()
-        self._line = self._ferry = None
+        self._give_up_ferry()
 
 
 def check_kernel(policy: NetworkPolicy, guest: kernel.Kernel) -> None:

@@ -19,6 +19,7 @@ from .network import MicrovmNetwork
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
@@ -48,6 +49,8 @@ class MicrovmSandbox(HulledSandbox):
         control: wire.Socket,
         keeper: Launched,
         conditions: Conditions,
+        *,
+        rises: bool,
     ) -> None:
         super().__init__(
             backend, draft.spec, draft.id, draft.uid, draft.mounts, control, started.pidfd
@@ -58,7 +61,9 @@ class MicrovmSandbox(HulledSandbox):
         self.pid, self.group, self.errors = started.pid, started.group, started.errors
         self.conditions = conditions
         self._line, self.monitor, self.share = started.line, started.monitor, started.share
-        self.network: MicrovmNetwork = MicrovmNetwork(self, started.network, draft.trusted)
+        self.network: MicrovmNetwork = MicrovmNetwork(
+            self, started.network, draft.trusted, rises=rises
+        )
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -84,8 +89,16 @@ class MicrovmSandbox(HulledSandbox):
         """The emulator stops its processors. The guest's clock stood still too: it is told the time."""
         self.monitor.ask("stop" if frozen else "cont")
         if not frozen:
-            with self._send_lock:
-                wire.send_raw(self.control, channels.CLOCK + b"%d" % time.time_ns())
+            self.tell(channels.CLOCK + b"%d" % time.time_ns())
+
+    def tell(self, word: bytes) -> None:
+        """Something for the machine's PID 1, which answers nothing."""
+        with self._send_lock:
+            wire.send_raw(self.control, word)
+
+    def changing(self) -> AbstractContextManager[object]:
+        """For who changes it and is no caller's."""
+        return self._lock
 
     # -- snapshots ----------------------------------------------------------------------------
 
@@ -131,12 +144,12 @@ class MicrovmSandbox(HulledSandbox):
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            if self.network.is_ferried:
+            if self.network.trusted or self.spec.secrets:
                 raise Unsupported(
-                    "what its connections go over is not written down",
+                    "its programs hold an authority or stand-ins for secrets that end with it",
                     backend=self.owner.name,
                     operation="checkpoint",
-                    hint="only sandboxes that never had a network are",
+                    hint="only sandboxes without secrets, whose TLS is not ended, are",
                 )
             return checkpoints.save(self, self.owner.catalogue(), metadata)
 
