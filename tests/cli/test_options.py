@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ringfence.backends.local.protect import DEFAULTS, NESTED
-from ringfence.cli.commands import COMMANDS, LIMITS, RUN
+from ringfence.cli.commands import COMMANDS, LIMITS, RUN, SERVE
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse
+from ringfence.cli.serve import _config
 from ringfence.errors import InvalidRequest
 
 TABLE = Command(
@@ -99,6 +100,13 @@ def test_the_help_names_everything_and_fits(command: Command) -> None:
     assert all(line in text for _what, line in command.examples)
     assert command.examples
     assert 100 >= max(len(line) for line in text.splitlines())
+
+
+def test_a_server_has_the_backends_it_is_told_of() -> None:
+    given, _rest = parse(SERVE, ["--backend", "native", "--backend=gvisor"])
+
+    assert ("native", "gvisor") == _config(given).backends
+    assert ("native",) == _config({}).backends
 
 
 def test_the_overview_names_every_command() -> None:

@@ -230,6 +230,9 @@ SERVE = Command(
     arguments="[OPTIONS]",
     options=(
         Option("state-dir", "DIR", "where it keeps what survives a restart", words="<directories>"),
+        Option(
+            "backend", "NAME", "what isolates; repeatable, the first that can is taken", repeat=True
+        ),
         Option("listen", "HOST:PORT", "also on TCP, where callers need a key"),
         Option("allow-public", "", "let --listen be an address that others can reach, without TLS"),
         Option("tls-certificate", "FILE", "for --listen, in PEM", words="<files>"),

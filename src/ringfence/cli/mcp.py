@@ -8,7 +8,7 @@ import sys
 from ..errors import BackendUnavailable, InvalidRequest
 from .commands import MCP
 from .options import no_arguments, parse
-from .request import make_spec
+from .request import check_protected, make_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write(help_of(MCP))
         return 0
     no_arguments(MCP, rest)
-    options: dict[str, Any] = {"spec": make_spec(given, [])}
+    spec = make_spec(given, [])
+    check_protected(spec)
+    options: dict[str, Any] = {"spec": spec}
     if "backend" in given:
         options["backend"] = given["backend"]
     address = _address(given["http"]) if "http" in given else None

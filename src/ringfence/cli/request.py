@@ -7,7 +7,7 @@ import os
 from ..errors import InvalidRequest
 from ..model.exec import ExecRequest
 from ..model.limits import Limits, parse_duration, parse_size
-from ..model.mount import Mount
+from ..model.mount import READ_WRITE, Mount
 from ..model.spec import SandboxSpec
 from .commands import LIMITS
 from .scripts import scripts_of
@@ -59,6 +59,22 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         mounts=mounts(given, argv),
         **parts,
     )
+
+
+def check_protected(spec: SandboxSpec) -> None:
+    """Refuse to protect what lies in no writable mount: it would not be kept, and nobody told.
+
+    Precondition: nothing is mounted later.
+
+    Raises:
+        InvalidRequest: naming the path.
+    """
+    targets = [each.target for each in spec.mounts if each.access == READ_WRITE]
+    for path in spec.protect or ():
+        around = [target for target in targets if path.startswith(f"{target}/")]
+        if not (around if path.startswith("/") else targets):
+            hint = "only what is below a --mount with :rw can change; mount without :rw to keep all"
+            raise InvalidRequest(f"{path!r} is in no writable mount", field="protect", hint=hint)
 
 
 def make_request(given: dict[str, Any], argv: Sequence[str], **streams: Any) -> ExecRequest:

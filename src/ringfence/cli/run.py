@@ -56,7 +56,7 @@ def _report_failure(exc: BaseException, *, as_json: bool) -> None:
 
 def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     from ..backends.registry import close_all, provision
-    from .request import make_request, make_spec
+    from .request import check_protected, make_request, make_spec
 
     streams: dict[str, Any] = {"stream_stdin": not _is_null(0)}
     if wants_terminal(given):
@@ -71,6 +71,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
         command = command_of(given, command)
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
+    check_protected(spec)
     record = _record(given)
     # Read while the kernel builds the sandbox and this thread waits for it.
     start_new_thread(_read_ahead, ())

@@ -68,6 +68,7 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
         form = _read(given["config"])
     for option, name in (
         ("state-dir", "state_dir"),
+        ("backend", "backends"),
         ("listen", "listen"),
         ("tls-certificate", "tls_certificate"),
         ("tls-key", "tls_key"),

@@ -34,7 +34,7 @@ def completed(request: ExecutionRequest, config: ExecutionConfig) -> ExecutionRe
         wanted, most = getattr(request, name), getattr(config, f"max_{name}")
         if wanted is not None and wanted > most:
             hint = f"ask for less, or raise max_{name}"
-            raise InvalidRequest(f"{wanted:g} is more than {most:g}", field=name, hint=hint)
+            raise InvalidRequest(f"{wanted:.12g} is more than {most:.12g}", field=name, hint=hint)
         given[name] = wanted if wanted is not None else getattr(config, f"default_{name}")
     work_dir = request.work_dir or config.work_dir
     for path in config.denied_paths:

@@ -36,6 +36,5 @@ def check(manager: SessionManager, tier: str, preferred: str = "") -> None:
     """
     found = support(manager, tier, preferred)
     if not found.supported:
-        raise SandboxNotSupported(
-            found.reason, field="tier", hint="`ringfence doctor` says what this host lacks"
-        )
+        hint = "`ringfence doctor` says what this host lacks; `serve --backend` names what is asked"
+        raise SandboxNotSupported(found.reason, field="tier", hint=hint)

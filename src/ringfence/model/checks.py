@@ -84,7 +84,7 @@ def number(value: object, field: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse(field, f"must be a number, not {value!r}")
     if not low <= value <= high:  # also false for NaN
-        refuse(field, f"must be between {low:g} and {high:g}, not {value}")
+        refuse(field, f"must be between {low:.12g} and {high:.12g}, not {value}")
     return float(value)
 
 

@@ -36,6 +36,8 @@ def choose(
     hint = "run `ringfence doctor` to see what this host allows"
     if preferred and any(not why for why in refusals.values()):
         hint = "another backend could: leave preferred_backend out"
+    elif all(spec.tier not in report.tiers for report in reports.values()):
+        hint = f"name a backend that has tier {spec.tier}, as `ringfence serve --backend` does"
     asked = f"the preferred backend {preferred!r} cannot" if preferred else "no backend can"
     raise BackendUnavailable(f"{asked} make this sandbox: {told or 'there is none'}", hint=hint)
 

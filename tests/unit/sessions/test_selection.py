@@ -68,6 +68,8 @@ def test_tiers_are_never_swapped() -> None:
 
     assert ("b",) == choose(spec, reports)
     assert ["tier strong is not one of its tiers (light)"] == refusal(spec, reports["a"])
+    with pytest.raises(BackendUnavailable, match="serve --backend"):
+        choose(spec, {"a": report("a")})
 
 
 def test_in_the_order_given_unless_one_is_preferred() -> None:

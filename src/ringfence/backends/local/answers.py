@@ -35,5 +35,6 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
         os.close(fd)
     if data[:1] == b"E":
         number, _, text = data[1:].partition(b" ")
-        raise Refused(int(number), text.decode("utf-8", "replace"))
+        prefix = b"[Errno %b] " % number  # of an OSError's own words, which it gets again
+        raise Refused(int(number), text.removeprefix(prefix).decode("utf-8", "replace"))
     raise SandboxLost("the process that should answer is gone", hint="create a new sandbox")

@@ -86,9 +86,9 @@ class Helper:
         """
         self._close()
         if isinstance(self._problem, Refused):
-            number, text = self._problem.errno or 5, self._problem.strerror or ""
-            text = text.removeprefix(f"[Errno {number}] ")  # as Python writes an OSError
-            raise file_error(number, path, text) from self._problem
+            raise file_error(
+                self._problem.errno or 5, path, self._problem.strerror or ""
+            ) from self._problem
         if isinstance(self._problem, SandboxLost) and self._sandbox.state != State.TERMINATED:
             raise IoError(
                 f"{path}: the process that copies was killed inside", retryable=True
