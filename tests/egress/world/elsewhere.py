@@ -56,7 +56,9 @@ class Elsewhere:
         self._hear()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Literal[True] | None:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Literal[True] | None:
         if item not in self._numbers:
             return None
         # The process there has a timer of its own for this test.
@@ -71,6 +73,9 @@ class Elsewhere:
         if not self._alive:
             hook.pytest_runtest_logreport(report=self._lost(item))
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if nextitem is not None:
+            # What the last test here left set up for this one's directory may be none of the next one's.
+            item.session._setupstate.teardown_exact(nextitem)
         return True
 
     def _run(self, number: int) -> list[dict[str, Any]]:
