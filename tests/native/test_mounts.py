@@ -50,6 +50,28 @@ def test_a_mount_point_lives_as_long_as_the_sandbox(
     assert ["file", "inner", "link"] == sorted(os.listdir(outer))
 
 
+def test_whoever_has_a_copy_of_a_descriptor_keeps_no_placeholder(
+    make: MakeSandbox, outer: Path
+) -> None:
+    """A holder that has not yet heard of the end, a child that has not yet executed its program."""
+    mounts = [Mount("/data", str(outer), READ_WRITE, protect=("kept",))]
+    one, two = make(mounts=mounts), make(mounts=mounts)
+    copies = [
+        os.dup(lock)
+        for sandbox in (one, two)
+        for part in sandbox._inner.protected  # type: ignore[attr-defined]
+        for lock in part.locks
+    ]
+    try:
+        one.terminate()
+        assert (outer / "kept").exists(), "the control: another sandbox needs it"
+        two.terminate()
+        assert not (outer / "kept").exists()
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
 @pytest.mark.parametrize(
     ("inside", "is_file"),
     [("/data/absent", False), ("/data/inner", True), ("/data/file", False), ("/data/link", False)],

@@ -84,6 +84,8 @@ class Protected:
     def remove_placeholders(self) -> None:
         """Remove those that are still what we made and that no other sandbox needs."""
         for fd in self.locks:
+            # Closing would not do: the holder, or a child before its exec, may have a copy a little longer.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
         self.locks.clear()
         placeholders.remove(self.placeholders)
