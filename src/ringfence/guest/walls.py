@@ -9,6 +9,7 @@ network and the mounts below it are its own too, so that helpers of the host's m
 from __future__ import annotations
 
 import os
+import stat
 
 from ..launcher import build
 from ..linux import mounts, namespaces, privileges
@@ -73,10 +74,11 @@ def _restrict_mounts() -> None:
     for words in lines:
         target, kind = words[4], words[words.index("-") + 1]
         attributes = mounts.MOUNT_ATTR_NOSUID
-        if target != "/dev" and kind != "devpts":
-            attributes |= mounts.MOUNT_ATTR_NODEV
         # As mountinfo writes them: a space is \040.
         fd = os.open(target.encode("utf-8", "surrogateescape").decode("unicode_escape"), os.O_PATH)
+        is_device = target.startswith("/dev/") and stat.S_ISCHR(os.fstat(fd).st_mode)
+        if target != "/dev" and kind != "devpts" and not is_device:
+            attributes |= mounts.MOUNT_ATTR_NODEV
         mounts.mount_setattr(fd, attributes, recursive=False)
         os.close(fd)
 

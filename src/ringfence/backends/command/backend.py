@@ -8,11 +8,22 @@ import subprocess
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...model.spec import SandboxSpec
-from ..local import agent_code, identity
-from ..local.agents import AGENT, AgentBackend, make_workdir, own_mounts, settings
+from ..local import agent_code, identity, template
+from ..local.agents import (
+    AGENT,
+    AgentBackend,
+    NoWallsError,
+    make_workdir,
+    own_mounts,
+    settings,
+    walls_refused,
+    wants_filter,
+)
 from ..local.answers import Refused, answer
 from ..local.host import host
 from ..local.inside import first_inside
+from ..local.mounting import Mounting, shows_the_host
+from ..local.trusted import trusted_for
 from . import launchers, place
 from .sandbox import CommandSandbox, end
 
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
     from ...egress.client import Egress
     from ...model.capabilities import BackendReport
+    from ..local.trusted import Trusted
 
 _READY_S = 60.0
 
@@ -34,7 +46,6 @@ class CommandBackend(AgentBackend):
         egress: Who moves the data of forwarded connections; None is the process that this one shares.
     """
 
-    held = ("open_files",)
     not_strong = "a launcher shares the host's kernel"
     not_root = "a launcher maps one user, who is not root"
     no_limits = "launchers set no limits"
@@ -48,6 +59,9 @@ class CommandBackend(AgentBackend):
         self.launcher = launcher or launchers.bubblewrap()
         self.name = self.launcher.name
         self.no_rules = f"{self.name} does not go through the egress engine"
+        self.lets_in = bool(self.launcher.within)
+        self.held = ("open_files", "network_bytes") if self.lets_in else ("open_files",)
+        self._has_walls = self.lets_in  # until the host has refused them
         super().__init__(egress)
         self._host_ids: identity.HostIds | None = None
         self._swept = False
@@ -59,11 +73,23 @@ class CommandBackend(AgentBackend):
         self.launcher.check()
         sandbox_id = self._new_id(spec)
         try:
-            return self._make(spec, sandbox_id)
+            sandbox = self._make(spec, sandbox_id)
+            sandbox.join_network(sandbox.network)
+            return sandbox
         finally:
             self._making.discard(sandbox_id)
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> CommandSandbox:
+        """With walls that the agent puts up itself; where a host allows none, what the launcher has must do."""
+        if self._has_walls and wants_filter(spec):
+            try:
+                return self._make_one(spec, sandbox_id, walls=True)
+            except NoWallsError:
+                self._has_walls = False
+        self.check_without_walls(spec)
+        return self._make_one(spec, sandbox_id, walls=False)
+
+    def _make_one(self, spec: SandboxSpec, sandbox_id: str, *, walls: bool) -> CommandSandbox:
         with self._lock:
             if not self._swept:
                 place.sweep()
@@ -71,9 +97,15 @@ class CommandBackend(AgentBackend):
         uid = identity.uid_of(spec.user)
         slot = self._ids().take() if host().trusted_root else 0
         try:
-            made = place.Place(uid, slot or host().uid, self.launcher.shows)
+            trusted = None
+            if spec.network.needs_tls_termination:
+                trusted = trusted_for(spec.network, self.egress())
+            steps = [
+                step for step in (trusted.steps if trusted else ()) if step[0] != "bind_inside"
+            ]
+            made = place.Place(uid, slot or host().uid, self.launcher.shows, steps)
             try:
-                sandbox = self._launch(spec, sandbox_id, uid, slot, made)
+                sandbox = self._launch(spec, sandbox_id, uid, slot, made, trusted, walls=walls)
             except BaseException:
                 made.remove()
                 raise
@@ -82,19 +114,47 @@ class CommandBackend(AgentBackend):
                 self._ids().give_back(slot)
             raise
         self._live[sandbox_id] = sandbox
+        self._complete(sandbox, trusted)
         return sandbox
 
+    def _complete(self, sandbox: CommandSandbox, trusted: Trusted | None) -> None:
+        """See to what takes an agent that runs; where it cannot be, the sandbox has ended."""
+        try:
+            if sandbox.ways:
+                steps = trusted.steps if trusted else []
+                binds = [step for step in steps if step[0] == "bind_inside"]
+                sandbox.furnish(Mounting(sandbox.spec, binds))
+        except BaseException:
+            sandbox.terminate()
+            raise
+        make_workdir(sandbox)
+
     def _launch(
-        self, spec: SandboxSpec, sandbox_id: str, uid: int, slot: int, made: place.Place
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        uid: int,
+        slot: int,
+        made: place.Place,
+        trusted: Trusted | None,
+        *,
+        walls: bool,
     ) -> CommandSandbox:
         errors = os.memfd_create("launcher-says", os.MFD_CLOEXEC)
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
         try:
-            wire.send(ours, settings(spec, uid, filtered=self.launcher.filtered))
+            told = settings(
+                spec,
+                uid,
+                filtered=self.launcher.filtered,
+                covered=[*template.masked(), AGENT] if walls else [],
+                unix_sockets=not shows_the_host(spec),
+            )
+            wire.send(ours, told)
             words = {**made.words, "uid": str(uid)}
             process = subprocess.Popen(
-                [*self.launcher.command(words, made.shown), *agent_code.argv(AGENT)],
+                [*self.launcher.command(words, made.shown, walls=walls), *agent_code.argv(AGENT)],
                 stdin=theirs.fileno(),
                 stdout=errors,
                 stderr=errors,
@@ -106,14 +166,25 @@ class CommandBackend(AgentBackend):
                 extra_groups=[] if slot else None,
             )
             theirs.close()
-            self._wait_for_agent(ours, errors)
+            ways = self._wait_for_agent(ours, errors)
             pid = first_inside(process.pid)
             if pid is None:
                 raise IsolationError(
                     f"{self.name} gives no PID namespace: processes could outlive the sandbox"
                 )
             sandbox = CommandSandbox(
-                self, spec, sandbox_id, uid, own_mounts(spec), ours, pid, process, made, slot
+                self,
+                spec,
+                sandbox_id,
+                uid,
+                own_mounts(spec),
+                ours,
+                ways,
+                pid,
+                process,
+                made,
+                slot,
+                trusted,
             )
         except BaseException as exc:
             ours.close()
@@ -126,14 +197,16 @@ class CommandBackend(AgentBackend):
             raise
         finally:
             os.close(errors)
-        make_workdir(sandbox)
         return sandbox
 
-    def _wait_for_agent(self, control: wire.Socket, errors: int) -> None:
+    def _wait_for_agent(self, control: wire.Socket, errors: int) -> list[int]:
         try:
-            answer(control, _READY_S)
+            _said_nothing, ways = answer(control, _READY_S)
             control.settimeout(None)
+            return ways
         except (SandboxLost, Refused, IsolationError) as exc:
+            if isinstance(exc, Refused):
+                walls_refused(exc)
             text = os.pread(errors, 1 << 16, 0).decode("utf-8", "replace")
             said = " / ".join(line for line in text.splitlines()[-3:] if line.strip())[:1000]
             raise IsolationError(

@@ -39,6 +39,8 @@ class Launcher:
         shows: More host paths that the program needs to see.
         carries: Why it cannot carry a socket inside; empty for one that can.
         filtered: Whether the agent installs our own system-call filter inside.
+        within: Its argv where the agent puts up walls of its own inside, by which mounts and rules of the
+            network come; empty: it cannot.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Launcher:
     shows: tuple[str, ...] = ()
     carries: str = ""
     filtered: bool = False
+    within: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Whether all that it needs is here.
@@ -67,10 +70,12 @@ class Launcher:
                     hint="install it, or put it on PATH",
                 )
 
-    def command(self, words: Mapping[str, str], shown: list[tuple[str, str]]) -> list[str]:
-        """Its argv, filled in."""
+    def command(
+        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool = False
+    ) -> list[str]:
+        """Its argv, filled in: around walls of the agent's own, or the other."""
         command: list[str] = []
-        for word in self.argv:
+        for word in self.within if walls else self.argv:
             if word == "{masked}":
                 command += _masks()
                 continue
@@ -115,6 +120,8 @@ def bubblewrap(path: str = "bwrap") -> Launcher:
         programs=(path,),
         seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
         filtered=True,
+        # The agent masks /proc, and forbids further namespaces, when it has made its own.
+        within=(path, *_VIEW[1:], "--"),
     )
 
 

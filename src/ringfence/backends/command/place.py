@@ -12,6 +12,7 @@ from ..local.host import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _PREFIX = "ringfence-command-"
@@ -23,9 +24,12 @@ class Place:
 
     Args:
         host_id: Who owns what is the guest's, on the host.
+        more: Steps of the template besides.
     """
 
-    def __init__(self, uid: int, host_id: int, extra: tuple[str, ...]) -> None:
+    def __init__(
+        self, uid: int, host_id: int, extra: tuple[str, ...], more: Sequence[tuple[Any, ...]] = ()
+    ) -> None:
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
         self._lock = os.open(f"{self.path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -41,7 +45,7 @@ class Place:
             self.shown += [(source, target) for source, target, _ in agent_code.interpreter()[1]]
             for name in ("root", "etc", "agent"):
                 self._directory(name)
-            for step in steps:
+            for step in (*steps, *more):
                 self._make(step)
             for source, target in self.shown:
                 self._make_point(source, target)

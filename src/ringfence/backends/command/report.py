@@ -8,14 +8,21 @@ from ...model.capabilities import DEGRADED, ENFORCED, BackendReport, Capability,
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import posture
 from ..local.agents import wants_filter
+from ..local.contained import NO_WAYS
 from ..local.guest_granted import status_of_agent
+from ..local.mountinfo import read_text
+from ..local.netns import NetworkTables, of_network, of_rules
+from ..local.posture_inside import of_walls
 from ..local.reports import read_or_last, unavailable
+from .sandbox import NO_STOP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backend import CommandBackend
     from .sandbox import CommandSandbox
 
+_TAKES_WAYS = (can.MOUNT, can.PROTECTED_PATHS)
+_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
 _NONE_DOES = "no launcher does"
 _CANNOT = {
@@ -26,11 +33,11 @@ _CANNOT = {
     can.NETWORK_LIMIT: "a launcher does not go through the egress engine",
     can.SECRETS: "a launcher does not go through the egress engine",
     can.MOUNT: "files go in and out by the files API; a launcher opens host paths by name",
-    can.ATTACH: "a launcher decides at its start what is shown",
+    can.ATTACH: "mounts are made before anything runs",
     can.PROTECTED_PATHS: "there are no mounts in which they could lie",
-    can.DENIED_PATHS: "there are no mounts in which they could lie",
-    can.SNAPSHOT: _NONE_DOES,
-    can.RESTORE: _NONE_DOES,
+    can.DENIED_PATHS: "no launcher hides them",
+    can.SNAPSHOT: NO_STOP,
+    can.RESTORE: NO_STOP,
     can.MEMORY_SNAPSHOT: _NONE_DOES,
     can.FORK: _NONE_DOES,
     can.SUSPEND: _NONE_DOES,
@@ -50,7 +57,11 @@ _CANNOT = {
 
 def lacking(backend: CommandBackend) -> dict[str, str]:
     """What this launcher cannot do, name to reason."""
-    return {**_CANNOT, **backend.launcher.lacks}
+    lacks = {**_CANNOT, **backend.launcher.lacks}
+    if backend.lets_in:
+        for name in (*_TAKES_WAYS, *_OF_RULES, can.SECRETS):
+            lacks.pop(name, None)
+    return lacks
 
 
 def backend_report(backend: CommandBackend) -> BackendReport:
@@ -61,16 +72,19 @@ def backend_report(backend: CommandBackend) -> BackendReport:
         return unavailable(backend.name, exc, _CAN)
     try:
         protections = sandbox_protections(sandbox)
+        rules = of_rules(_OF_RULES, sandbox.apply_network_policy) if backend.lets_in else []
+        why = "" if sandbox.ways else NO_WAYS
     finally:
         sandbox.terminate()
     lacks = lacking(backend)
     able = tuple(Capability(name, True) for name in _CAN if name not in lacks)
-    unable = tuple(Capability(name, False, why) for name, why in lacks.items())
+    unable = tuple(Capability(name, False, reason) for name, reason in lacks.items())
+    let_in = [Capability(name, not why, why) for name in _TAKES_WAYS if name not in lacks]
     return BackendReport(
         backend=backend.name,
         available=True,
         tiers=(LIGHT,),
-        capabilities=(*able, *unable),
+        capabilities=(*able, *let_in, *unable, *rules),
         protections=protections,
     )
 
@@ -81,7 +95,12 @@ def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
 
 
 def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
-    found = {each.name: each for each in posture.of_process(sandbox.pid)}
+    plain = posture.of_process(sandbox.pid, sandbox.namespaces())
+    found = {each.name: each for each in plain}
+    if sandbox.ways:
+        seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
+        network = of_network(seen, sandbox.network, sandbox.spec.network)
+        found |= {each.name: each for each in (network, *of_walls(sandbox))}
     if found["seccomp"].status != ENFORCED and status_of_agent(sandbox).get("Seccomp") == "2":
         why = "mode 2 on the agent, and so on all that it starts"
         found["seccomp"] = Protection("seccomp", ENFORCED, why)

@@ -11,24 +11,29 @@ from ...errors import Unsupported
 from ...model import capabilities as can
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local.guest import GuestSandbox
+from ..local.contained import ContainedNetwork, ContainedSandbox
+from ..local.host import host
+from ..local.sizes import sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
 
     from ...launcher import wire
     from ...model.capabilities import Protection
-    from ...model.granted import SandboxCapabilities
     from ...model.session import ResolvedMount
+    from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from ..local.trusted import Trusted
     from .backend import CommandBackend
     from .place import Place
 
 _PATIENCE_S = 10.0
+NO_STOP = "a launcher cannot stop what it runs, and a snapshot is of one moment"
 
 
-class CommandSandbox(GuestSandbox):
+class CommandSandbox(ContainedSandbox):
     """See `BackendSandbox`.
 
     Attributes:
@@ -46,14 +51,19 @@ class CommandSandbox(GuestSandbox):
         uid: int,
         mounts: list[ResolvedMount],
         control: wire.Socket,
+        ways: list[int],
         pid: int,
         launcher: subprocess.Popen[bytes],
         place: Place,
         host_ids: int,
+        trusted: Trusted | None,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
-        self.owner, self.pid, self.place, self.host_ids = backend, pid, place, host_ids
+        self.owner: CommandBackend = backend
+        self.ways, self.pid, self.place, self.host_ids = ways, pid, place, host_ids
+        self.sizes = sizes(spec, host())
         self._launcher = launcher
+        self.network: ContainedNetwork = ContainedNetwork(self, trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:
         pids = memory = None
@@ -73,10 +83,9 @@ class CommandSandbox(GuestSandbox):
 
         return sandbox_protections(self)
 
-    def granted(self) -> SandboxCapabilities:
-        from ..local.guest_granted import granted
-
-        return granted(self)
+    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+        del metadata
+        raise self.owner.refusal("snapshot", "", NO_STOP)
 
     def connect(self, port: int) -> socket.socket:
         why = self.owner.launcher.lacks.get(can.CONNECT)
@@ -86,6 +95,7 @@ class CommandSandbox(GuestSandbox):
         return super().connect(port)
 
     def _let_go(self) -> None:
+        super()._let_go()
         end(self._launcher)
         self.place.remove()
         self.owner.released(self)

@@ -12,7 +12,6 @@ from ...errors import (
     IsolationError,
     SandboxLost,
 )
-from ...guest import walls as guest_walls
 from ...launcher import wire
 from ...model.spec import SandboxSpec
 from ..local import agent_code, identity, template
@@ -20,8 +19,10 @@ from ..local.agents import (
     AGENT,
     LEAST_OPEN_FILES,
     AgentBackend,
+    NoWallsError,
     own_mounts,
     settings,
+    walls_refused,
     wants_filter,
 )
 from ..local.answers import Refused, answer
@@ -53,10 +54,6 @@ _LEAST = {
 }
 
 
-class NoWallsError(Exception):
-    """The agent may not put up walls of its own here; the message says what was refused."""
-
-
 class DockerBackend(AgentBackend):
     """See `Backend`.
 
@@ -70,7 +67,7 @@ class DockerBackend(AgentBackend):
     held = ("memory_bytes", "pids", "cpus", "open_files", "network_bytes")
     least = _LEAST
     not_strong = "a container shares the host's kernel"
-    lets_in = True
+    lets_in = saves = True
     not_root = "root in a container is the host's root: name another user, who then owns all files of an image"
 
     def __init__(
@@ -143,7 +140,7 @@ class DockerBackend(AgentBackend):
                 return self._make_one(draft, walls=True)
             except NoWallsError:
                 self._has_walls = False  # which every report says: it is read back
-        draft.check_without_walls()
+        self.check_without_walls(draft.spec, restores=draft.restores)
         return self._make_one(draft, walls=False)
 
     def _make_one(self, draft: Draft, *, walls: bool) -> DockerSandbox:
@@ -321,8 +318,8 @@ def _wait_for_agent(control: wire.Socket, container: Any) -> list[int]:
         return ways
     except (SandboxLost, Refused) as exc:
         control.close()
-        if isinstance(exc, Refused) and (exc.strerror or "").startswith(f"{guest_walls.STEP}:"):
-            raise NoWallsError(str(exc.strerror)) from exc
+        if isinstance(exc, Refused):
+            walls_refused(exc)
         raise IsolationError(f"the agent did not start: {_said(container)}") from exc
 
 

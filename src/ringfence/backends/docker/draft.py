@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from ...errors import Unsupported
 from ...linux import files
-from ...model.mount import READ_WRITE
 from ...policy.trust import DIRECTORY
 from ..local import identity, template
-from ..local.contained import NO_WAYS
 from ..local.mounting import Mounting
 from ..local.session import all_mounts, is_below, is_own, must_make, session_root
 from . import image
@@ -43,22 +40,9 @@ class Draft:
     ) -> None:
         self.spec, self.id, self.held = spec, sandbox_id, held
         self.uid = identity.uid_of(spec.user)
-        self._restores = taken_under is not None
+        self.restores = taken_under is not None
         self._specs = [spec, *([taken_under] if taken_under else [])]
         self.trusted: Trusted | None = None
-
-    def check_without_walls(self) -> None:
-        """Refuse what takes namespaces of the agent's own, where it has none."""
-        spec = self.spec
-        wanted = {
-            "mounts": any(m.source or m.access != READ_WRITE for m in all_mounts(spec)),
-            "network": not spec.network.is_none,
-            "secrets": bool(spec.secrets),
-            "restore": self._restores,
-        }
-        for name, asked in wanted.items():
-            if asked:
-                raise Unsupported(NO_WAYS, backend="docker", operation=name, field=name)
 
     def made_in(self) -> list[str]:
         """Directories of the root that nothing has yet: the engine's own / is root's, so it makes them."""

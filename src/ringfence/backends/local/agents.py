@@ -7,6 +7,7 @@ import resource
 from _thread import allocate_lock
 
 from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...guest.walls import STEP
 from ...launcher.spawn import KEEPER
 from ...model import capabilities as can
 from ...model.ids import new_id
@@ -16,10 +17,11 @@ from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ...policy.filters import load_filter
 from . import identity
 from .base import LocalBackend
+from .contained import NO_WAYS
 from .launched import Launched
 from .network import check_given_secrets
 from .protect import check_names
-from .session import check_least, check_sources, is_own, session_root
+from .session import all_mounts, check_least, check_sources, is_own, session_root
 from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ...guest.settings import Settings
     from ...model.snapshot import Snapshot
     from ..protocol import Backend
+    from .answers import Refused
     from .contained import ContainedSandbox
     from .guest import GuestSandbox
 
@@ -38,6 +41,10 @@ AGENT = "/.ringfence"
 LEAST_OPEN_FILES = (64, "the agent lives under it too")
 _ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
 _LETS_IN = ("deny", "python_env")  # that is left, where helpers of the host's may go in
+
+
+class NoWallsError(Exception):
+    """The agent may not put up walls of its own here; the message says what was refused."""
 
 
 class AgentBackend(LocalBackend):
@@ -49,14 +56,15 @@ class AgentBackend(LocalBackend):
     Attributes:
         held: Limits that the walls enforce, by their names in `Limits`.
         least: Of a limit: the least that works, and why.
-        lets_in: Whether helpers of the host's may go in: for mounts, snapshots and rules of the network.
+        lets_in: Whether helpers of the host's may go in: for mounts and rules of the network.
+        saves: Whether they may save what is there as well.
         not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
     """
 
     name: str
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
-    lets_in = False
+    lets_in = saves = False
     not_strong = not_root = no_rules = no_limits = ""
 
     def __init__(self, egress: Callable[[], Egress] | None, state_dir: str | None = None) -> None:
@@ -87,6 +95,18 @@ class AgentBackend(LocalBackend):
         check_given_secrets(spec)
         check_sources(spec)
         check_names(spec.unprotect)
+
+    def check_without_walls(self, spec: SandboxSpec, *, restores: bool = False) -> None:
+        """Refuse what takes namespaces of the agent's own, where it has none."""
+        wanted = {
+            "mounts": any(m.source or m.access != READ_WRITE for m in all_mounts(spec)),
+            "network": not spec.network.is_none,
+            "secrets": bool(spec.secrets),
+            "restore": restores,
+        }
+        for name, asked in wanted.items():
+            if asked:
+                raise self.refusal(name, name, NO_WAYS)
 
     def root_is_nobody(self) -> bool:
         """Whether root inside is nobody in particular on the host."""
@@ -129,7 +149,7 @@ class AgentBackend(LocalBackend):
         *,
         secrets: Mapping[str, str] | None = None,
     ) -> ContainedSandbox:
-        if not self.lets_in:
+        if not self.saves:
             raise self.refusal("restore", "")
         from dataclasses import replace
 
@@ -157,10 +177,10 @@ class AgentBackend(LocalBackend):
         raise self.refusal("snapshot", "")
 
     def snapshots(self) -> list[Snapshot]:
-        return super().snapshots() if self.lets_in else []
+        return super().snapshots() if self.saves else []
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        if not self.lets_in:
+        if not self.saves:
             raise self.refusal("snapshot", "")
         super().delete_snapshot(snapshot_id)
 
@@ -221,6 +241,12 @@ def settings(
         "covered": list(covered),
         "place": AGENT,
     }
+
+
+def walls_refused(refused: Refused) -> None:
+    """Raises NoWallsError where that is what an agent's first word was about."""
+    if (refused.strerror or "").startswith(f"{STEP}:"):
+        raise NoWallsError(str(refused.strerror)) from refused
 
 
 def wants_filter(spec: SandboxSpec) -> bool:

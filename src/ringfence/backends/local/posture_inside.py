@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .contained import ContainedSandbox
 
 _OF_NO_DISK = ("tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue")
+_DEVICES = ("/dev/", "/proc/")  # the null device covers files of /proc
 _MOST_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 
 
@@ -45,7 +46,12 @@ def _root(lines: list[MountLine], lacking: str) -> Protection:
 def _read_only(sandbox: ContainedSandbox, lines: list[MountLine]) -> Protection:
     name = "read_only_mounts"
     asked = [each.target for each in sandbox.mounts if each.access == "read_write"]
-    shown = [line for line in lines if line.kind not in _OF_NO_DISK and line.target != "/"]
+    shown = [
+        line
+        for line in lines
+        if line.kind not in _OF_NO_DISK and not line.target.startswith(_DEVICES)
+    ]
+    shown = [line for line in shown if line.target != "/"]
     writable = [
         line.target
         for line in shown
