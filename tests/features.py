@@ -67,12 +67,22 @@ def guest_kernel() -> str | None:
     return place if glob.glob(f"{place}/boot/vmlinuz-*") else None
 
 
+def _fuse() -> bool:
+    """Whether we may mount file systems in user space, in namespaces of our own."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "linux": lambda: sys.platform == "linux",
     "root": lambda: 0 == os.geteuid(),
     "guest kernel": lambda: guest_kernel() is not None,
     "user namespaces": _user_namespaces,
     "landlock": _landlock,
+    "fuse": _fuse,
     "id ranges": _id_ranges,
     "cgroup": lambda: _cgroup_v1() or _cgroup_v2(),
     "cgroup v1": _cgroup_v1,
@@ -80,7 +90,18 @@ PROBES: dict[str, Callable[[], bool]] = {
 }
 
 # A machine has one cgroup version, and an ordinary user may have none: absent, not broken.
-NEVER_A_FAILURE = {"root", "cgroup", "cgroup v1", "cgroup v2", "java", "node", "zsh", "fish"}
+# Containers have no /dev/fuse unless they are given one.
+NEVER_A_FAILURE = {
+    "root",
+    "fuse",
+    "cgroup",
+    "cgroup v1",
+    "cgroup v2",
+    "java",
+    "node",
+    "zsh",
+    "fish",
+}
 
 
 @functools.cache

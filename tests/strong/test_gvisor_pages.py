@@ -42,6 +42,7 @@ Pages = set[tuple[str, ...]]
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GvisorBackend]:
     """One server of a backend for several owners."""
+    require("fuse")
     yield from _made(own_pages=True)
 
 
@@ -221,6 +222,7 @@ def test_who_serves_has_next_to_nothing(shared: GvisorBackend) -> None:
 
 
 def test_with_who_serves_its_sandboxes_end(backend: GvisorBackend) -> None:
+    require("fuse")
     first = Sandbox.create(backend=backend)
     assert first.exec(["true"]).ok
     server = _server(backend)
@@ -239,6 +241,7 @@ def test_with_who_serves_its_sandboxes_end(backend: GvisorBackend) -> None:
 def test_what_the_host_has_later_is_seen_by_who_comes_later(
     backend: GvisorBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require("fuse")
     first = Sandbox.create(backend=backend)
     before = _server(backend)
     more = [*views._shown(), template.tree(str(tmp_path), template.READ_ONLY)]
