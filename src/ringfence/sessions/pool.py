@@ -6,6 +6,7 @@ import threading
 from collections import Counter, deque
 
 from ..errors import Unsupported
+from .alarm import Alarm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Pool:
         self._orders: Counter[str] = Counter()  # beyond min_warm, each once
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._alarm: Alarm | None = None  # of the thread
         self._runs_in_background = False
         self._pause_s, self._not_before = 0.0, 0.0
         self._calm_at = 0.0  # on the clock, when the last claim is a lull ago
@@ -79,9 +81,16 @@ class Pool:
                 if kept.backend == backend and kept.warm.fits(spec):
                     self._shelf.remove(kept)
                     self._calm_at = self._clock.now() + _LULL_S
-                    self._changed.notify_all()
+                    # Whoever has it is about to use it: the thread is not to wake beside that.
+                    is_urgent = self._wanted(patient=True) is not None
+                    self._wake(0.0 if is_urgent else _LULL_S)
                     return kept
         return None
+
+    def _wake(self, after_s: float = 0.0) -> None:
+        """Have the thread look what there is to do; it finds out itself whether it is too early."""
+        if self._alarm is not None:
+            self._alarm.set(after_s)
 
     def take_any(self) -> Kept | None:
         """Take the oldest, to make room for a client's own."""
@@ -104,7 +113,7 @@ class Pool:
             if self._closed or profile not in self.config.warm_profiles or not self._has_room():
                 return False
             self._orders[profile] += 1
-            self._changed.notify_all()
+            self._wake()
             return True
 
     def _has_room(self) -> bool:
@@ -120,17 +129,25 @@ class Pool:
         """Fill the shelf in the background from now on."""
         self._runs_in_background = True
         if self.config.enabled and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ringfence-pool", daemon=True)
+            self._alarm = Alarm()
+            arguments = (self._alarm,)
+            self._thread = threading.Thread(
+                target=self._run, args=arguments, name="ringfence-pool", daemon=True
+            )
             self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, alarm: Alarm) -> None:
         while True:
             with self._changed:
-                while not self._closed and (wait := self._idle_s()) > 0:
-                    self._changed.wait(wait)
                 if self._closed:
                     return
-            self.tend(patient=True)
+                wait_s = self._idle_s()
+                if wait_s > 0:
+                    alarm.set(wait_s)
+            if wait_s > 0:
+                alarm.wait()
+            else:
+                self.tend(patient=True)
 
     def _idle_s(self) -> float:
         """Until there is something to do."""
@@ -218,6 +235,7 @@ class Pool:
         with self._changed:
             self._building[profile] -= 1
             self._changed.notify_all()
+            self._wake()
             if kept is None:
                 # No room, or it failed: not again at once.
                 self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -240,7 +258,7 @@ class Pool:
             self._orders.clear()
             self.given_up.clear()
             self._pause_s = self._not_before = 0.0
-            self._changed.notify_all()
+            self._wake()
         for each in over:
             self._discard(each)
         if self._runs_in_background:
@@ -251,7 +269,7 @@ class Pool:
         with self._changed:
             if self._not_before:
                 self._pause_s = self._not_before = 0.0
-                self._changed.notify_all()
+                self._wake()
 
     def close(self) -> None:
         """Discard everything; returns when the thread has ended."""
@@ -259,7 +277,12 @@ class Pool:
             self._closed = True
             shelf, self._shelf = list(self._shelf), deque()
             self._changed.notify_all()
+            self._wake()
         for kept in shelf:
             self._discard(kept)
         if self._thread is not None:
             self._thread.join()
+        with self._changed:
+            alarm, self._alarm = self._alarm, None
+            if alarm is not None:
+                alarm.close()
