@@ -31,6 +31,7 @@ from ringfence.launcher import stills
 still = stills.take(
     [sys.argv[2], "-I", "-S", "-X", "utf8", "-c", sys.argv[3]],
     {"LC_ALL": "C"}, os.open("/dev/null", os.O_RDONLY), sys.argv[4],
+    (sys.argv[5], sys.argv[6:]) if sys.argv[5:] else None,
 )
 fd = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
 still.write(fd)
@@ -40,13 +41,18 @@ print(os.fstat(fd).st_size - still.size_bytes)
 
 @pytest.fixture
 def still(tmp_path: Path) -> Path:
+    return _taken(tmp_path, _TAKEN)
+
+
+def _taken(tmp_path: Path, program: str, *errand: str) -> Path:
+    """A copy of what runs `program`."""
     if os.uname().machine != "x86_64":
         pytest.skip("stills are for x86-64")
     place = tmp_path / "still"
     source = str(Path(agent_code.__file__).parents[3])
     python = agent_code.interpreter()[0]
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _TAKE, source, python, _TAKEN, str(place)],
+        [sys.executable, "-I", "-S", "-c", _TAKE, source, python, program, str(place), *errand],
         env={"SECRET": _SECRET},
         capture_output=True,
         text=True,
@@ -150,3 +156,39 @@ def test_a_program_that_waits_and_then_writes(tmp_path: Path) -> None:
 
     assert (0, b"oneoneone\n") == (running.returncode, (tmp_path / "one").read_bytes())
     assert -signal.SIGILL == without.returncode, "what it cannot do does not pass unseen"
+
+
+def test_a_copy_has_its_errand_run_when_it_says_so(tmp_path: Path) -> None:
+    """By a child that knows what to write before it is told; without it nothing goes on."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.touch()
+    wanted = b"what to write".ljust(still_program.ERRAND_BYTES)
+    source.write_bytes(wanted)
+    size = f"os.path.getsize({str(target)!r})"
+    told = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); "
+        f"os.unlink({str(source)!r}); before = {size}; os.write({still_program.GO_FD}, b'g'); "
+        f"status = os.waitpid(-1, 0)[1]; print(before, status, {size})"
+    )
+    copy = _taken(tmp_path, told, str(source), str(target))
+
+    done = subprocess.run([copy], capture_output=True, text=True, check=False)
+    without = subprocess.run([copy], capture_output=True, check=False)
+
+    assert (0, f"0 0 {len(wanted)}\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert wanted == target.read_bytes()
+    assert -signal.SIGILL == without.returncode, "what it should write is gone"
+
+
+def test_an_errand_that_cannot_be_run_does_not_pass_unseen(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(still_program.ERRAND_BYTES))
+    told = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); "
+        f"os.write({still_program.GO_FD}, b'g'); print(os.waitpid(-1, 0)[1] & 0x7f)"
+    )
+    copy = _taken(tmp_path, told, str(source), str(tmp_path / "absent"))
+
+    done = subprocess.run([copy], capture_output=True, text=True, check=True)
+
+    assert f"{int(signal.SIGILL)}\n" == done.stdout

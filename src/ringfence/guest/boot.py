@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _CONTROL_FD = 0
 
 
-def main() -> NoReturn:
-    """Serve on standard input until it closes."""
+def main(mapper: Mapper | None = None) -> NoReturn:
+    """Serve on standard input until it closes.
+
+    Args:
+        mapper: Who is there already to map our ids; None: nobody.
+    """
     control = wire.adopt(os.dup(_CONTROL_FD))
     settings, _fds = wire.receive(control)
     if settings is None:
@@ -38,7 +42,7 @@ def main() -> NoReturn:
             step = walls.STEP
             ways = walls.put_up(settings)
             step = "agent"
-        groups = _boot(settings) if settings["own_kernel"] else _boot_plainly(settings)
+        groups = _boot(settings, mapper) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
         init.refuse(control, exc, step)
         os._exit(1)
@@ -68,13 +72,15 @@ def _boot_plainly(settings: Settings) -> Tags:
     return Tags(settings["tag_key"])
 
 
-def _boot(settings: Settings) -> Groups:
+def _boot(settings: Settings, mapper: Mapper | None) -> Groups:
     """From root of everything inside to what the agent stays."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, _CONTROL_FD)
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    mapper = start_mapper(settings["id_map"], os.path.join(settings["place"], users.MAPPER))
+    if mapper is None:
+        program = os.path.join(settings["place"], users.MAPPER)
+        mapper = start_mapper(settings["id_map"], program)
     for name in os.listdir(settings["place"]):
         os.unlink(os.path.join(settings["place"], name))  # what we were loaded from
     groups = Groups(settings["place"], settings["pids"])
@@ -98,6 +104,7 @@ class Mapper:
     """A child that stays behind to map the ids of a user namespace: who has entered may not.
 
     Args:
+        pid: -1 where it is the only child that there is.
         go: Written to once we have.
     """
 

@@ -10,6 +10,7 @@ import _signal as signal
 import gc
 import os
 
+from ..launcher import still_program
 from . import boot, users
 
 TYPE_CHECKING = False
@@ -26,4 +27,4 @@ def main() -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     users.look()
-    boot.main()
+    boot.main(boot.Mapper(-1, still_program.GO_FD))  # forked before our memory was there

@@ -11,7 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAPPER = "map-ids"  # the program, beside the agent, that writes down which ids it has
+# Beside the agent: the program that writes down which ids it has, or, for a still, what there is to write.
+MAPPER = "map-ids"
 _proc = -1  # a /proc that can be written to, where the one that everybody sees cannot
 is_root = os.getuid() == 0  # whoever is may become other users
 

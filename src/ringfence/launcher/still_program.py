@@ -1,6 +1,6 @@
 """The program of a still: an ELF file for x86-64 that puts memory where it was, and goes on there.
 
-It is a table of system calls and thirty instructions that make them. Files that were mapped and
+It is a table of system calls and some instructions that make them. Files that were mapped and
 never written to are mapped again; all else is read from the program itself into new memory, in one
 piece each: where every page that a program touches first costs a stop, that is most of its start.
 """
@@ -14,22 +14,27 @@ _PAGE = 4096
 BASE = 0x200000  # below where programs are linked to, above what no program may map
 MOST_BYTES = 0x100000  # of a head
 _NONE = (1 << 64) - 1
+_BRANCH = _NONE - 1  # no system call: where the last one answered 0, go on at the row that is named
 # arch/x86/include/generated/uapi/asm/unistd_64.h, arch/x86/include/uapi/asm/prctl.h, mman.h
 _OPEN, _CLOSE, _MMAP, _MPROTECT, _PREAD, _ARCH_PRCTL = 2, 3, 9, 10, 17, 158
-_READ, _WRITE_TO, _EXIT = 0, 1, 60
+_READ, _WRITE_TO, _FORK, _EXIT, _PIPE2 = 0, 1, 57, 60, 293
 _ARCH_SET_FS = 0x1002
 _O_WRONLY = 1
 _O_CLOEXEC = 0o2000000
 _WRITE = 2
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_POPULATE = 0x02, 0x10, 0x20, 0x8000
 _SELF_FD, _FILE_FD = 3, 4  # what open(2) answers in a new process with three descriptors
+GO_FD = 4  # with an errand: its runner waits until something is written there, or nobody can
+ERRAND_BYTES = 128  # of what there is to write, spaces at its end
 _HEAP = "[heap]"
 
 _BEFORE_TABLE = bytes.fromhex("49bf")  # mov r15, table
 _CALLS = bytes.fromhex(
     "498b07"  # next: mov rax, [r15]
     "4883f8ff"  # cmp rax, -1
-    "742a"  # je done
+    "743e"  # je done
+    "4883f8fe"  # cmp rax, -2
+    "742b"  # je branch
     "498b7f08"  # mov rdi, [r15 + 8]
     "498b7710"  # mov rsi, [r15 + 16]
     "498b5718"  # mov rdx, [r15 + 24]
@@ -38,9 +43,14 @@ _CALLS = bytes.fromhex(
     "4d8b4f30"  # mov r9, [r15 + 48]
     "0f05"  # syscall
     "483d01f0ffff"  # cmp rax, -4095
-    "7306"  # jae failed
-    "4983c738"  # add r15, 56
-    "ebcf"  # jmp next
+    "7314"  # jae failed
+    "4889c3"  # mov rbx, rax
+    "4983c738"  # step: add r15, 56
+    "ebc6"  # jmp next
+    "4885db"  # branch: test rbx, rbx
+    "75f5"  # jne step
+    "4d8b7f08"  # mov r15, [r15 + 8]
+    "ebbb"  # jmp next
     "0f0b"  # failed: ud2
 )  # done:
 # mov REGISTER, value; rcx is the kernel's at every system call, and so ours to jump by.
@@ -75,6 +85,7 @@ class Region:
         content: What is in it, zeros at its end left out; of what is its own alone.
         at: Where that lies in what is kept.
         room: Bytes that it may grow to, downwards.
+        parts: (start, end, rights) of those that it was joined of, where they are not its own.
     """
 
     def __init__(self, start: int, end: int, rights: int, name: str, offset: int) -> None:
@@ -82,6 +93,32 @@ class Region:
         self.name, self.offset = name, offset
         self.is_own = False
         self.content, self.at, self.room = b"", 0, end - start
+        self.parts: list[tuple[int, int, int]] = []
+
+    def joins(self, after: Region) -> bool:
+        """Whether both can be filled in one piece: each that cannot costs two calls more."""
+        both = self.is_own and after.is_own and _HEAP not in (self.name, after.name)
+        return both and self.end == after.start and after.room == after.end - after.start
+
+    def join(self, after: Region) -> None:
+        """Have its end and what is in it, too."""
+        self.parts = self.parts or [(self.start, self.end, self.rights)]
+        self.parts.append((after.start, after.end, after.rights))
+        if after.content:
+            self.content = self.content.ljust(self.end - self.start, b"\0") + after.content
+        self.end, self.rights = after.end, self.rights | after.rights
+        self.room = self.end - self.start
+
+
+def joined(regions: list[Region]) -> list[Region]:
+    """As few as there can be."""
+    found: list[Region] = []
+    for region in regions:
+        if found and found[-1].joins(region):
+            found[-1].join(region)
+        else:
+            found.append(region)
+    return found
 
 
 def padded(content: bytes) -> bytes:
@@ -89,7 +126,19 @@ def padded(content: bytes) -> bytes:
     return content + bytes(-len(content) % _PAGE)
 
 
-def head(regions: list[Region], registers: dict[str, int], place: str) -> bytes:
+class Errand:
+    """What a child does in a still's place, which is forked while there is next to nothing to copy.
+
+    Once it is told to by `GO_FD` it writes `ERRAND_BYTES` of one file, read before, into others.
+    """
+
+    def __init__(self, source: str, targets: list[str]) -> None:
+        self.source, self.targets = source, targets
+
+
+def head(
+    regions: list[Region], registers: dict[str, int], place: str, errand: Errand | None = None
+) -> bytes:
     """What goes before the kept content, in whole pages.
 
     Args:
@@ -97,15 +146,19 @@ def head(regions: list[Region], registers: dict[str, int], place: str) -> bytes:
     """
     heap = next((region for region in regions if region.name == _HEAP), None)
     texts = {place: 0}
+    if errand:
+        texts |= dict.fromkeys((errand.source, *errand.targets), 0)
     for region in regions:
         if region.name.startswith("/") and not region.is_own:
             texts[region.name] = 0
-    size = 0
+    size, file_fd = 0, GO_FD + 1 if errand else _FILE_FD
     # Once to know how long it is, once to know where all of it lies.
     for _ in range(2):
-        calls = _calls(regions, texts, place, size, registers["fs_base"])
-        table = _table(calls)
+        calls = _calls(regions, texts, place, size, registers["fs_base"], file_fd)
         table_at = _BEGIN + len(_code(0, registers))
+        if errand:
+            calls = _with_errand(calls, errand, texts, _room(heap), BASE + table_at)
+        table = _table(calls)
         texts_at = table_at + len(table)
         for text in texts:
             texts[text] = BASE + texts_at
@@ -147,7 +200,7 @@ def _text(path: str) -> bytes:
 
 
 def _table(calls: list[tuple[int, ...]]) -> bytes:
-    rows = (struct.pack(_CALL, *(*call, 0, 0, 0, 0, 0)[:7]) for call in calls)
+    rows = (struct.pack(_CALL, *(*call, 0, 0, 0, 0, 0, 0)[:7]) for call in calls)
     return b"".join(rows) + struct.pack("<Q", _NONE)
 
 
@@ -157,8 +210,41 @@ def _code(table: int, registers: dict[str, int]) -> bytes:
     return _BEFORE_TABLE + struct.pack("<Q", table) + _CALLS + b"".join(moves) + jump
 
 
+def _room(heap: Region | None) -> int:
+    """Where an errand's bytes may lie for a moment: the heap is filled after that."""
+    if heap is None or len(heap.content) < 2 * ERRAND_BYTES:
+        raise OSError(errno.ENOSYS, "there is no room for an errand")
+    return heap.start
+
+
+def _with_errand(
+    calls: list[tuple[int, ...]], errand: Errand, texts: dict[str, int], room: int, table: int
+) -> list[tuple[int, ...]]:
+    """Before all else its runner is forked, whose rows lie behind everybody's."""
+    read_fd, pipe = _SELF_FD, room + ERRAND_BYTES
+    before: list[tuple[int, ...]] = [
+        (_OPEN, texts[errand.source], _O_CLOEXEC),
+        (_READ, _SELF_FD, room, ERRAND_BYTES),
+        (_CLOSE, _SELF_FD),
+        (_PIPE2, pipe, _O_CLOEXEC),
+        (_FORK,),
+    ]
+    runners: list[tuple[int, ...]] = [(_CLOSE, GO_FD), (_READ, read_fd, pipe, 1)]
+    for number, target in enumerate(errand.targets, GO_FD):
+        runners.append((_OPEN, texts[target], _O_WRONLY))
+        runners.append((_WRITE_TO, number, room, ERRAND_BYTES))
+    ours: list[tuple[int, ...]] = [(_CLOSE, read_fd), *calls, (_NONE,)]
+    runners_at = table + (len(before) + 1 + len(ours)) * _CALL_BYTES
+    return [*before, (_BRANCH, runners_at), *ours, *runners, (_EXIT, 0)]
+
+
 def _calls(
-    regions: list[Region], texts: dict[str, int], place: str, size: int, fs_base: int
+    regions: list[Region],
+    texts: dict[str, int],
+    place: str,
+    size: int,
+    fs_base: int,
+    file_fd: int,
 ) -> list[tuple[int, ...]]:
     calls: list[tuple[int, ...]] = [(_OPEN, texts[place], _O_CLOEXEC)]
     for name in dict.fromkeys(r.name for r in regions if not r.is_own):
@@ -167,8 +253,8 @@ def _calls(
             calls += [_mapping(r, r.rights, _MAP_ANONYMOUS, _NONE) for r in mapped]
             continue
         calls.append((_OPEN, texts[name], _O_CLOEXEC))
-        calls += [_mapping(r, r.rights, 0, _FILE_FD) for r in mapped]
-        calls.append((_CLOSE, _FILE_FD))
+        calls += [_mapping(r, r.rights, 0, file_fd) for r in mapped]
+        calls.append((_CLOSE, file_fd))
     for region in regions:
         if region.is_own:
             calls += _filling(region, size)
@@ -192,8 +278,9 @@ def _filling(region: Region, size: int) -> list[tuple[int, ...]]:
     if region.content:
         length = len(region.content)
         calls.append((_PREAD, _SELF_FD, region.start, length, size + region.at))
-    if not region.rights & _WRITE:
-        calls.append((_MPROTECT, region.start, region.end - region.start, region.rights))
+    for start, end, rights in region.parts or [(region.start, region.end, region.rights)]:
+        if rights != region.rights | _WRITE:
+            calls.append((_MPROTECT, start, end - start, rights))
     return calls
 
 

@@ -49,12 +49,19 @@ class Still:
             at += os.sendfile(fd, self.content, at, size - at)
 
 
-def take(argv: list[str], env: dict[str, str], code: int, place: str) -> Still:
+def take(
+    argv: list[str],
+    env: dict[str, str],
+    code: int,
+    place: str,
+    errand: tuple[str, list[str]] | None = None,
+) -> Still:
     """Run a program until it sends itself SIGSTOP, and keep it.
 
     Args:
         code: What it finds as descriptor 3, and has closed again by then.
         place: The path of its copies in every guest. The files that it has mapped are there as here.
+        errand: What a child of each does meanwhile: see `still_program.Errand`.
 
     Raises:
         OSError: ENOSYS where such a thing cannot go on elsewhere; what the kernel says to ptrace(2).
@@ -67,21 +74,27 @@ def take(argv: list[str], env: dict[str, str], code: int, place: str) -> Still:
             _run(pid)
             regions = _regions(pid)
             if max(region.end for region in regions) < _ENDS_BELOW:
-                return _keep(regions, ptrace.registers(pid), place)
+                return _keep(regions, ptrace.registers(pid), place, errand)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     raise OSError(errno.EAGAIN, "the stack lies too high, time and again")
 
 
-def _keep(regions: list[Region], registers: dict[str, int], place: str) -> Still:
+def _keep(
+    regions: list[Region],
+    registers: dict[str, int],
+    place: str,
+    errand: tuple[str, list[str]] | None,
+) -> Still:
     content = os.memfd_create("still", os.MFD_CLOEXEC)
     try:
         with open(content, "wb", closefd=False) as file:
             for region in regions:
                 region.at = file.tell()
                 file.write(still_program.padded(region.content))
-        return Still(still_program.head(regions, registers, place), content)
+        runs = still_program.Errand(*errand) if errand else None
+        return Still(still_program.head(regions, registers, place, runs), content)
     except BaseException:
         os.close(content)
         raise
@@ -173,7 +186,7 @@ def _regions(pid: int) -> list[Region]:
                 region.content = region.content.rstrip(b"\0")
     finally:
         os.close(memory)
-    return regions
+    return still_program.joined(regions)
 
 
 def _region(words: list[str]) -> Region:

@@ -56,6 +56,7 @@ _AGENT = "/.ringfence"
 STILL = f"{_AGENT}/{agent_code.NAME}"
 _ENVIRONMENT = {"PATH": template.PATH, "LC_ALL": "C"}
 _SAVED = "/saved"
+_MAPS = ["/proc/1/uid_map", "/proc/1/gid_map"]
 _ALL_IDS = 65536
 _LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
@@ -198,8 +199,10 @@ def make_plan(
     draft.guest.append(("dir", _AGENT, 0o700, False))
     if os.uname().machine == "x86_64":
         told = id_map(draft.uid, several=host.trusted_root).encode()
-        maps = dict.fromkeys(("/proc/1/uid_map", "/proc/1/gid_map"), told)
-        draft.guest.append(("file", f"{_AGENT}/{MAPPER}", still_program.writing(maps), 0o700))
+        content, mode = told.ljust(still_program.ERRAND_BYTES), 0o600
+        if not starts_still:
+            content, mode = still_program.writing(dict.fromkeys(_MAPS, told)), 0o700
+        draft.guest.append(("file", f"{_AGENT}/{MAPPER}", content, mode))
     if not starts_still:
         draft.guest.append(("file", f"{_AGENT}/{agent_code.NAME}", agent_code.packed(), 0o600))
     if draft.spec.profile == OWN_ROOT and not draft.image:
@@ -275,6 +278,7 @@ def still() -> dict[str, Any]:
         "argv": agent_code.argv_of_still(),
         "env": _ENVIRONMENT,
         "place": STILL,
+        "errand": (f"{_AGENT}/{MAPPER}", _MAPS),
     }
 
 
