@@ -10,6 +10,7 @@ from ringfence.backends.gvisor import waits
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
 from ringfence.backends.local import setid
+from ringfence.backends.local.hulls import last_words
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.policy.seccomp import MACHINES, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 from tests.unit.policy import simulator
@@ -44,6 +45,18 @@ def test_only_registering_for_a_barrier_of_its_own_is_refused() -> None:
     assert SECCOMP_RET_ERRNO | errno.ENOSYS == asks(with_rule, REGISTER)
     assert {SECCOMP_RET_ALLOW} == {asks(with_rule, each) for each in (QUERY, GLOBAL)}
     assert SECCOMP_RET_ALLOW == asks(without, REGISTER)
+
+
+def test_what_it_says_of_that_is_not_why_it_ended() -> None:
+    errors = os.memfd_create("says")
+    os.write(
+        errors, b"W1 membarrier.go:48] membarrier(REGISTER) failed: not implemented\nno room\n" * 2
+    )
+    try:
+        assert "no room / no room" == last_words(errors, idle=waits.SAYS)
+        assert "membarrier" in last_words(errors), "the control"
+    finally:
+        os.close(errors)
 
 
 def test_a_guest_has_its_barriers(backend: GvisorBackend) -> None:

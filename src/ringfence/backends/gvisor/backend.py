@@ -15,7 +15,7 @@ from ..local.refusals import error_of
 from ..local.saving import check_goes_on
 from ..local.sizes import sizes
 from . import plan as planning
-from . import runsc, warm
+from . import runsc, waits, warm
 from .ahead import Ahead
 from .limits import KERNEL_BYTES, host_pids
 from .network import GvisorNetwork
@@ -336,7 +336,7 @@ def _ready(control: wire.Socket, errors: int) -> bytes:
     try:
         return answer(control, _READY_S)[0]
     except SandboxLost as exc:
-        said = last_words(errors)
+        said = last_words(errors, idle=waits.SAYS)
         raise IsolationError(
             f"gVisor did not start: {said or 'it ended without a word'}",
             hint="run `ringfence doctor` to see what this host allows",

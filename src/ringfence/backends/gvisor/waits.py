@@ -17,6 +17,7 @@ _REGISTER_PRIVATE_EXPEDITED = 1 << 4  # include/uapi/linux/membarrier.h
 NO_REGISTERING = Rule(
     ("membarrier",), "ENOSYS", (Condition(0, 32, 0xFFFF_FFFF, (_REGISTER_PRIVATE_EXPEDITED,)),)
 )
+SAYS = "] membarrier("  # in the line by which each start lets its standard error know
 
 # A table of descriptors grows at the 65th and at the 257th, and the Sentry has both before its guest
 # has run once. It is born with a table of its parents' size.
