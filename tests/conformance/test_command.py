@@ -12,9 +12,10 @@ from tests.connecting import Connecting
 from tests.features import require
 from tests.halves import ForAnybody, ForEachUser
 
-from ringfence import Sandbox
+from ringfence import Mount, Sandbox
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.errors import Unsupported
 from ringfence.testing.conformance import BackendConformance, ConformanceBase
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
@@ -74,6 +75,25 @@ def test_nothing_leaves_its_tree_under_our_filter(filtered: bool) -> None:
         told = "process_trees" in {each.name for each in sandbox.protections()}
 
     assert (not filtered, not filtered) == (left, told)
+
+
+def test_without_walls_of_the_agents_mounts_are_refused_and_the_launchers_stay() -> None:
+    """A launcher that lets nobody make a user namespace: its agent is refused, and it is started without."""
+    tight = launchers.bubblewrap()
+    backend = CommandBackend(dataclasses.replace(tight, within=tight.argv))
+    with Sandbox.create(backend=backend) as sandbox:
+        held = {each.name: each.status for each in sandbox.protections()}
+        assert sandbox.exec(["true"]).ok
+    with pytest.raises(Unsupported) as refused:
+        Sandbox.create(backend=backend, mounts=[Mount("/data", "/usr")])
+    backend.close()
+    control = CommandBackend(tight)
+    with Sandbox.create(backend=control, mounts=[Mount("/data", "/usr")]) as sandbox:
+        assert sandbox.exec(["test", "-d", "/data/bin"]).ok
+    control.close()
+
+    assert "enforced" == held["nested_user_namespaces"]
+    assert "mounts" == refused.value.field
 
 
 FIRST_THREAD_ENDS = """
