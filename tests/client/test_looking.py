@@ -9,7 +9,7 @@ import pytest
 
 from ringfence import AsyncSandbox, Sandbox
 from ringfence.client import AsyncClient, Client, RemoteSandbox
-from ringfence.errors import FileError, FileNotFound, Unsupported
+from ringfence.errors import FileError, FileNotFound, InvalidRequest, Unsupported
 
 AnySandbox = Sandbox | RemoteSandbox
 
@@ -56,6 +56,23 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
         files.search("(", regex=True)
     with pytest.raises(FileNotFound):
         files.glob("*", "none")
+
+
+def test_parts_and_permissions_that_no_file_has_are_refused_alike(any_sandbox: AnySandbox) -> None:
+    files = any_sandbox.files
+    files.write("closed", b"content", mode=0o40)  # not even its owner may read it
+    files.write("file", b"content")
+
+    assert (0o40, b"") == (files.stat("closed").mode, files.read("file", max_bytes=0))
+    for part in ({"offset": -1}, {"max_bytes": -1}):
+        with pytest.raises(InvalidRequest) as refused:
+            files.read("file", **part)
+        assert next(iter(part)) == refused.value.field
+    for mode in (0o4755, -1):
+        with pytest.raises(InvalidRequest) as refused:
+            files.write("other", b"", mode=mode)
+        assert "mode" == refused.value.field
+    assert not files.exists("other")
 
 
 def test_changes_are_told_from_the_beginning_of_the_block(any_sandbox: AnySandbox) -> None:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 
 from ..errors import FileError, IoError, RingfenceError, file_error
+from ..model import checks
 from ..model.files import DIRECTORY, FileInfo
 from . import unpack
 
@@ -26,7 +27,8 @@ _CONTENT_S = 300.0
 
 def write_params(path: str, *, append: bool, mode: int) -> dict[str, Any]:
     """The parameters with which a file is written."""
-    return {"path": path, "append": append, "mode": f"{mode:o}"}
+    checks.permissions(mode)
+    return {"path": path, "append": append, "mode": f"{mode:03o}"}
 
 
 def open_read(transport: Transport, at: str, path: str) -> BinaryIO:

@@ -79,6 +79,20 @@ def integer(value: object, field: str, low: int, high: int) -> int:
     return value
 
 
+def part_of_file(offset: object, max_bytes: object) -> None:
+    """From where on a file is read, and at most how much; None is all that follows."""
+    integer(offset, "offset", 0, 2**63 - 1)
+    if max_bytes is not None:
+        integer(max_bytes, "max_bytes", 0, 2**63 - 1)
+
+
+def permissions(mode: object) -> None:
+    """Those of a new file: who may read, write and run it. Set-id bits are nobody's to give."""
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777:
+        said = f"0o{mode:o}" if isinstance(mode, int) else repr(mode)
+        refuse("mode", f"must be between 0 and 0o777, not {said}")
+
+
 def number(value: object, field: str, low: float, high: float) -> float:
     """A finite number in [low, high]; NaN, infinity and bool are refused."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+from ..model import checks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +34,7 @@ class Files:
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or of what follows `offset` the first `max_bytes`."""
+        checks.part_of_file(offset, max_bytes)
         stream = self._inner.open_read(path)
         try:
             with stream as file:
@@ -56,6 +59,7 @@ class Files:
         """Write a file, creating or replacing it; with `parents` its directories too."""
         from ..errors import FileNotFound
 
+        checks.permissions(mode)
         try:
             stream = self._inner.open_write(path, append=append, mode=mode)
         except FileNotFound:
@@ -75,6 +79,7 @@ class Files:
 
     def open_write(self, path: str, *, append: bool = False, mode: int = 0o644) -> BinaryIO:
         """A stream into a file of any size."""
+        checks.permissions(mode)
         return self._inner.open_write(path, append=append, mode=mode)
 
     def list(self, path: str = ".") -> list[FileInfo]:

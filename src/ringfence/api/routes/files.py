@@ -119,14 +119,14 @@ async def write(
     service: TheService,
     caller: TheCaller,
     append: bool = False,
-    mode: Annotated[str, Query(pattern="^[0-7]{3,4}$", description="of a new file")] = "644",
+    mode: Annotated[str, Query(pattern="^0?[0-7]{3}$", description="of a new file")] = "644",
 ) -> Response:
     """Create or replace a file with the body, however large; its directory must exist.
 
     It is there whole or not at all: a body that breaks off leaves what was there. Not so with `append`.
     """
     live = await service.need(sandbox_id, caller)
-    call, key, bits = service.lanes.call, live.sandbox_id, int(mode, 8) & 0o777
+    call, key, bits = service.lanes.call, live.sandbox_id, int(mode, 8)
     files = live.sandbox.files
     arriving: Arriving = await call(Arriving, files, path, append=append, mode=bits, key=key)
     try:

@@ -7,6 +7,7 @@ import posixpath
 from contextlib import closing, contextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory
+from ...model import checks
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
 from ...model.jsonform import loads
@@ -36,6 +37,7 @@ class RemoteFiles:
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or at most `max_bytes` of it from `offset` on."""
+        checks.part_of_file(offset, max_bytes)
         found, params = bytearray(), {"path": path}
         headers = {"range": f"bytes={offset}-"} if offset else {}
         if offset and 0 < (self.stat(path, follow=True)).size_bytes <= offset:
