@@ -54,7 +54,7 @@ def twice(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
 
 def waits(pid: int) -> bool:
     """Whether its first half is done: it holds nothing of the zygote's any more."""
-    return 12 == len(open_fds(pid))
+    return 11 == len(open_fds(pid))
 
 
 def test_who_asks_for_the_same_gets_it(backend: NativeBackend) -> None:
@@ -93,7 +93,7 @@ def test_nobody_comes(tmp_path: Path) -> None:
 
 def lasting_fds(zygote: int) -> set[int]:
     """Those of the zygote's that are not the namespaces of one that has ended, which it closes."""
-    kinds = ("user:", "mnt:", "pid:")
+    kinds = ("mnt:", "pid:")
     return {fd for fd, what in open_fds(zygote).items() if not what.startswith(kinds)}
 
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 # What PID 1 holds. The first four for good.
 _CONTROL, _SIGNAL, _OOM_SCORE, _IO = range(3, 7)
 # What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
-# our user, mount and PID namespace.
-_TOLD = range(7, 11)
-_GO = 11
+# our mount and PID namespace. The first of them tells who owns both.
+_TOLD = range(7, 10)
+_GO = 10
 _TREES = (
-    12  # and up: the plan's own mounts, where they had to be opened in the host's view of files
+    11  # and up: the plan's own mounts, where they had to be opened in the host's view of files
 )
 
 
@@ -135,7 +135,7 @@ class Boot:
         """Open what PID 1 needs for good while it is still ours to open, and close everything else."""
         signal_fd = signals.signalfd([signal.SIGCHLD])
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-        names = [f"/proc/self/ns/{name}" for name in ("user", "mnt", "pid")]
+        names = [f"/proc/self/ns/{name}" for name in ("mnt", "pid")]
         told = [pidfd, *(os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names)]
         init.point_standard_descriptors_at_null()
         privileges.set_name(b"ringfence-init")

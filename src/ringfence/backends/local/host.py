@@ -9,6 +9,7 @@ from ...errors import ResourceExhausted
 from ...linux import landlock
 
 _GIB = 1 << 30
+_CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 
 
 class Host:
@@ -16,12 +17,14 @@ class Host:
 
     Attributes:
         trusted_root: We may use host uid 0's powers: own uid ranges, idmapped mounts, any cgroup.
+        opens_namespaces: Those of processes that nobody may trace, too, for as long as we need them.
         memory_bytes: Of the whole machine.
     """
 
     def __init__(self) -> None:
         self.uid, self.gid = os.geteuid(), os.getegid()
         self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
+        self.opens_namespaces = self.trusted_root and _has_capability(_CAP_SYS_PTRACE)
         self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.landlock_abi = landlock.abi_version()
         self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))
@@ -32,6 +35,12 @@ def _owns_initial_user_namespace() -> bool:
     with open("/proc/self/uid_map", encoding="utf-8") as file:
         inside, outside, count = (int(word) for word in file.read().split()[:3])
     return (inside, outside) == (0, 0) and count >= 1 << 31
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status", encoding="utf-8") as file:
+        found = [line.split()[1] for line in file if line.startswith("CapEff:")]
+    return bool(int(found[0], 16) >> number & 1)
 
 
 def out_of_files(exc: OSError) -> ResourceExhausted | None:

@@ -393,8 +393,8 @@ class NativeBackend(LocalBackend):
             ours.close()
             raise
         ours.settimeout(None)
-        sockets = fds[4:]
-        sandbox.begun(int(body), fds[0], fds[1:4], sockets)
+        sockets = fds[3:]
+        sandbox.begun(int(body), fds[0], fds[1:3], sockets)
         if self._keeping is not None:
             self._keeping.begin(sandbox, sockets)
         sandbox.serve_network()

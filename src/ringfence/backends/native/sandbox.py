@@ -11,6 +11,7 @@ from ...errors import (
 )
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
+from ...linux import namespaces
 from ...model.exec import ExecRequest
 from ...model.session import ResolvedMount
 from ...model.state import State
@@ -71,7 +72,7 @@ class NativeSandbox(InCgroup):
         self.host_directory = draft.host_directory
         self.image = draft.image
         self.pid, self.zygote = 0, zygote
-        self.namespace_fds: list[int] = []  # user, mnt, pid
+        self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
         self.files = NativeFiles(self)
         self.protected, self.note = draft.protected, draft.note
         self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
@@ -87,8 +88,12 @@ class NativeSandbox(InCgroup):
         self._environment = environment(self.spec, self.network.environment())
 
     def begun(self, pid: int, pidfd: int, namespace_fds: list[int], sockets: list[int]) -> None:
-        """It is there: its PID 1, and descriptors of its namespaces and its network."""
+        """It is there: its PID 1, and descriptors of its mount and PID namespace and its network."""
         self.pid, self.pidfd, self.namespace_fds = pid, pidfd, namespace_fds
+        if host().opens_namespaces:
+            for fd in namespace_fds[1:]:
+                os.close(fd)
+            del namespace_fds[1:]
         self.network.have(sockets)
 
     def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
@@ -220,10 +225,30 @@ class NativeSandbox(InCgroup):
         Raises:
             SandboxLost: It is gone.
         """
-        with self._fds_lock:
-            if not self.namespace_fds:
-                raise self.lost_error()
-            return [os.dup(fd) for fd in self.namespace_fds]
+        borrowed: list[int] = []
+        try:
+            with self._fds_lock:
+                if not self.namespace_fds:
+                    raise self.lost_error()
+                borrowed.append(namespaces.owner_of(self.namespace_fds[0]))
+                borrowed += map(os.dup, self.namespace_fds)
+            if len(borrowed) < 3:
+                borrowed.append(self._open_pid_namespace())
+        except BaseException:
+            for fd in borrowed:
+                os.close(fd)
+            raise
+        return borrowed
+
+    def _open_pid_namespace(self) -> int:
+        try:
+            fd = os.open(f"/proc/{self.pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            raise self.lost_error() from None
+        if self._is_gone():  # then its number may be somebody else's by now
+            os.close(fd)
+            raise self.lost_error()
+        return fd
 
     # -- life -------------------------------------------------------------------------------
 
