@@ -221,6 +221,7 @@ def test_live_stops_cleanly_at_the_limit_of_open_files() -> None:
     )
 
     assert "" == done.stderr
-    assert 5 <= float(done.stdout.split()[0]) <= 300 / 3  # of three descriptors each, four without root
+    # Three descriptors each, four without root.
+    assert 5 <= float(done.stdout.split()[0]) <= 300 / 3
     assert "stopped there: " in done.stdout
     assert "open files" in done.stdout

@@ -19,20 +19,26 @@ MANY = 5
 NAMESPACES = ("user", "mnt", "pid")
 
 
-@pytest.fixture
-def backend(tmp_path: Path) -> Iterator[NativeBackend]:
-    """One that builds nothing ahead: that would hold a descriptor, too."""
-    made = NativeBackend(state_dir=str(tmp_path / "snapshots"), ahead=False)
-    Sandbox.create(backend=made).terminate()
-    yield made
-    made.close()
-
-
 @pytest.fixture(params=[True, False], ids=["opens", "holds"])
 def opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a PID namespace may be opened later; for root without the right to, as for all others."""
     monkeypatch.setattr(host(), "opens_namespaces", request.param and host().opens_namespaces)
     return host().opens_namespaces
+
+
+@pytest.fixture
+def backend(tmp_path: Path, opens: bool) -> Iterator[NativeBackend]:
+    """One that builds nothing ahead: that would hold a descriptor, too.
+
+    What its first sandbox held is closed.
+    """
+    made = NativeBackend(state_dir=str(tmp_path / "snapshots"), ahead=False)
+    first = Sandbox.create(backend=made)
+    live = len(open_fds())
+    first.terminate()
+    assert until(lambda: len(open_fds()) <= live - (3 if opens else 4))  # closed after the end
+    yield made
+    made.close()
 
 
 def test_each_takes_its_socket_a_pidfd_and_its_mounts(backend: NativeBackend, opens: bool) -> None:

@@ -10,7 +10,7 @@ import _socket as socket
 import os
 from _collections import deque
 from _queue import SimpleQueue
-from _thread import stack_size, start_new_thread
+from _thread import allocate_lock, stack_size, start_new_thread
 from time import monotonic
 
 from .loop import current, pause
@@ -59,6 +59,7 @@ class Resolver:
         self._ready: SimpleQueue[_Lookup | None] = SimpleQueue()
         self._finished: SimpleQueue[_Lookup] = SimpleQueue()
         self._threads = 0
+        self._ending = allocate_lock()
         self._queues: dict[str, deque[_Lookup]] = {}  # by sandbox, in the order of their turns
         self._running: dict[str, int] = {}
         self._lookups: dict[tuple[str, str], _Lookup] = {}
@@ -96,11 +97,12 @@ class Resolver:
             del self._kept[key]
 
     def close(self) -> None:
-        """Let the threads end. One inside getaddrinfo cannot be ended: it keeps what it writes to."""
+        """Let the threads end; the last closes what they write to. One inside getaddrinfo cannot be ended."""
         self._loop.unwatch(self._event)
-        for _ in range(self._threads):
+        threads = self._threads  # fewer from the first that is told
+        for _ in range(threads):
             self._ready.put(None)
-        if not self._running:
+        if not threads:
             os.close(self._event)
 
     # -- turns --------------------------------------------------------------------------------
@@ -189,6 +191,11 @@ class Resolver:
                 lookup.error = str(exc.args[-1]) if exc.args else type(exc).__name__
             self._finished.put(lookup)
             os.eventfd_write(self._event, 1)
+        with self._ending:
+            self._threads -= 1
+            is_last = not self._threads
+        if is_last:
+            os.close(self._event)
 
 
 def system_look_up(name: str) -> Found:

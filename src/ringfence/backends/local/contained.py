@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 
 _FURNISH_S = 60.0
-NO_WAYS = "its agent has no namespaces of its own: the host allows none, or the profile leaves out our filter"
+NO_WAYS = (
+    "its agent has no namespaces of its own: the launcher or the host allows none, "
+    "or the profile leaves out our filter"
+)
 
 
 class Changes:
@@ -93,6 +96,12 @@ class ContainedSandbox(GuestSandbox):
         finally:
             for fd in (user, mount, net):
                 os.close(fd)
+
+    def apply_network_policy(self, policy: NetworkPolicy) -> None:
+        if not self.ways:  # not even the policy that it has
+            self.require_awake()
+            raise Unsupported(NO_WAYS, backend=self.backend.name, operation="network")
+        super().apply_network_policy(policy)
 
     def _borrow_ways(self) -> list[int]:
         with self._fds_lock:
