@@ -24,7 +24,7 @@ from tests.features import require
 
 def _calm() -> bool:
     """Whether nothing sandboxed is left; the zygote ends what it kept ready for a burst."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while processes.Launched().sandboxed and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return not processes.Launched().sandboxed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,27 +29,48 @@ def opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 
 @pytest.fixture
-def backend(tmp_path: Path, opens: bool) -> Iterator[NativeBackend]:
-    """One that builds nothing ahead: that would hold a descriptor, too.
-
-    What its first sandbox held is closed.
-    """
-    made = NativeBackend(state_dir=str(tmp_path / "snapshots"), ahead=False)
-    first = Sandbox.create(backend=made)
-    live = len(open_fds())
-    first.terminate()
-    assert until(lambda: len(open_fds()) <= live - (3 if opens else 4))  # closed after the end
+def backend(tmp_path: Path) -> Iterator[NativeBackend]:
+    made = NativeBackend(state_dir=str(tmp_path / "snapshots"))
     yield made
     made.close()
 
 
-def test_each_takes_its_socket_a_pidfd_and_its_mounts(backend: NativeBackend, opens: bool) -> None:
-    before = len(open_fds())
-    live = [Sandbox.create(backend=backend) for _ in range(MANY)]
-    assert MANY * (3 if opens else 4) == len(open_fds()) - before
-    for sandbox in live:
-        sandbox.terminate()
-    assert until(lambda: before == len(open_fds()))
+# In a process of its own, where nothing that is over still closes what it had; and it builds nothing ahead.
+_COUNTED = """
+import os, sys, time
+from ringfence import Sandbox
+from ringfence.backends.local.host import host
+from ringfence.backends.native.backend import NativeBackend
+
+host().opens_namespaces = sys.argv[1] == "True"
+backend = NativeBackend(state_dir=sys.argv[2], ahead=False)
+count = lambda: len(os.listdir("/proc/self/fd"))
+first = Sandbox.create(backend=backend)
+with_one = count()
+others = [Sandbox.create(backend=backend) for _ in range(int(sys.argv[3]))]
+print(count() - with_one)
+for each in others:
+    each.terminate()
+deadline_s = time.monotonic() + 30
+while count() != with_one and time.monotonic() < deadline_s:
+    time.sleep(0.01)
+print(count() - with_one)
+first.terminate()
+backend.close()
+"""
+
+
+def test_each_takes_its_socket_a_pidfd_and_its_mounts(tmp_path: Path, opens: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTED, str(opens), str(tmp_path / "snapshots"), str(MANY)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "" == done.stderr
+    assert [MANY * (3 if opens else 4), 0] == [int(line) for line in done.stdout.split()]
 
 
 def test_what_needs_every_namespace_works(
@@ -76,11 +99,15 @@ def test_of_one_that_has_ended_nothing_is_borrowed(backend: NativeBackend, opens
     del opens
     sandbox = Sandbox.create(backend=backend)
     inner = sandbox._inner
-    before = len(open_fds())
+    before = _pid_namespaces()
     os.kill(init_pid(sandbox), signal.SIGKILL)
     assert until(inner._is_gone)  # type: ignore[attr-defined]
     if host().opens_namespaces:
         with pytest.raises(SandboxLost):
             inner.borrow_namespaces()  # type: ignore[attr-defined]
-    assert before == len(open_fds())
+    assert _pid_namespaces() <= before
     sandbox.terminate()
+
+
+def _pid_namespaces() -> set[str]:
+    return {place for place in open_fds().values() if place.startswith("pid:[")}
