@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from dataclasses import replace
 from functools import partial
 
 from ...backends.registry import backend_named, new_backend
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from ..peers.gather import Gathered
     from ..settings import Settings
 
-_LIFE = "create, first exec, terminate; nothing ahead"
-_BURST = "the same in a burst, the next one built ahead"
+_FIRST = "create, first exec; nothing ahead"
+_BURST = "create, first exec, terminate in a burst, the next one built ahead"
 # So that it is there before the peer's turn, which it would slow down: decision 65.
 _BURST_PAUSE_S = 1.0
 _WARM_LIFE = "the same from a warm pool"
@@ -75,18 +77,22 @@ def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
         yield from gathered.missing
         contenders = {name: peer.run_true for name, peer in gathered.peers.items()}
         alone, shared = new_backend(backend), backend_named(backend)
-        for what, life, made_by, pause_s in (
-            (_LIFE, _one_life, alone, 0.0),
-            (_BURST, _one_life, shared, _BURST_PAUSE_S),
-            (_WARM_LIFE, _one_warm_life, alone, 0.0),
+        whole: list[float] = []
+        for what, life, pause_s in (
+            (_FIRST, partial(_to_first_exec, alone, whole), 0.0),
+            (_BURST, partial(_one_life, shared), _BURST_PAUSE_S),
+            (_WARM_LIFE, partial(_one_warm_life, alone), 0.0),
         ):
-            ours = {OURS: partial(life, made_by)}
-            turns = {**ours, **contenders}
-            samples = take_turns(turns, settings.slow_rounds, pause_s=pause_s)
+            samples = take_turns({OURS: life, **contenders}, settings.slow_rounds, pause_s=pause_s)
             targets = {"runsc do": _LIFE_TARGET}
             peers = list(contenders) or [""]
-            yield from rows(f"{backend}: {what}", "backends", samples, peers, targets)
+            for row in rows(f"{backend}: {what}", "backends", samples, peers, targets):
+                yield replace(row, note=row.note or _with_end(whole)) if what == _FIRST else row
         alone.close()
+
+
+def _with_end(whole: list[float]) -> str:
+    return f"{statistics.median(whole) * 1e3:.0f} ms with its end, which the peer's time has in it"
 
 
 def _execs(
@@ -104,6 +110,17 @@ def _execs(
 def _runsc_do(_all: Gathered) -> CommandPeer:
     options = oci.OPTIONS["runsc"]
     return CommandPeer("runsc do", program("runsc"), *options, "do", "true")
+
+
+def _to_first_exec(backend: Backend, whole: list[float]) -> float:
+    """Seconds from the call to the result; those to its end, too, go into `whole`."""
+    started = time.perf_counter()
+    with Sandbox.create(backend=backend) as sandbox:
+        if not sandbox.exec(["true"]).ok:
+            raise AssertionError("`true` failed in the sandbox")
+        first = time.perf_counter() - started
+    whole.append(time.perf_counter() - started)
+    return first
 
 
 def _one_life(backend: Backend) -> None:
