@@ -98,12 +98,9 @@ class GvisorBackend(Hulls):
                 return self._provision_over(None, spec, content, memory)
             from ..local import images
 
-            spec, image = images.hold(spec)
-            try:
-                return self._provision_over(image, spec, content, memory)
-            except BaseException:
-                image.close()
-                raise
+            return images.made_from(
+                spec, lambda spec, image: self._provision_over(image, spec, content, memory)
+            )
         finally:
             if spec.id is not None:
                 self._tenants.pop(spec.id, None)

@@ -25,8 +25,6 @@ def granted(sandbox: GvisorSandbox) -> SandboxCapabilities:
     seen, asked = Inspection(sandbox), sandbox.spec.limits
     return replace(
         asked_inside,
-        has_network=not sandbox.spec.network.is_none,
-        allowed_destinations=sandbox.spec.network.allowed_hosts,
         limits=Limits(
             wall_time_s=asked.wall_time_s,
             cpus=cpu_limit(sandbox.group),

@@ -7,7 +7,6 @@ The agent has made a user, a mount and a network namespace of its own, and passe
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from ...errors import InvalidRequest, IoError, LifecycleError, Unsupported
 from ...guest.walls import WAYS
@@ -171,12 +170,7 @@ class ContainedSandbox(GuestSandbox):
     def granted(self) -> SandboxCapabilities:
         from .guest_granted import granted
 
-        policy = self.spec.network
-        return replace(
-            granted(self),
-            has_network=not policy.is_none,
-            allowed_destinations=policy.allowed_hosts,
-        )
+        return granted(self)
 
     # -- snapshots ----------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ def granted(sandbox: GuestSandbox) -> SandboxCapabilities:
         can_write_filesystem=bool(writable),
         readable_paths=readable,
         writable_paths=writable,
+        has_network=not sandbox.spec.network.is_none,
+        allowed_destinations=sandbox.spec.network.allowed_hosts,
         limits=Limits(
             wall_time_s=asked.wall_time_s, open_files=bounds[1], output_bytes=asked.output_bytes
         ),

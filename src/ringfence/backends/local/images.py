@@ -13,9 +13,14 @@ from . import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from ...launcher.plan import Tree
     from ...model.image import Image
     from ...model.spec import SandboxSpec
+
+    T = TypeVar("T")
 
 _NOT_WRITABLE = ("proc", "sys", "dev")
 
@@ -84,6 +89,16 @@ class Held:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def made_from(spec: SandboxSpec, make: Callable[[SandboxSpec, Held], T]) -> T:
+    """`make` of what `hold` gives; where that fails, the image is let go. Raises as `hold` does."""
+    spec, held = hold(spec)
+    try:
+        return make(spec, held)
+    except BaseException:
+        held.close()
+        raise
 
 
 def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpec, Held]:

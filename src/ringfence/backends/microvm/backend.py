@@ -158,12 +158,9 @@ class MicrovmBackend(Hulls):
             return self._provision_over(None, spec, content, memory)
         from ..local import images
 
-        spec, image = images.hold(spec)
-        try:
-            return self._provision_over(image, spec, content, memory)
-        except BaseException:
-            image.close()
-            raise
+        return images.made_from(
+            spec, lambda spec, image: self._provision_over(image, spec, content, memory)
+        )
 
     def _provision_over(
         self, image: Held | None, spec: SandboxSpec, content: int, memory: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from ...errors import IoError, LifecycleError, SandboxLost, Unsupported
 from ...guest import channels
@@ -73,12 +72,7 @@ class MicrovmSandbox(HulledSandbox):
     def granted(self) -> SandboxCapabilities:
         from ..local.guest_granted import granted
 
-        policy = self.spec.network
-        return replace(
-            granted(self),
-            has_network=not policy.is_none,
-            allowed_destinations=policy.allowed_hosts,
-        )
+        return granted(self)
 
     def _may_be(self, uid: int) -> bool:
         return uid <= 0xFFFF

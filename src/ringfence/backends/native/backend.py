@@ -120,12 +120,7 @@ class NativeBackend(LocalBackend):
         from ..local import images
 
         planner.check(spec)
-        spec, held = images.hold(spec)
-        try:
-            return self._provision(spec, held)
-        except BaseException:
-            held.close()
-            raise
+        return images.made_from(spec, self._provision)
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         if spec.image is None:
@@ -133,12 +128,7 @@ class NativeBackend(LocalBackend):
         from ..local import images
 
         planner.check(spec)
-        spec, held = images.hold(spec)
-        try:
-            return _with_files(lambda: self._prewarm(spec, held))
-        except BaseException:
-            held.close()
-            raise
+        return _with_files(lambda: images.made_from(spec, self._prewarm))
 
     def _checked_profile(self, spec: SandboxSpec) -> Profile:
         planner.check(spec)
