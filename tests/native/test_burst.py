@@ -65,6 +65,70 @@ def test_who_asks_for_the_same_gets_it(backend: NativeBackend) -> None:
         assert sandbox.exec(["true"]).ok
 
 
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is built while a sandbox runs, and nobody is in haste."""
+    monkeypatch.setattr(burst, "CALM_S", LONG_S)
+    monkeypatch.setattr(burst, "_HASTE_S", 0.0)
+
+
+@pytest.mark.usefixtures("calm")
+def test_it_is_built_when_the_one_before_it_has_ended(backend: NativeBackend) -> None:
+    Sandbox.create(backend=backend).terminate()
+    zygote = backend.zygote().pid
+    assert until(lambda: not children_of(zygote))
+
+    with Sandbox.create(backend=backend) as second:
+        assert second.exec(["true"]).ok
+        expected = backend._burst._ahead
+        assert expected is not None
+        assert [init_pid(second)] == children_of(zygote)
+        over = init_pid(second)
+
+    assert until(lambda: [each for each in children_of(zygote) if each != over])
+    with Sandbox.create(backend=backend) as third:
+        assert expected.id == third.id
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("limits", [None, Limits(memory_bytes=64 << 20)], ids=["same", "less"])
+def test_who_asks_before_it_is_built_gets_it(backend: NativeBackend, limits: Limits | None) -> None:
+    """Whether the sandbox is told itself or the zygote sets its limits first."""
+    Sandbox.create(backend=backend).terminate()
+
+    with Sandbox.create(backend=backend):
+        expected = backend._burst._ahead
+        assert expected is not None
+        with Sandbox.create(backend=backend, limits=limits) as third:
+            assert expected.id == third.id
+            assert third.exec(["true"]).ok
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_is_not_built_yet_can_be_given_up(backend: NativeBackend) -> None:
+    Sandbox.create(backend=backend).terminate()
+
+    with Sandbox.create(backend=backend):
+        expected = backend._burst._ahead
+        assert expected is not None
+        with Sandbox.create(backend=backend, user="nobody") as other:
+            assert expected.id != other.id
+        assert [] == cgroups_of(expected.id)
+
+
+@pytest.mark.usefixtures("calm")
+def test_in_a_loop_without_a_pause_it_is_built_at_once(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burst, "_HASTE_S", LONG_S)
+    Sandbox.create(backend=backend).terminate()
+    zygote = backend.zygote().pid
+    assert until(lambda: not children_of(zygote))
+
+    with Sandbox.create(backend=backend):
+        assert until(lambda: len(children_of(zygote)) == 2)
+
+
 def test_a_single_sandbox_has_no_successor(backend: NativeBackend) -> None:
     with Sandbox.create(backend=backend) as sandbox:
         assert [init_pid(sandbox)] == children_of(backend.zygote().pid)

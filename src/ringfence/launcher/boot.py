@@ -153,12 +153,11 @@ class Boot:
 
     def rest(self) -> None:
         """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
-        is_warm = self.control is not None
         if self.control is not None:
             wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
             self.offer, self.control = self.control, None
         privileges.die_with_parent(signal.SIGKILL)
-        if is_warm:  # one ahead in a burst is claimed at once
+        if not offered(0):  # else whoever comes for it is there already
             rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
 
     def receive_word(self) -> None:
@@ -202,7 +201,7 @@ class Boot:
         init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO).run()
 
 
-def offered() -> bool:
+def offered(timeout_ms: int | None = None) -> bool:
     """Wait for a plan straight from the host, or a word of the zygote's; whether it was the first.
 
     The zygote may give us up in the moment in which the host claims us. Then the claim holds, for
@@ -211,4 +210,4 @@ def offered() -> bool:
     poll = select.poll()
     poll.register(_CONTROL, select.POLLIN)
     poll.register(_GO, select.POLLIN)
-    return _CONTROL in dict(poll.poll())
+    return _CONTROL in dict(poll.poll(timeout_ms))

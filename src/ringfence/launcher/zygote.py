@@ -60,6 +60,20 @@ class Owned:
         self.id, self.directories, self.read = sandbox_id, directories, read
 
 
+class Expected:
+    """What is to be built ahead when the one before it has had the processors for a while.
+
+    Attributes:
+        due_s: When it is not in anybody's way any longer.
+        keep_s: So long it is kept then.
+        offer: Its control, the other end of which the host has already.
+    """
+
+    def __init__(self, shape: Shape, calm_s: float, keep_s: float, offer: wire.Socket) -> None:
+        self.shape, self.keep_s, self.offer = shape, keep_s, offer
+        self.due_s = time.monotonic() + calm_s
+
+
 class Zygote(Parent):
     """Owns the processes and cgroups of every sandbox it made."""
 
@@ -73,6 +87,7 @@ class Zygote(Parent):
         self.notes: dict[str, str] = {}
         self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
         self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
+        self.expected: Expected | None = None
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
 
     def serve_one(self) -> bool:
@@ -98,8 +113,8 @@ class Zygote(Parent):
             for fd in fds:
                 os.close(fd)
         if offer >= 0:
-            _shape, next_shape, keep_s = argument
-            self.expect(next_shape, keep_s, offer)
+            _shape, next_shape, times = argument
+            self.expect(next_shape, times, offer)
         return True
 
     def hold(self, _: Any, _reply: wire.Socket, fds: list[int]) -> None:
@@ -116,6 +131,8 @@ class Zygote(Parent):
 
         Answers with how many of those have not died yet.
         """
+        if self.expected is not None:
+            self.unexpected(self.expected.shape["id"])
         pids, ids = set(told[0]), set(told[1])
         doomed = [pid for pid in self.sandboxes if pid not in pids]
         for pid in doomed:
@@ -139,7 +156,7 @@ class Zygote(Parent):
     # -- creating ---------------------------------------------------------------------------
 
     def create(
-        self, told: tuple[Shape, Any, float], control: wire.Socket, pinned: list[int]
+        self, told: tuple[Shape, Any, tuple[float, float]], control: wire.Socket, pinned: list[int]
     ) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
         shape = told[0]
@@ -162,31 +179,46 @@ class Zygote(Parent):
         """Build a sandbox ahead; it tells the host itself that it waits for a claim."""
         self.warm[shape["id"]] = self.bear(shape, reply, warm=True)
 
-    def expect(self, shape: Shape, keep_s: float, offer_fd: int) -> None:
-        """In a burst: while this one boots, build the next one ahead, for a short while.
+    def expect(self, shape: Shape, times: tuple[float, float], offer_fd: int) -> None:
+        """In a burst: build the next one ahead, for a short while.
 
         Args:
+            times: What is waited for the one before it to end, and how long it is kept, in seconds.
             offer_fd: Its control, the other end of which the host has already.
         """
-        offer = wire.adopt(offer_fd)
+        self.expected = Expected(shape, *times, wire.adopt(offer_fd))
+
+    def build_expected(self) -> None:
+        """Now, if one is expected: it is due, or somebody asks for it."""
+        expected, self.expected = self.expected, None
+        if expected is None:
+            return
+        shape = expected.shape
         try:
-            self.warm[shape["id"]] = self.bear(shape, None, warm=True, offer=offer)
+            self.warm[shape["id"]] = self.bear(shape, None, warm=True, offer=expected.offer)
         except OSError:
             return  # who comes for it finds nobody there, and hears why from a new one
         finally:
-            offer.close()
-        self.ahead[shape["id"]] = time.monotonic() + keep_s
+            expected.offer.close()
+        self.ahead[shape["id"]] = time.monotonic() + expected.keep_s
 
-    def claimed(self, told: tuple[str, Shape | None, float], fds: list[int]) -> None:
+    def unexpected(self, sandbox_id: str) -> None:
+        """It is not to be built any more."""
+        if self.expected is not None and self.expected.shape["id"] == sandbox_id:
+            self.expected.offer.close()
+            self.expected = None
+
+    def claimed(self, told: tuple[str, Shape | None, tuple[float, float]], fds: list[int]) -> None:
         """The host has given its plan to one built ahead, which needs nothing more of us."""
-        sandbox_id, next_shape, keep_s = told
+        sandbox_id, next_shape, times = told
+        self.build_expected()
         self.ahead.pop(sandbox_id, None)
         child = self.warm.pop(sandbox_id, None)
         if child is not None:  # else its time was up, and it will say who was first
             newborn.prefer(child.pid)
             child.close()
         if next_shape is not None:
-            self.expect(next_shape, keep_s, fds[0])
+            self.expect(next_shape, times, fds[0])
 
     def bear(
         self,
@@ -231,13 +263,14 @@ class Zygote(Parent):
             self.notes[shape["id"]] = shape["note"]
 
     def claim(
-        self, told: tuple[Shape, Any, float], control: wire.Socket, pinned: list[int]
+        self, told: tuple[Shape, Any, tuple[float, float]], control: wire.Socket, pinned: list[int]
     ) -> None:
         """Give a warm sandbox the plan of who gets it; it answers on `control` as a new one does.
 
         Everything that depends on that comes here: limits, mounts and the lock-down.
         """
         shape = told[0]
+        self.build_expected()
         child = self.warm.pop(shape["id"], None)
         self.ahead.pop(shape["id"], None)
         if child is None:
@@ -296,6 +329,7 @@ class Zygote(Parent):
 
     def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into a running sandbox; it answers on `reply` itself."""
+        self.build_expected()  # a helper would hold its control for as long as it takes
         if request.get("placeholders"):
             sandbox_id = request["plan"]["id"]
             self.placeholders.setdefault(sandbox_id, []).extend(request["placeholders"])
@@ -305,7 +339,12 @@ class Zygote(Parent):
     # -- ending -----------------------------------------------------------------------------
 
     def drop_late(self) -> float | None:
-        """End those ahead that nobody came for; returns how long, in ms, to wait for the next."""
+        """Build what is due, end those ahead that nobody came for; how long, in ms, to wait for the next."""
+        if self.expected is not None:
+            left = self.expected.due_s - time.monotonic()
+            if left > 0:
+                return left * 1000
+            self.build_expected()
         while self.ahead:
             sandbox_id, until = next(iter(self.ahead.items()))
             left = until - time.monotonic()
@@ -319,6 +358,7 @@ class Zygote(Parent):
 
     def drop(self, sandbox_id: str, _fds: list[int]) -> None:
         """Nobody gets the one ahead: when this is done, its ids and its cgroups are nobody's."""
+        self.unexpected(sandbox_id)
         self.ahead.pop(sandbox_id, None)
         for pid, owned in self.sandboxes.items():
             if owned.id == sandbox_id:
@@ -341,6 +381,7 @@ class Zygote(Parent):
 
     def bury(self, sandbox_id: str, fds: list[int]) -> None:
         """The host wants nothing more of it; with that come descriptors which take time to close."""
+        self.build_expected()  # the one before it is over: now nobody is waited for
         for fd in fds:
             os.close(fd)
         self.reap()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
 
 KEEP_S = 0.1  # creates this close together are a burst; so long is one kept that nobody comes for
+CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
+_HASTE_S = 0.0005  # who makes one so soon after the end of another will make the next as soon
 MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
@@ -86,11 +88,14 @@ class Burst:
         self._ahead: Ahead | None = None
         self._last: tuple[Kind, Zygote] | None = None
         self._last_s = 0.0
+        self._over_s = 0.0  # when one ended last
+        self._calm_s = CALM_S
 
     def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Ahead | None:
         """The one ahead, if it can become what `spec` asks for; else it is ended."""
         with self._lock:
             ahead = self._let_go()
+            self._calm_s = 0.0 if time.monotonic() - self._over_s < _HASTE_S else CALM_S
         if ahead is None:
             return None
         if ahead.zygote is not zygote:
@@ -102,6 +107,10 @@ class Burst:
             return ahead
         self.end(ahead)
         return None
+
+    def over(self) -> None:
+        """A sandbox has ended."""
+        self._over_s = time.monotonic()
 
     def _let_go(self) -> Ahead | None:
         ahead, self._ahead = self._ahead, None
@@ -192,8 +201,8 @@ class Burst:
             self._ahead = ahead
             zygote.watch(ours.fileno())
 
-    @staticmethod
     def _tell(
+        self,
         zygote: Zygote,
         reply: wire.Socket | None,
         verb: str,
@@ -202,10 +211,11 @@ class Burst:
         pinned: list[int],
         offer: list[int],
     ) -> None:
+        times = self._calm_s, KEEP_S
         if reply is None:
-            zygote.note("claimed", (shape["id"], next_shape, KEEP_S), offer)
+            zygote.note("claimed", (shape["id"], next_shape, times), offer)
         else:
-            zygote.tell_from(reply, verb, (shape, next_shape, KEEP_S), [*offer, *pinned])
+            zygote.tell_from(reply, verb, (shape, next_shape, times), [*offer, *pinned])
 
     def _take_ids(self, shape: Shape) -> int:
         return self._backend.host_ids().take() if shape["trusted_root"] else 0
