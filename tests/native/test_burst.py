@@ -80,7 +80,7 @@ def test_it_is_built_when_the_one_before_it_has_ended(backend: NativeBackend) ->
 
     with Sandbox.create(backend=backend) as second:
         assert second.exec(["true"]).ok
-        expected = backend._burst._ahead
+        expected = backend.burst._ahead
         assert expected is not None
         assert [init_pid(second)] == children_of(zygote)
         over = init_pid(second)
@@ -97,7 +97,7 @@ def test_who_asks_before_it_is_built_gets_it(backend: NativeBackend, limits: Lim
     Sandbox.create(backend=backend).terminate()
 
     with Sandbox.create(backend=backend):
-        expected = backend._burst._ahead
+        expected = backend.burst._ahead
         assert expected is not None
         with Sandbox.create(backend=backend, limits=limits) as third:
             assert expected.id == third.id
@@ -109,7 +109,7 @@ def test_one_that_is_not_built_yet_can_be_given_up(backend: NativeBackend) -> No
     Sandbox.create(backend=backend).terminate()
 
     with Sandbox.create(backend=backend):
-        expected = backend._burst._ahead
+        expected = backend.burst._ahead
         assert expected is not None
         with Sandbox.create(backend=backend, user="nobody") as other:
             assert expected.id != other.id
@@ -143,10 +143,10 @@ def test_nobody_comes(tmp_path: Path) -> None:
         assert until(lambda: not children_of(zygote))
         before = lasting_fds(zygote)
         deadline_s = time.monotonic() + 60
-        while quick._burst._ahead is None:  # a slow machine has bursts too, now and then
+        while quick.burst._ahead is None:  # a slow machine has bursts too, now and then
             Sandbox.create(backend=quick).terminate()
             assert time.monotonic() < deadline_s
-        name = quick._burst._ahead.id
+        name = quick.burst._ahead.id
 
         assert until(lambda: not children_of(zygote), GONE_WITHIN_S)
         assert until(lambda: [] == cgroups_of(name), GONE_WITHIN_S)
@@ -167,7 +167,7 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for cold in (NativeBackend(state_dir=str(tmp_path)), NativeBackend(ahead=False)):
         for _ in range(3):
             Sandbox.create(backend=cold).terminate()
-        assert cold._burst._ahead is None
+        assert cold.burst._ahead is None
         cold.close()
 
 
@@ -271,7 +271,7 @@ def test_a_claim_that_lies_there_holds(backend: NativeBackend) -> None:
     """The zygote has closed its end before the one ahead reads its plan: it looks for that first."""
     ahead = twice(backend)
     assert until(lambda: waits(ahead))
-    offer = backend._burst._ahead.control  # type: ignore[union-attr]
+    offer = backend.burst._ahead.control  # type: ignore[union-attr]
     os.kill(ahead, signal.SIGSTOP)
 
     with ThreadPoolExecutor(1) as pool:
@@ -290,7 +290,7 @@ def test_what_brings_a_mount_is_claimed_by_the_zygote(
     backend: NativeBackend, tmp_path: Path
 ) -> None:
     ahead = twice(backend)
-    offer = backend._burst._ahead.control  # type: ignore[union-attr]
+    offer = backend.burst._ahead.control  # type: ignore[union-attr]
 
     with Sandbox.create(backend=backend, mounts=[f"{tmp_path}:/work:ro"]) as sandbox:
         assert ahead == init_pid(sandbox)
@@ -329,7 +329,7 @@ for _ in range(2):
     Sandbox.create().terminate()
 from ringfence.backends.registry import backend_named
 backend = backend_named("native")
-say([backend.zygote().pid, backend._burst._ahead.id])
+say([backend.zygote().pid, backend.burst._ahead.id])
 listen()
 """
 

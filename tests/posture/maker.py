@@ -81,7 +81,7 @@ def third_of_three(spec: Any) -> Any:
     try:
         for _ in range(2):
             Sandbox.create(spec).terminate()
-        ahead = backend_named("native")._burst._ahead  # type: ignore[attr-defined]
+        ahead = backend_named("native").burst._ahead  # type: ignore[attr-defined]
         sandbox = Sandbox.create(spec)
     finally:
         burst.KEEP_S = kept

@@ -105,7 +105,7 @@ def test_every_verb_at_once_on_one_session(manager: SessionManager) -> None:
 
 def test_closing_while_clients_come(native: NativeBackend) -> None:
     """Whoever gets a lease, or does not: nothing is left of it."""
-    before = set(native._live) | set(native._warm)
+    before = set(native._live) | set(native.prewarming.ids())
     manager = SessionManager(
         ManagerConfig(max_sandboxes=6, max_waiting=50, pool=PoolConfig(min_warm=1, max_warm=2)),
         backends=[native],
@@ -131,7 +131,7 @@ def test_closing_while_clients_come(native: NativeBackend) -> None:
         for each in coming:
             each.result(60)
 
-    assert until(lambda: before >= set(native._live) | set(native._warm))
+    assert until(lambda: before >= set(native._live) | set(native.prewarming.ids()))
     assert 0 == manager.slots.taken
 
 

@@ -327,7 +327,7 @@ def test_the_holder_alone_is_killed(state: str, kill: Any) -> None:
         _ONE
         + """
 begin(m, l, "out", "echo one; exit 7")
-keeper = m.maker.backends["native"]._keeping._holder
+keeper = m.maker.backends["native"].keeping._holder
 old = keeper.pid
 os.kill(old, 9)
 while keeper.pid == old:

@@ -8,6 +8,13 @@ import os
 from ...errors import ResourceExhausted
 from ...linux import landlock
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 _GIB = 1 << 30
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 
@@ -48,6 +55,16 @@ def out_of_files(exc: OSError) -> ResourceExhausted | None:
     if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
         return None
     return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
+
+
+def with_files(make: Callable[[], T]) -> T:
+    """`make()`; that this process has too many files open is said as such."""
+    try:
+        return make()
+    except OSError as exc:
+        if problem := out_of_files(exc):
+            raise problem from exc
+        raise
 
 
 _current: Host | None = None

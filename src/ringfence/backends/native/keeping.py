@@ -30,8 +30,11 @@ class Keeping:
     """What of a backend is with the holder. Thread-safe.
 
     Attributes:
+        outlives: Whether sandboxes can outlive this process.
         layout: Where an earlier process made cgroups, and this one goes on to; None: as found out.
     """
+
+    outlives = True
 
     def __init__(self, backend: NativeBackend, holder: Holder) -> None:
         self._backend, self._holder = backend, holder
@@ -104,7 +107,7 @@ class Keeping:
             return
         for run in sandbox.adopted_execs():
             self._watch(sandbox, run)
-        self._backend.go_on_with(sandbox)
+        self._backend.count(sandbox)
         try:
             sandbox.serve_network()
         except RingfenceError:

@@ -29,7 +29,7 @@ class NativeNetwork(SandboxNetwork):
     _sandbox: NativeSandbox
 
     def _keep(self, sockets: list[int]) -> None:
-        self._sandbox.backend.keep_network(self._sandbox, sockets)
+        self._sandbox.backend.keeping.change_network(self._sandbox, sockets)
 
     def _enter(self, plan: NetworkPlan) -> list[int]:
         sandbox = self._sandbox

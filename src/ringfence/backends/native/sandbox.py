@@ -173,7 +173,7 @@ class NativeSandbox(InCgroup):
             run.label, run.is_terminal = label, request.pty is not None
             self.runs[number] = run
             try:
-                self.backend.keep_exec(self, run)
+                self.backend.keeping.begin_exec(self, run)
                 self.send(("exec", number, *rest), [theirs.fileno(), *inner], control)
             except BaseException:
                 run.close()
@@ -277,7 +277,7 @@ class NativeSandbox(InCgroup):
             self.ask("stop" if frozen else "continue")
 
     def _keep_paused(self, paused: bool) -> None:
-        self.backend.keep_paused(self, paused)
+        self.backend.keeping.change_paused(self, paused)
 
     def align(self, suspended: bool) -> None:
         """Of an earlier process: make the kernel agree with what was written down last.
@@ -302,7 +302,7 @@ class NativeSandbox(InCgroup):
 
     def _end(self, was_suspended: bool) -> None:
         # First: a process that is killed from here on is not to leave half of it to another one.
-        self.backend.forget_kept(self)
+        self.backend.keeping.end(self)
         super()._end(was_suspended)
         self._remember_stats()  # while it dies
 
@@ -380,7 +380,7 @@ class NativeSandbox(InCgroup):
             self._require(self._state, "mount")
             resolved = attach(self, mount)
             self.mounts.append(resolved)
-            self.backend.keep(self)
+            self.backend.keeping.change(self)
             return resolved
 
     def serve_network(self) -> None:
@@ -403,7 +403,7 @@ class NativeSandbox(InCgroup):
             self.network.change(policy)
             self.spec = replace(self.spec, network=policy)
             self._environment = environment(self.spec, self.network.environment())
-            self.backend.keep(self)
+            self.backend.keeping.change(self)
 
     def connect(self, port: int) -> socket.socket:
         return self.network.dial(port)

@@ -37,5 +37,5 @@ def control_of(sandbox: NativeSandbox, uid: int) -> wire.Socket:
         )
     if uid not in sandbox.agents:
         sandbox.agents[uid] = start_agent(sandbox, uid)
-        sandbox.backend.keep_agent(sandbox, uid)
+        sandbox.backend.keeping.add_agent(sandbox, uid)
     return sandbox.agents[uid]

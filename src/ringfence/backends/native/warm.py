@@ -107,7 +107,7 @@ class NativeWarm:
     ) -> NativeSandbox:
         """What `NativeBackend.provision` would have made, but for the id, which is this one's."""
         self.meanwhile = meanwhile
-        return self.backend.claim(self, spec)
+        return self.backend.prewarming.claim(self, spec)
 
     def discard(self) -> None:
         """End it unused."""
@@ -124,7 +124,7 @@ class NativeWarm:
             self.control.close()
             if self.image is not None:
                 self.image.close()
-            self.backend.discarded(self)
+            self.backend.prewarming.discarded(self)
 
     def close(self) -> None:
         """It is somebody's now, and so is its control: forget it, without ending it."""

@@ -1,0 +1,171 @@
+"""How a native sandbox is made: planned, told to the zygote or to one built ahead, and waited for."""
+
+from __future__ import annotations
+
+import errno
+
+from ...errors import SandboxLost
+from ...launcher import wire
+from ..local import cgroups, identity, journal, sizes
+from ..local.answers import Refused, answer
+from ..local.host import host
+from . import planner
+from .burst import Ahead, kind_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher.plan import Plan
+    from ...model.spec import SandboxSpec
+    from ..local.images import Held
+    from .backend import NativeBackend
+    from .profiles import Profile
+    from .sandbox import NativeSandbox
+    from .warm import NativeWarm
+    from .zygote import Zygote
+
+READY_S = 60.0
+_BEHIND_THE_CGROUP = 8  # processes
+
+
+def make(
+    backend: NativeBackend,
+    spec: SandboxSpec,
+    profile: Profile,
+    sandbox_id: str,
+    zygote: Zygote,
+    warm: NativeWarm | Ahead | None = None,
+    image: Held | None = None,
+) -> NativeSandbox:
+    """One sandbox, ready for use; when it cannot be made, nothing of it is left.
+
+    Args:
+        warm: One built ahead that becomes it; None: it is built now.
+        image: What its root is of, held; the sandbox's from then on.
+
+    Raises:
+        SandboxLost: The zygote, or the one built ahead, is gone.
+    """
+    uid, here = identity.uid_of(spec.user), host()
+    first = warm.first_host_id if warm else backend.take_host_ids(profile)
+    draft = planner.Draft(spec, sandbox_id, uid, first)
+    draft.image = image
+    directories: list[str] = []
+    try:
+        if spec.network.needs_tls_termination:
+            from ..local.trusted import trusted_for
+
+            draft.trusted = trusted_for(spec.network, backend.egress())
+        plan = planner.make_plan(draft, here, profile)
+        plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
+        draft.note = journal.note(sandbox_id, plan["placeholders"], backend.label())
+        plan["note"] = draft.note or ""
+        size = sizes.sizes(spec, here)
+        group = plan_limits(backend, plan, spec, size)
+        directories = group.directories
+        sandbox = _launch(backend, warm, zygote, draft, plan, profile, size, group)
+        if warm is not None and sandbox.control is not warm.control:
+            warm.control.close()  # it got another one from the zygote
+    except BaseException:
+        journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
+        zygote.clear_up(sandbox_id, directories, [])
+        if first and not warm:
+            backend.host_ids().give_back(first)
+        raise
+    finally:
+        draft.close()
+    backend.count(sandbox)
+    return sandbox
+
+
+def plan_limits(
+    backend: NativeBackend, plan: Plan, spec: SandboxSpec, size: sizes.Sizes
+) -> cgroups.Group:
+    """Put limits of memory, processes and processors into `plan`; the cgroups that will hold them."""
+    layout = backend.layout()
+    name = cgroups.group_name(plan["id"], backend.label())
+    group = cgroups.Group(layout, name, cpus=bool(spec.limits.cpus))
+    plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
+    plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
+    if spec.limits.cpus and not group.holds_cpus:
+        planner.require_allowed(
+            spec,
+            "cpu_limit",
+            f"no cgroup to limit processors with: {layout.why}",
+            "limits.cpus",
+        )
+    import resource
+
+    if layout.version:
+        # The cgroup says no first, because it counts how often.
+        processes = size.pids + _BEHIND_THE_CGROUP
+        plan["rlimits"].append((resource.RLIMIT_NPROC, processes, processes))
+    else:
+        # Counted per user namespace since Linux 5.14, so it bounds this sandbox alone.
+        own = size.pids + cgroups.OWN_PROCESSES
+        plan["rlimits"].append((resource.RLIMIT_NPROC, own, own))
+        plan["memory_watchdog_bytes"] = size.memory_bytes
+        plan["rlimits"].append((resource.RLIMIT_DATA, size.memory_bytes, size.memory_bytes))
+    return group
+
+
+def _launch(
+    backend: NativeBackend,
+    warm: NativeWarm | Ahead | None,
+    zygote: Zygote,
+    draft: planner.Draft,
+    plan: Plan,
+    profile: Profile,
+    size: sizes.Sizes,
+    group: cgroups.Group,
+) -> NativeSandbox:
+    shape, verb = planner.shape_of(plan), "claim" if warm else "create"
+    is_straight = warm is not None and warm.takes(plan)
+    plan["template"] = b""  # the zygote knows it
+    ours, theirs = (warm.control, None) if warm and is_straight else wire.socketpair()
+    try:
+        try:
+            send_plan(ours, plan)
+            pooled = None if isinstance(warm, Ahead) else warm
+            kind = None if pooled else kind_of(draft.spec, profile)
+            backend.burst.tell(zygote, theirs, verb, shape, kind, draft)
+        finally:
+            if theirs:
+                theirs.close()
+        # While the kernel builds the sandbox: then nobody has to wait for this.
+        from .sandbox import NativeSandbox
+
+        sandbox = NativeSandbox(backend, draft, profile, size, group, ours, plan, zygote)
+        backend.keeping.expect(sandbox)
+        if pooled is not None and pooled.meanwhile is not None:
+            pooled.meanwhile()
+        body, fds = answer(ours, READY_S)
+    except Refused as exc:
+        ours.close()
+        if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
+            raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
+        from ..local.refusals import error_of
+
+        raise error_of(exc) from exc
+    except BaseException:
+        ours.close()
+        raise
+    ours.settimeout(None)
+    sockets = fds[3:]
+    sandbox.begun(int(body), fds[0], fds[1:3], sockets)
+    backend.keeping.begin(sandbox, sockets)
+    sandbox.serve_network()
+    return sandbox
+
+
+def send_plan(control: wire.Socket, plan: Plan) -> None:
+    """Put it where the sandbox at the other end will find it.
+
+    Raises:
+        SandboxLost: Nobody is there any more.
+    """
+    try:
+        wire.send(control, plan)
+    except OSError as exc:
+        if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+            raise
+        raise SandboxLost("the sandbox has ended", hint="create a new one") from exc
