@@ -18,7 +18,10 @@ from tests.attack.test_attack import KNOWN
 from tests.features import require
 
 EVERY = {**inside.registered(), **outside.registered()}
-FROM_OUTSIDE = ("files.download-links", "files.set-id-file-mapped", "resources.memory-private")
+FROM_OUTSIDE = (
+    *("files.download-links", "files.set-id-file-mapped", "resources.memory-private"),
+    *("lifecycle.timeout-regrouped", "lifecycle.timeout-stopped"),
+)
 
 
 @pytest.fixture(scope="module")

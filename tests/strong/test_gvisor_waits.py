@@ -10,7 +10,7 @@ from ringfence.backends.gvisor import waits
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
 from ringfence.backends.local import setid
-from ringfence.backends.local.hulls import last_words
+from ringfence.backends.local.words import last_words
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.policy.seccomp import MACHINES, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 from tests.unit.policy import simulator

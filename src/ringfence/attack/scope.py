@@ -48,9 +48,11 @@ _NOT_OF_OWN_KERNELS = {
     "resources.open-files": _LIMITS,
     "resources.raise-processes": _LIMITS,
     "resources.real-time": _LIMITS,
+    "resources.terminals": _LIMITS,
 }
 # A machine that is kept waiting does not see the time pass for others: its clocks tell nothing.
 _NOT_OF_MACHINES = {
+    "files.lease": "it is the guest's kernel's alone: whoever opens the file on the host asks another",
     "resources.processor-hog": "it reads the guest's clocks: the host bounds and counts the emulator",
 }
 

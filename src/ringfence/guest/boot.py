@@ -46,11 +46,22 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     except OSError as exc:
         init.refuse(control, exc, step)
         os._exit(1)
+    # Where the first process's descriptors can be opened by others, as in gVisor and below Codex, this is a
+    # file of the host's memory, without a bound.
+    _say_no_more()
     init.answer(control, b"READY", ways)
     for fd in ways:
         os.close(fd)
     Agent(control, settings, groups).run()
     os._exit(0)
+
+
+def _say_no_more() -> None:
+    """Let go of what errors were told by: from here on they are answers."""
+    null = os.open("/dev/null", os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(null, standard)
+    os.close(null)
 
 
 def _boot_plainly(settings: Settings) -> Tags:
@@ -94,6 +105,7 @@ def _boot(settings: Settings, mapper: Mapper | None) -> Groups:
     enter_user_namespace(mapper)
     users.become_root()
     os.setgroups([])
+    groups.keep()
     privileges.set_dumpable(False)
     for which, soft, hard in settings["rlimits"]:
         resource.setrlimit(which, (soft, hard))

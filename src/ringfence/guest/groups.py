@@ -1,7 +1,7 @@
 """Cgroups of the guest's own kernel: which process belongs to which exec, and how many there may be.
 
 gVisor's cgroups are version 1, in its memory only. They are mounted for a moment and then reached
-by descriptor alone, so that no guest, not even its root, can find them.
+by descriptor alone. Root of a guest that has gVisor's capabilities can find them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ class Groups:
         self._write(self._bound, f"{_ALL}/pids.max", pids + 1)
         self._write(self._bound, f"{_ALL}/cgroup.procs", os.getpid())
         self._trees = _hierarchy(place, self.controllers)
+
+    def keep(self) -> None:
+        """Let nobody else in: everybody may open the descriptors of gVisor's PID 1, by its /proc.
+
+        Precondition: we have become who we stay. What was made before is the guest's own until then.
+        """
+        for fd in (self._bound, self._trees):
+            os.fchown(fd, os.getuid(), os.getgid())
+            os.fchmod(fd, 0o700)
 
     def count(self) -> int:
         """How many processes there are now, without us."""

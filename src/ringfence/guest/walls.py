@@ -53,6 +53,7 @@ def put_up(settings: Settings) -> list[int]:
     except build.BuildError as exc:
         raise exc.cause from exc
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+    build.bound_terminals("/dev/pts")
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
     users.keep_proc()

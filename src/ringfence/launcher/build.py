@@ -431,10 +431,15 @@ def _sysctl(path: str, value: bytes) -> None:
 
 def _devpts(_root: NewRoot) -> None:
     os.mkdir("dev/pts", 0o755)
+    bound_terminals("dev/pts")
+    os.symlink("pts/ptmx", "dev/ptmx")
+
+
+def bound_terminals(place: str) -> None:
+    """Terminals of the sandbox's own, and not all that the host has for everybody."""
     flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
     options = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
-    mounts.mount("devpts", "dev/pts", "devpts", flags, options)
-    os.symlink("pts/ptmx", "dev/ptmx")
+    mounts.mount("devpts", place, "devpts", flags, options)
 
 
 def make_mounts_private() -> None:

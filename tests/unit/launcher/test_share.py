@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def test_what_is_shown_cannot_be_changed(place: Path) -> None:
     assert not (place / "0/directory/file").exists()
 
 
-def test_nothing_gets_a_set_id_bit_or_is_a_device(place: Path) -> None:
+def test_nothing_gets_a_set_id_bit_or_is_a_device_or_a_socket(place: Path) -> None:
     share = serving(SharedMounts, place)
     directory = walk(share, "0", "directory")
     made = fuse.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT, 0o6755, 0, 0) + b"new\0"
@@ -114,6 +115,9 @@ def test_nothing_gets_a_set_id_bit_or_is_a_device(place: Path) -> None:
     assert not say(share, fuse.CREATE, directory, made)[0]
     assert 0o755 == (place / "0/directory/new").stat().st_mode & 0o7777
     assert errno.EPERM == say(share, fuse.MKNOD, directory, device)[0]
+    for kind, refused in ((stat.S_IFSOCK, errno.EPERM), (stat.S_IFIFO, 0), (stat.S_IFREG, 0)):
+        node = fuse.MKNOD_IN.pack(kind | 0o666, 0, 0, 0) + b"%o\0" % kind
+        assert refused == say(share, fuse.MKNOD, directory, node)[0], oct(kind)
 
 
 @given(operation=st.integers(0, 60), node=st.integers(0, 9), body=st.binary(max_size=120))

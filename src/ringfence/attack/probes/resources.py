@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import resource
+import stat
 
 from .kit import (
     BOTH,
@@ -130,6 +131,52 @@ def _shared_limit(name: str, take: Callable[[], int], most: int = 4096) -> Outco
 def inotify_instances(_context: dict[str, Any]) -> Outcome:
     """One sandbox must not take the watchers (inotify instances) of the user who started it."""
     return _shared_limit("max_user_instances", lambda: call("inotify_init1", os.O_CLOEXEC))
+
+
+@probe("resources.terminals", "medium", HOST)
+def terminals(_context: dict[str, Any]) -> Outcome:
+    """One sandbox must not be able to take the terminals of the whole host."""
+    most = int(read("/proc/sys/kernel/pty/max").strip() or 4096)
+    opened: list[int] = []
+    try:
+        while len(opened) < most // 8:
+            opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as exc:
+        return held(f"{len(opened)} of the host's {most}, then {exc.strerror}")
+    finally:
+        for fd in opened:
+            os.close(fd)
+    return escaped(f"{most // 8} taken by one process, of {most} that the host has for everybody")
+
+
+_WORDS = "none: on a plain host nobody may open what PID 1 has"
+
+
+@probe("resources.words-of-init", "high", _WORDS)
+def words_of_init(_context: dict[str, Any]) -> Outcome:
+    """What PID 1 says its errors to must not be a file of the host's that a guest could fill."""
+    found = []
+    for stream in (1, 2):
+        try:
+            fd = os.open(f"/proc/1/fd/{stream}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            found.append(held(f"{stream}: {exc.strerror}"))
+            continue
+        try:
+            found.append(_may_fill(fd))
+        finally:
+            os.close(fd)
+    return first_escape(found)
+
+
+_FAR = 64 << 20
+
+
+def _may_fill(fd: int) -> Outcome:
+    """Whether a byte can be written far behind its end: a hole before it takes no room."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return held("it can be opened, and is no file")
+    return attempt(lambda: os.pwrite(fd, b"x", _FAR), f"write at {_FAR} of an errors file")
 
 
 @probe("resources.open-files", "medium", HOST)

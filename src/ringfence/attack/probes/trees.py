@@ -89,6 +89,8 @@ def first_thread_gone() -> None:
 
 def stopped() -> None:
     """A stopped process with a stopped child"""
+    # gVisor takes the group for orphaned when the child leaves it, and hangs up on who is stopped there.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if os.fork() == 0:
         os.setsid()
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -154,10 +156,31 @@ def talking() -> None:
     _linger()
 
 
+def regrouped() -> None:
+    """A process that moves to every control group of which PID 1 has a descriptor"""
+    if os.fork() == 0:
+        os.setsid()
+        for group in _groups_of_init():
+            try:
+                with open(group, "w", encoding="ascii") as file:
+                    file.write(str(os.getpid()))
+            except OSError:
+                continue
+    _linger()
+
+
+def _groups_of_init() -> list[str]:
+    try:
+        return [f"/proc/1/fd/{fd}/cgroup.procs" for fd in os.listdir("/proc/1/fd")]
+    except OSError:
+        return []
+
+
 # A signal to the one process ends these on a plain host too.
 NOT_DETACHED = (deaf, first_thread_gone, replaced)
 DETACHED = (
     *(new_session, double_fork, many, moving, stopped, sibling, silent, waiting, flood, talking),
+    regrouped,
 )
 
 

@@ -24,6 +24,7 @@ from ..local.host import host
 from ..local.inside import first_inside
 from ..local.mounting import Mounting, shows_the_host
 from ..local.trusted import trusted_for
+from ..local.words import last_words, room_for_words
 from . import launchers, place
 from .sandbox import CommandSandbox, end
 
@@ -140,7 +141,7 @@ class CommandBackend(AgentBackend):
         *,
         walls: bool,
     ) -> CommandSandbox:
-        errors = os.memfd_create("launcher-says", os.MFD_CLOEXEC)
+        errors = room_for_words("launcher-says")
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -207,10 +208,8 @@ class CommandBackend(AgentBackend):
         except (SandboxLost, Refused, IsolationError) as exc:
             if isinstance(exc, Refused):
                 walls_refused(exc)
-            text = os.pread(errors, 1 << 16, 0).decode("utf-8", "replace")
-            said = " / ".join(line for line in text.splitlines()[-3:] if line.strip())[:1000]
             raise IsolationError(
-                f"{self.name} did not start the agent: {said or exc}",
+                f"{self.name} did not start the agent: {last_words(errors) or exc}",
                 hint="run its command by hand to see what this host allows",
             ) from exc
 

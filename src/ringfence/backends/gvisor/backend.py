@@ -10,10 +10,11 @@ from ...launcher import wire
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, kill, last_words, take_still
+from ..local.hulls import Hulls, kill, take_still
 from ..local.refusals import error_of
 from ..local.saving import check_goes_on
 from ..local.sizes import sizes
+from ..local.words import last_words, room_for_words
 from . import plan as planning
 from . import runsc, waits, warm
 from .ahead import Ahead
@@ -226,7 +227,7 @@ class GvisorBackend(Hulls):
         program: Runsc,
         memory: str,
     ) -> GvisorSandbox:
-        errors = os.memfd_create("gvisor-says", os.MFD_CLOEXEC)
+        errors = room_for_words("gvisor-says")
         ours, theirs = wire.socketpair()
         pidfd, sockets = -1, list[int]()
         try:

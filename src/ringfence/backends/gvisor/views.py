@@ -17,7 +17,8 @@ from ...policy import filters
 from ..local import agent_code, identity, template
 from ..local.answers import Refused, answer
 from ..local.host import host
-from ..local.hulls import kill, last_words
+from ..local.hulls import kill
+from ..local.words import last_words, room_for_words
 from . import plan as planning
 
 TYPE_CHECKING = False
@@ -97,7 +98,7 @@ class Views:
         self.keeper.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
         if here.trusted_root:
             self.first_host_id = self._backend.host_ids().take()
-        self._errors = os.memfd_create("view-says", os.MFD_CLOEXEC)
+        self._errors = room_for_words("view-says")
         self._control, theirs = wire.socketpair()
         try:
             plan = _plan(self._shown, self.first_host_id)

@@ -186,18 +186,6 @@ def ask_for_still(keeper: Launched, wanted: dict[str, Any]) -> int:
         os.close(code)
 
 
-def last_words(errors: int, idle: str = "") -> str:
-    """The last lines of what the program in a hull, or one in it, wrote to its standard error.
-
-    Args:
-        idle: A line with this in it says nothing of how it ended.
-    """
-    text = os.pread(errors, 1 << 16, max(0, os.fstat(errors).st_size - (1 << 16)))
-    said = text.decode("utf-8", "replace").splitlines()
-    lines = [line.strip() for line in said if line.strip() and not (idle and idle in line)]
-    return " / ".join(lines[-3:])[:1000]
-
-
 def kill(pidfd: int) -> None:
     """End a hull that did not come up, and close its pidfd."""
     try:

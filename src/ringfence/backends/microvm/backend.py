@@ -17,10 +17,11 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local import journal
 from ..local.answers import Refused
 from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, kill, last_words
+from ..local.hulls import Hulls, kill
 from ..local.refusals import error_of
 from ..local.saving import check_goes_on
 from ..local.trusted import trusted_for
+from ..local.words import last_words, room_for_words
 from . import booted, kernel, qemu, written
 from . import plan as planning
 from .accelerator import accelerator
@@ -297,7 +298,7 @@ class MicrovmBackend(Hulls):
         if known:
             _hand_over(share, known)
         line = Line()
-        errors = os.memfd_create("emulator-says", os.MFD_CLOEXEC)
+        errors = room_for_words("emulator-says")
         started = Started(line, Monitor(near), share, network, group, errors)
         try:
             with line.far, far, inner:
