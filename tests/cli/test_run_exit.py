@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ringfence.cli.commands import LIMITS
-from tests.cli.command import PATIENCE_S, run, run_json, start
+from tests.cli.command import PATIENCE_S, RINGFENCE, environment, run, run_json, start
 
 KEYS = {
     "stdout", "stderr", "exit_code", "signal", "timed_out", "oom_killed", "killed_by", "truncated",
@@ -143,3 +143,31 @@ def test_a_limit_that_holds_less_is_warned_of() -> None:
     assert len(weak & set(LIMITS.values())) == len(warned)
     assert all(line.startswith("ringfence: warning: --") for line in warned)
     assert b"" == allowed.stderr
+
+
+def test_with_few_files_it_runs_or_says_that_they_are_too_few() -> None:
+    """Never that something else is the matter: each of its processes meets the limit somewhere else."""
+    codes = set()
+    for most in range(12, 72, 6):
+        limited = [
+            "sh",
+            "-c",
+            f'ulimit -n {most}; exec "$@"',
+            "sh",
+            *RINGFENCE,
+            "run",
+            "--",
+            "true",
+        ]
+        result = subprocess.run(
+            limited,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment(),
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        codes.add(result.returncode)
+        assert result.returncode == 0 or b"`ulimit -n`" in result.stderr, (most, result.stderr)
+
+    assert {0, 125} == codes

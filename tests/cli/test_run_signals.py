@@ -156,3 +156,29 @@ def _sleeping(seconds: str) -> list[str]:
             if command == b"sleep\0" + seconds.encode() + b"\0":
                 found.append(entry.name)
     return found
+
+
+def test_a_signal_ends_what_has_stopped_itself() -> None:
+    with start("--", "sh", "-c", "echo ready; kill -STOP $$", stdout=subprocess.PIPE) as process:
+        _ready(process)
+        _wait_until_stopped(process.pid)
+        process.terminate()
+
+        assert 143 == process.wait(PATIENCE_S)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """Until a process below `pid` is in state T."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        listed = ["ps", "-eo", "pid=,ppid=,stat="]
+        tree = subprocess.run(listed, capture_output=True, text=True, check=True)
+        rows = [line.split() for line in tree.stdout.splitlines()]
+        below, more = {str(pid)}, True
+        while more:
+            found = {row[0] for row in rows if row[1] in below} - below
+            below, more = below | found, bool(found)
+        if any(row[0] in below and row[2].startswith("T") for row in rows):
+            return
+        time.sleep(0.02)
+    raise AssertionError("nothing has stopped")

@@ -224,3 +224,23 @@ def test_streams_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     assert 2 == lines.count("before")
     assert all(2 == lines.count(f"{name}{i}") for name in ("out", "err") for i in range(1, 9))
     assert 34 == len(lines)
+
+
+def test_a_reader_of_the_help_may_leave() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        with start("--help", stdout=write, stderr=subprocess.PIPE) as process:
+            _, said = process.communicate(timeout=PATIENCE_S)
+    finally:
+        os.close(write)
+
+    assert (141, b"") == (process.returncode, said)
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}])
+def test_names_in_messages_are_what_was_given_and_steer_no_terminal(locale: dict[str, str]) -> None:
+    name = os.fsdecode("ü\x1b[31m".encode() + b"\xff")
+    result = run("--mount", f"{name}:/x", "--", "true", env=locale)
+
+    assert "ü\\x1b[31m\\xff: No such file or directory".encode() in result.stderr

@@ -58,6 +58,32 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
         files.glob("*", "none")
 
 
+_DEEP = """
+import os
+for name, levels in (("d", 600), ("e" * 250, 20)):
+    os.chdir("/home/sandbox")
+    for _ in range(levels):
+        os.mkdir(name)
+        os.chdir(name)
+    open("needle", "w").write("needle")
+"""
+
+
+def test_what_lies_too_deep_is_told(any_sandbox: AnySandbox) -> None:
+    """In levels, and in bytes of a path."""
+    files = any_sandbox.files
+    assert any_sandbox.exec(["python3", "-c", _DEEP]).ok
+
+    for top in ("d", "e" * 250):
+        found, lines = files.glob("**/needle", top), files.search("needle", top)
+        assert [((), True), ((), True)] == [(each.items, each.too_deep) for each in (found, lines)]
+        with pytest.raises(FileError, match="too deep"), files.watch(top, recursive=True):
+            pass
+    assert not files.glob("*").truncated
+    files.make_dir("flat")
+    assert not files.glob("**", "flat").too_deep
+
+
 def test_parts_and_permissions_that_no_file_has_are_refused_alike(any_sandbox: AnySandbox) -> None:
     files = any_sandbox.files
     files.write("closed", b"content", mode=0o40)  # not even its owner may read it

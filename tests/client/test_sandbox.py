@@ -55,6 +55,15 @@ def test_errors_are_the_same_classes(client: Client, sandbox: RemoteSandbox) -> 
     assert "terminated" == sandbox.state
 
 
+def test_stats_of_what_has_ended_are_answered_alike(sandbox: RemoteSandbox) -> None:
+    with Sandbox.create() as local:
+        pass
+    sandbox.terminate()
+
+    for over in (local, sandbox):
+        assert ("terminated", 0) == (over.stats().state, over.stats().pids)
+
+
 def test_a_background_process_outlives_its_client(daemon: Daemon, sandbox: RemoteSandbox) -> None:
     started = sandbox.start(["sh", "-c", "echo one; read x; echo got $x"], stream_stdin=True)
     with Client(f"unix:{daemon.socket}") as other:

@@ -55,7 +55,18 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
     ("protect that climbs", {"protect": ["../x"]}, InvalidRequest, "protect[0]"),
     ("relative memory_dir", {"memory_dir": "memory"}, InvalidRequest, "memory_dir"),
     ("missing memory_dir", {"memory_dir": "/no/such"}, InvalidRequest, "memory_dir"),
-    ("mounts a string", {"mounts": "/tmp:/work"}, InvalidRequest, "mount"),
+    ("mounts a string", {"mounts": "/tmp:/work"}, InvalidRequest, "mounts"),
+    ("mounts a number", {"mounts": 5}, InvalidRequest, "mounts"),
+    ("mounts of tuples", {"mounts": [("/tmp", "/work")]}, InvalidRequest, "mounts[0]"),
+    ("mount with an access unknown", {"mounts": ["/tmp:/work:rx"]}, InvalidRequest, "mount.target"),
+    (
+        "nothing that may be weaker",
+        {"allow_degraded": ["seccomp"]},
+        InvalidRequest,
+        "allow_degraded[0]",
+    ),
+    ("backend a number", {"backend": 5}, InvalidRequest, "backend"),
+    ("spec and network", {"spec": SandboxSpec(), "network": ["a.test"]}, InvalidRequest, "spec"),
     ("mount without target", {"mounts": ["/tmp"]}, InvalidRequest, "mount"),
     ("mount with an empty target", {"mounts": ["/tmp:"]}, InvalidRequest, "mount"),
     ("missing source", {"mounts": ["/no/such:/work"]}, InvalidRequest, "mounts.source"),
@@ -178,6 +189,8 @@ def test_an_id_that_lives_already(sandbox: Sandbox) -> None:
 
 BAD_EXECS: list[tuple[str, Any, Options, str]] = [
     ("empty command", [], {}, "argv"),
+    ("no command", None, {}, "argv"),
+    ("nothing to call", ["true"], {"on_stderr": 5}, "on_stderr"),
     ("a string", "true", {}, "argv"),
     ("an empty name", [""], {}, "argv[0]"),
     ("a blank name", [" "], {}, "argv[0]"),
@@ -229,6 +242,7 @@ CALLS: list[tuple[str, Callable[[Sandbox], object], type[RingfenceError], str]] 
     ("terminal of one number", lambda s: s.start(["true"], pty=(80,)), InvalidRequest, "pty"),  # type: ignore[arg-type]
     ("empty path", lambda s: s.files.read(""), InvalidRequest, "path"),
     ("path with NUL", lambda s: s.files.write("a\0b", b""), InvalidRequest, "path"),
+    ("a number to write", lambda s: s.files.write("x", 5), InvalidRequest, "data"),  # type: ignore[arg-type]
     ("long name", lambda s: s.files.make_dir("x" * 256), InvalidRequest, "path"),
     ("long path", lambda s: s.files.stat("/x" * 2100), InvalidRequest, "path"),
     ("missing local file", lambda s: s.files.upload("/no/such", "x"), FileNotFound, ""),
@@ -255,6 +269,15 @@ def test_a_bad_call(
 
     assert refusal.value.field.startswith(field) if not field else field == refusal.value.field
     assert shared.exec(["true"]).ok
+
+
+def test_what_cannot_be_written_leaves_the_file_as_it_was(shared: Sandbox) -> None:
+    shared.files.write("kept", b"content")
+
+    with pytest.raises(InvalidRequest):
+        shared.files.write("kept", 7)  # type: ignore[arg-type]
+
+    assert b"content" == shared.files.read("kept")
 
 
 @pytest.mark.parametrize("signum", [0, -1, 65, 1000, -9])
@@ -295,3 +318,19 @@ def test_a_program_that_cannot_be_run_is_a_result(
     for result in (alone, beside):
         assert (code, b"") == (result.exit_code, result.stdout)
         assert argv[0].encode() in result.stderr
+
+
+@pytest.mark.parametrize("first_line", ["#!/no/such/interpreter", "#!/bin/sh\r"])
+def test_a_program_whose_interpreter_is_missing_is_not_called_missing(
+    shared: Sandbox, first_line: str
+) -> None:
+    shared.files.write("script", f"{first_line}\n", mode=0o755)
+    alone = shared.exec(["./script"])
+    other = shared.start(["sleep", "600"])
+    beside = shared.exec(["./script"])
+    other.kill()
+    other.wait(20)
+
+    for result in (alone, beside):
+        assert 126 == result.exit_code
+        assert b"./script: the interpreter in its first line" in result.stderr

@@ -63,6 +63,21 @@ def backend_named(name: str) -> Backend:
         return _shared[key]
 
 
+def name_of(backend: Backend | str | None) -> str | None:
+    """Of a backend, or the name that was given instead of one.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    name = backend if isinstance(backend, str | None) else getattr(backend, "name", 0)
+    if not isinstance(name, str | None):
+        from ..errors import InvalidRequest
+
+        said = f"must be a backend or its name, not {type(backend).__name__}"
+        raise InvalidRequest(said, field="backend", hint=f"one of {', '.join(NAMES)}")
+    return name
+
+
 def tier_of(name: str) -> str:
     """The tier that is meant where only a backend is named."""
     return _TIERS.get(name, ("light",))[0]

@@ -77,10 +77,14 @@ def _run(argv: Sequence[str]) -> NoReturn:
         # It boots on another core while this one still reads its own modules.
         from ..launcher.spawn import spawn
 
-        started = spawn()
-        from ..backends.registry import hand_over
+        try:
+            started = spawn()
+        except OSError:
+            pass  # the backend tries it again, and says what is the matter
+        else:
+            from ..backends.registry import hand_over
 
-        hand_over(started)
+            hand_over(started)
     from .signals import Bell
 
     bell = Bell()

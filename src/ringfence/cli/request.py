@@ -135,6 +135,8 @@ def _whole(text: str, field: str) -> int:
 
 def _decimal(text: str, field: str) -> float:
     try:
+        if "_" in text:
+            raise ValueError  # Python's own way of writing numbers, and nobody else's
         return float(text)
     except ValueError:
         raise InvalidRequest(f"{text!r} is not a number", field=field) from None

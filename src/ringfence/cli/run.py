@@ -34,6 +34,11 @@ def main(argv: Sequence[str], bell: Bell) -> int:
             os.write(1, help_of(RUN).encode())
             return 0
         return _run(given, command, bell)
+    except BrokenPipeError as exc:
+        if exc.filename is None:
+            return 141  # the reader of our help is gone: as a shell reports SIGPIPE
+        _report_failure(exc, as_json=bool(given.get("json")))
+        return 125
     except BaseException as exc:  # noqa: BLE001  whatever it is, a script gets 125 and one line
         _report_failure(exc, as_json=bool(given.get("json")))
         return 125
@@ -74,7 +79,10 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     check_protected(spec)
     record = _record(given)
     # Read while the kernel builds the sandbox and this thread waits for it.
-    start_new_thread(_read_ahead, ())
+    try:
+        start_new_thread(_read_ahead, ())
+    except RuntimeError:
+        pass  # no more threads: what needs one says so
     try:
         sandbox = provision(spec, given.get("backend"))
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT, OWN_FAILURE, READER_GONE = 124, 125, 128 + 13
 _GRACE_S = 0.1  # after the timeout: then PID 1 is overrun and the kernel ends the whole sandbox
-_SIGSTOP = 19
+_SIGCONT, _SIGSTOP = 18, 19
 _STALLED_S = 0.1  # how long a reader may stand still after a timeout before its rest is dropped
 
 
@@ -139,6 +139,9 @@ class Supervisor:
             return
         self._seen.add(number)
         run.signal(number, group=number in signals.TO_THE_JOB)
+        if number in signals.ENDING:
+            # A command that stopped itself hears of it when it goes on, and else never.
+            run.signal(_SIGCONT, group=number in signals.TO_THE_JOB)
 
     def _stop_with_it(self) -> None:
         """Ctrl-Z: the sandbox stops with us and goes on with us."""
@@ -189,7 +192,7 @@ class Supervisor:
         """Say on stderr what the command cannot: who ended it, and what it was about."""
         note = getattr(self._run, "note", b"")
         if note:
-            say(note.decode("utf-8", "replace").removeprefix("ringfence: "))
+            say(note.decode("utf-8", "surrogateescape").removeprefix("ringfence: "))
         if self.timed_out:
             after = f"{self.request.timeout_s:g} s"
             say(f"timed out after {after}; every process of the command was killed")

@@ -20,11 +20,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def say(text: str) -> None:
     """One line on stderr, whatever is in `text`; nobody listening is no error."""
-    line = "ringfence: " + " ".join(text.split()) + "\n"
     try:
-        os.write(2, line.encode("utf-8", "backslashreplace"))
+        os.write(2, f"ringfence: {shown(text)}\n".encode())
     except OSError:
         pass
+
+
+def shown(text: str) -> str:
+    """`text` in one line; bytes that are no UTF-8, and what would steer the terminal, escaped."""
+    try:
+        raw = text.encode(
+            "utf-8", "surrogateescape"
+        )  # of a name, the very bytes: whatever the locale
+    except UnicodeEncodeError:
+        raw = text.encode("utf-8", "backslashreplace")
+    words = " ".join(raw.decode("utf-8", "backslashreplace").split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
 
 
 def complain(exc: BaseException, command: Command | None = None) -> None:
@@ -42,6 +53,10 @@ def describe(exc: BaseException, command: Command | None = None) -> str:
 
     if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
         return f"standard output: {exc.strerror}"  # nothing else here is written without a name
+    if isinstance(exc, RuntimeError) and "new thread" in str(exc):
+        return "no thread can be started in this process (raise `ulimit -u` or `ulimit -v`)"
+    if isinstance(exc, MemoryError):
+        return "this process may have no more memory (raise `ulimit -v`)"
     if not isinstance(exc, RingfenceError):
         return f"internal error: {type(exc).__name__}: {exc} (RINGFENCE_DEBUG=1 shows where)"
     where = command.flag_of(exc.field) if command and exc.field else exc.field

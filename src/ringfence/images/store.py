@@ -240,7 +240,11 @@ class ImageStore:
 
     def remove(self, name: str) -> Image:
         """Forget a name; `collect` removes files that no name means any more."""
-        image = self.find(name)
+        try:
+            image = self.find(name)
+        except ImageNotFound as exc:
+            exc.hint = "see `ringfence image list`"  # who wants it gone is not to pull it
+            raise
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name(image.reference))
         return image

@@ -142,9 +142,14 @@ class Boot:
         go = self.go.detach()
         first = self.control or self.offer
         control = go if first is None else first.detach()
-        kept = init.pack_descriptors(
-            [control, signal_fd, oom_score_fd, io_fd, *told, go, *self.trees]
-        )
+        wanted = [control, signal_fd, oom_score_fd, io_fd, *told, go, *self.trees]
+        try:
+            kept = init.pack_descriptors(wanted)
+        except OSError as exc:
+            if self.control is not None:
+                self.control = wire.adopt(control)  # who waits there is to hear why
+            # Where even the first of the copies would lie above the limit, it is EINVAL.
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from exc
         self.go, self.trees = wire.adopt(_GO), kept[_TREES - _CONTROL :]
         if self.control is not None:
             self.control = wire.adopt(_CONTROL)

@@ -15,7 +15,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 _PATIENCE_S = 30
@@ -25,10 +25,18 @@ _MOST_DEEP = 500
 
 
 class _Answer:
-    """JSON lines into a descriptor, as many as were asked for."""
+    """JSON lines into a descriptor, as many as were asked for.
+
+    Attributes:
+        too_deep: A directory was not looked into because it lies too deep.
+    """
 
     def __init__(self, stream: int, most: int) -> None:
-        self._stream, self._left = stream, most
+        self._stream, self._left, self.too_deep = stream, most, False
+
+    def skip(self, _path: str) -> None:
+        """Note that this directory was not looked into."""
+        self.too_deep = True
 
     def add(self, **facts: Any) -> bool:
         """Whether there is room for more."""
@@ -41,7 +49,8 @@ class _Answer:
 
     def end(self, *, truncated: bool = False) -> None:
         """The last line: without it something went wrong."""
-        self._write({"done": True, "truncated": truncated})
+        said = {"too_deep": True} if self.too_deep else {}
+        self._write({"done": True, "truncated": truncated, **said})
 
     def _write(self, facts: dict[str, Any]) -> None:
         view = memoryview(json.dumps(facts).encode() + b"\n")
@@ -49,8 +58,15 @@ class _Answer:
             view = view[os.write(self._stream, view) :]
 
 
-def walk(path: str, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below `path`, by name, directories before what is in them."""
+def walk(
+    path: str, skip: Callable[[str], None], depth: int = 0
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below `path`, by name, directories before what is in them.
+
+    Args:
+        skip: Called for each directory that lies too deep to be looked into: Python calls itself for
+            each level, and the kernel takes no longer path than 4,095 bytes.
+    """
     try:
         names = sorted(os.listdir(path))
     except (PermissionError, FileNotFoundError, NotADirectoryError):
@@ -63,9 +79,17 @@ def walk(path: str, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
             info = os.lstat(child)
         except FileNotFoundError:
             continue
+        except OSError as exc:
+            if exc.errno != errno.ENAMETOOLONG:
+                raise
+            skip(path)
+            return
         yield child, info
-        if stat.S_ISDIR(info.st_mode) and depth < _MOST_DEEP:
-            yield from walk(child, depth + 1)
+        if stat.S_ISDIR(info.st_mode):
+            if depth < _MOST_DEEP:
+                yield from walk(child, skip, depth + 1)
+            else:
+                skip(child)
 
 
 def pattern_of(glob: str) -> re.Pattern[str]:
@@ -96,7 +120,7 @@ def find(stream: int, path: str, options: str) -> None:
     asked = json.loads(options)
     signal.alarm(_PATIENCE_S)
     wanted, answer = pattern_of(asked["pattern"]), _Answer(stream, asked["most"])
-    for child, info in walk(path):
+    for child, info in walk(path, answer.skip):
         if wanted.match(os.path.relpath(child, path)) and not answer.add(**described(child, info)):
             return
     answer.end()
@@ -131,7 +155,7 @@ def search(stream: int, path: str, options: str) -> None:
     signal.alarm(_PATIENCE_S)
     wanted, answer = _expression(asked), _Answer(stream, asked["most"])
     names = pattern_of(asked["glob"]) if asked["glob"] else None
-    for file in _files(path):
+    for file in _files(path, answer):
         if names is not None and not names.match(os.path.relpath(file, path)):
             continue
         data = _text_of(file)
@@ -156,11 +180,11 @@ def _expression(asked: dict[str, Any]) -> re.Pattern[bytes]:
         raise OSError(errno.EINVAL, f"not a regular expression: {exc}") from exc
 
 
-def _files(path: str) -> Iterator[str]:
+def _files(path: str, answer: _Answer) -> Iterator[str]:
     if not stat.S_ISDIR(os.stat(path).st_mode):
         yield path
         return
-    for child, info in walk(path):
+    for child, info in walk(path, answer.skip):
         if stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_FILE_BYTES:
             yield child
 

@@ -98,7 +98,8 @@ def _begin(paths: list[str], argv: list[str], env: dict[str, str]) -> int:
                 raise PermissionError(errno.EACCES, "is a directory", path)
             os.execve(path, argv, env)
         except (FileNotFoundError, NotADirectoryError):
-            continue
+            if found == errno.ENOENT and programs.lacks_another(path):
+                found = errno.ELIBACC
         except PermissionError:
             found = errno.EACCES
         except OSError as exc:

@@ -31,7 +31,6 @@ TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _LOOKS_OVER = 10  # of the memory watchdog, until it ends a sandbox of several users
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
-_ABOVE_ALL = 64  # higher than any descriptor that is open by then; a low `ulimit -n` must allow it
 _WATCHDOG_S = 0.05
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 # include/uapi/asm-generic/ioctls.h
@@ -567,7 +566,8 @@ def point_standard_descriptors_at_null() -> None:
 
 def pack_descriptors(keep: list[int]) -> list[int]:
     """Renumber the descriptors to keep from 3 on, and close every other one."""
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ALL) for fd in keep]
+    # All copies lie above where the last one goes, so none is overwritten before its turn.
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(keep)) for fd in keep]
     low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
     files.close_from(3 + len(keep))
     return low

@@ -34,16 +34,32 @@ def spawn_first(
 
     Args:
         as_real_user: The program gets the caller's real ids for its effective ones.
+
+    Raises:
+        OSError: ELIBACC: it is there, and what it is begun with is not.
     """
     failure: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
     for path in paths:
         try:
             return _posix_spawn(path, argv, env, actions, as_real_user)
         except (FileNotFoundError, NotADirectoryError):
-            continue
+            if failure.errno == errno.ENOENT and lacks_another(path):
+                failure = OSError(errno.ELIBACC, "lacks another file", path)
         except PermissionError as exc:
             failure = exc
     raise failure
+
+
+def lacks_another(path: str) -> bool:
+    """Whether what the kernel did not find to begin `path` is another file: execve(2) says ENOENT of both.
+
+    A script's interpreter, or a binary's loader: in an image of another C library, the rule.
+    """
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
 
 
 def _posix_spawn(

@@ -59,7 +59,7 @@ class _Watcher:
         number = inotify.inotify_add_watch(self._fd, os.fsencode(path), _MASK)
         self._paths[number] = path
         if self._recursive and stat.S_ISDIR(os.lstat(path).st_mode):
-            for child, info in walk(path):
+            for child, info in walk(path, _refuse_depth):
                 if stat.S_ISDIR(info.st_mode):
                     self._add_one(child)
         return number
@@ -115,8 +115,9 @@ class _Watcher:
     def _follow(self, path: str) -> None:
         """A new directory: what is in it already came before we watched."""
         self._add_one(path)
+        unseen: list[str] = []
         try:
-            below = list(walk(path))
+            below = list(walk(path, unseen.append))
         except OSError:
             return
         for child, info in below:
@@ -124,8 +125,14 @@ class _Watcher:
             self._say({"kind": "created", "path": child, "is_directory": is_directory})
             if is_directory:
                 self._add_one(child)
+        for deepest in unseen:
+            self._say({"kind": "overflow", "path": deepest, "is_directory": True})
 
     def _say(self, facts: dict[str, Any]) -> None:
         view = memoryview(json.dumps(facts).encode() + b"\n")
         while view:
             view = view[os.write(self._stream, view) :]
+
+
+def _refuse_depth(_path: str) -> None:
+    raise OSError(errno.ENAMETOOLONG, "a directory below lies too deep to be watched")

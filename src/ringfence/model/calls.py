@@ -36,7 +36,7 @@ def make_spec(
         InvalidRequest: Both a spec and parts of one were given, or a part is malformed.
     """
     if spec is not None:
-        if mounts or limits or others:
+        if mounts or limits or others or network != "none":
             raise InvalidRequest("give a spec or its parts, not both", field="spec")
         return spec
     given = {key: value for key, value in others.items() if value is not None}
@@ -46,7 +46,7 @@ def make_spec(
         given["user"] = str(given["user"])
     try:
         return SandboxSpec(
-            mounts=tuple(parse_mount(mount) for mount in mounts),
+            mounts=_mounts(mounts),
             network=parse_network(network),
             limits=parse_limits(limits),
             **given,
@@ -67,11 +67,26 @@ def _default() -> SandboxSpec:
 _defaults: list[SandboxSpec] = []
 
 
-def parse_mount(mount: Mount | str) -> Mount:
+def _mounts(mounts: Sequence[Mount | str]) -> tuple[Mount, ...]:
+    """A lone string is refused as such: read letter by letter, it would be called malformed."""
+    given = enumerate(checks.items(mounts, "mounts"))
+    return tuple(parse_mount(mount, f"mounts[{i}]") for i, mount in given)
+
+
+def parse_mount(mount: Mount | str, field: str = "mount") -> Mount:
     """A mount; in a string a relative source starts from the current directory."""
     if isinstance(mount, Mount):
         return mount
-    return Mount.parse(mount, relative_to=os.getcwd())
+    if not isinstance(mount, str):
+        checks.refuse(field, f"must be a Mount or SRC:DST[:ro|rw], not {type(mount).__name__}")
+    return Mount.parse(mount, relative_to="" if mount.startswith("/") else _here(field))
+
+
+def _here(field: str) -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        checks.refuse(field, "the current directory is gone", "give an absolute path")
 
 
 def parse_network(network: Network) -> NetworkPolicy:
@@ -114,5 +129,13 @@ def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
         given["stdin"] = given["stdin"].encode()
     if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
         given["user"] = str(given["user"])
-    # A string would be taken for a list of letters; let the model refuse it.
-    return ExecRequest(argv if isinstance(argv, str) else tuple(argv), **given)  # type: ignore[arg-type]
+    # A string would be taken for a list of letters: like what is no sequence, the model refuses it.
+    whole = isinstance(argv, str) or not hasattr(argv, "__iter__")
+    return ExecRequest(argv if whole else tuple(argv), **given)  # type: ignore[arg-type]
+
+
+def check_callbacks(on_stdout: object, on_stderr: object) -> None:
+    """Refuse what cannot be called before anything starts: its first output would be too late."""
+    for name, given in (("on_stdout", on_stdout), ("on_stderr", on_stderr)):
+        if given is not None and not callable(given):
+            checks.refuse(name, f"must be callable, not {type(given).__name__}")

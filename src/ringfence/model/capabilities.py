@@ -62,6 +62,24 @@ LIMITED_BY = {
 }
 """The capability that a field of `Limits` needs."""
 
+LANDLOCK = "landlock"
+MAY_BE_WEAKER = (*LIMITED_BY.values(), LANDLOCK)
+"""What `allow_degraded` can name; without any other protection nothing starts, whoever allows it."""
+
+
+def weaker(value: object, field: str) -> tuple[str, ...]:
+    """Names of `MAY_BE_WEAKER`, or `*` for all of them.
+
+    Raises:
+        InvalidRequest: Another name: it would allow nothing, and who wrote it would not know.
+    """
+    names = checks.texts(value, field)
+    for i, name in enumerate(names):
+        if name != "*" and name not in MAY_BE_WEAKER:
+            hint = f"one of {', '.join(MAY_BE_WEAKER)}, or * for any"
+            checks.refuse(f"{field}[{i}]", f"{name!r} is nothing that may be weaker", hint)
+    return names
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Capability(Noun):

@@ -41,11 +41,14 @@ def text(value: object, field: str, *, empty: bool = True) -> str:
     return value
 
 
-def binary(value: object, field: str) -> bytes:
-    """Bytes, copied when they could change."""
-    if not isinstance(value, (bytes, bytearray, memoryview)):
+def binary(value: Any, field: str) -> bytes:
+    """What any buffer holds, copied when it could change. `bytes` would make zeros of a number."""
+    if type(value) is bytes:
+        return value
+    try:
+        return bytes(memoryview(value))
+    except TypeError:
         refuse(field, f"must be bytes, not {type(value).__name__}")
-    return bytes(value)
 
 
 def name(value: object, field: str) -> str:
@@ -122,7 +125,8 @@ def string_map(value: object, field: str) -> FrozenMap:
         refuse(field, f"must be a mapping, not {type(value).__name__}")
     pairs = dict(value.items())
     for key, item in pairs.items():
-        text(key, field, empty=False)
+        if not text(key, field):
+            refuse(field, "has an empty name")
         text(item, f"{field}.{key}")
     return FrozenMap(pairs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from . import checks, jsonform
+from .capabilities import weaker
 from .frozen import FrozenMap
 from .mount import Mount
 from .network import NetworkPolicy
@@ -85,7 +86,7 @@ class ExecutionConfig(Noun):
         self._put("strong_runtime", checks.string_map(self.strong_runtime, "strong_runtime"))
         for key in self.strong_runtime:
             checks.choice(key, f"strong_runtime.{key}", ("backend",), "backend")
-        self._put("allow_degraded", checks.texts(self.allow_degraded, "allow_degraded"))
+        self._put("allow_degraded", weaker(self.allow_degraded, "allow_degraded"))
         if self.seccomp is not None:
             jsonform.json_object(self.seccomp, "seccomp")
 

@@ -28,10 +28,12 @@ class FoundFiles(Noun):
 
     Attributes:
         truncated: There are more than were asked for.
+        too_deep: Directories 500 levels below and deeper were not looked into.
     """
 
     items: tuple[FileInfo, ...]
     truncated: bool
+    too_deep: bool = False
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
@@ -59,10 +61,12 @@ class FoundLines(Noun):
 
     Attributes:
         truncated: There are more than were asked for.
+        too_deep: Directories 500 levels below and deeper were not looked into.
     """
 
     items: tuple[FoundLine, ...]
     truncated: bool
+    too_deep: bool = False
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
@@ -118,4 +122,5 @@ def read_answer(text: bytes) -> dict[str, Any] | None:
     lines = [jsonform.loads(line) for line in text.splitlines()]
     if not lines or not lines[-1].get("done"):
         return None
-    return {"items": lines[:-1], "truncated": lines[-1]["truncated"]}
+    deep = {"too_deep": True} if lines[-1].get("too_deep") else {}
+    return {"items": lines[:-1], "truncated": lines[-1]["truncated"], **deep}

@@ -66,6 +66,9 @@ class Mount(Noun):
         source, colon, target = (head if access else given).rpartition(":")
         if not colon or not target:
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw]")
+        if ":" in source and not target.startswith("/"):
+            said = "neither an access, ro or rw, nor an absolute path inside"
+            checks.refuse("mount.target", f"{target!r} is {said}")
         if source and not source.startswith("/") and relative_to:
             source = f"{relative_to.rstrip('/')}/{source}"
         mount: Mount = jsonform.within(

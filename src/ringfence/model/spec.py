@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import checks, jsonform
+from .capabilities import weaker
 from .frozen import FrozenMap
 from .ids import check_id
 from .limits import Limits
@@ -54,7 +55,8 @@ class SandboxSpec(Noun):
         unprotect: Members of the built-in set that are left writable.
         deny: Absolute paths inside that can be neither read nor written, whatever a mount would
             show there, and even where nothing is there yet.
-        allow_degraded: Protections, by name, that may be missing; `*` allows all.
+        allow_degraded: Protections and limits, by name, that may be missing: those of
+            `capabilities.MAY_BE_WEAKER`; `*` allows all.
     """
 
     id: str | None = None
@@ -132,7 +134,7 @@ class SandboxSpec(Noun):
                 self._put(name, paths)
         denied = enumerate(checks.items(self.deny, "deny"))
         self._put("deny", tuple(check_target(path, f"deny[{i}]") for i, path in denied))
-        self._put("allow_degraded", checks.texts(self.allow_degraded, "allow_degraded"))
+        self._put("allow_degraded", weaker(self.allow_degraded, "allow_degraded"))
 
     def to_json(self, *, with_secrets: bool = False) -> dict[str, Any]:
         """The JSON object; secret values only where asked for by name."""

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from math import inf
 
-from ..model.calls import make_request
+from ..model.calls import check_callbacks, make_request
 from . import remote
 from .process import Process
 from .pump import Pump
@@ -370,6 +370,7 @@ class AsyncSandbox:
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
         )
+        check_callbacks(on_stdout, on_stderr)
         # Starting is one datagram: cheaper than a detour through another thread.
         run = self._sandbox._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)

@@ -60,6 +60,8 @@ class Files:
         from ..errors import FileNotFound
 
         checks.permissions(mode)
+        # Before it is opened: that empties what was there.
+        content = data.encode() if isinstance(data, str) else checks.binary(data, "data")
         try:
             stream = self._inner.open_write(path, append=append, mode=mode)
         except FileNotFound:
@@ -69,7 +71,7 @@ class Files:
             stream = self._inner.open_write(path, append=append, mode=mode)
         try:
             with stream as file:
-                file.write(data.encode() if isinstance(data, str) else data)
+                file.write(content)
         except OSError as exc:
             raise _typed(exc, path) from exc
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import threading
 
-from ..backends.registry import backend_named, backend_of, provision, tier_of
+from ..backends.registry import backend_named, backend_of, name_of, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
 from ..model import checks
-from ..model.calls import make_request, make_spec, parse_mount, parse_network
+from ..model.calls import (
+    check_callbacks,
+    make_request,
+    make_spec,
+    parse_mount,
+    parse_network,
+)
 from . import remote
 from .files import Files
 from .pump import Pump, run_to_end
@@ -90,7 +96,7 @@ class Sandbox:
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
             return remote.create(server, spec, backend, with_parts)
-        name = backend if isinstance(backend, str | None) else backend.name
+        name = name_of(backend)
         if name is not None and spec is None and others.get("tier") is None:
             others["tier"] = tier_of(name)
         wanted = make_spec(spec, mounts, network, limits, others)
@@ -200,6 +206,7 @@ class Sandbox:
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
         )
+        check_callbacks(on_stdout, on_stderr)
         run = self._inner.start(request)
         return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
 
@@ -242,6 +249,7 @@ class Sandbox:
             pty=pty,
             stream_stdin=stream_stdin,
         )
+        check_callbacks(on_stdout, on_stderr)
         run = self._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
         return Process(pump, stdin_open=stream_stdin or pty is not None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import ImageNotFound
 from ..images.store import ImageStore
 from ..model import checks
+from ..model.capabilities import weaker
 from ..model.frozen import FrozenMap
 from ..model.limits import MIB, Limits
 from ..model.mount import READ_WRITE, Mount
@@ -74,7 +75,7 @@ class BashConfig(Noun):
         checks.flag(self.persistent, "persistent")
         if self.user is not None:
             checks.user(self.user, "user")
-        degraded = checks.texts(self.allow_degraded, "allow_degraded")
+        degraded = weaker(self.allow_degraded, "allow_degraded")
         object.__setattr__(self, "allow_degraded", degraded)
 
     def spec(self, workspace: str | None) -> SandboxSpec:

@@ -41,6 +41,7 @@ from ringfence.model import (
     Snapshot,
     State,
 )
+from ringfence.model.capabilities import MAY_BE_WEAKER
 from ringfence.model.frozen import FrozenMap
 from ringfence.model.limits import _COUNTS, _SECONDS
 from ringfence.model.rules import _FRAMING
@@ -176,7 +177,7 @@ specs = st.builds(
     memory_dir=st.none() | absolute_paths,
     protect=st.none() | st.lists(relative_paths | absolute_paths, max_size=3).map(tuple),
     unprotect=st.lists(relative_paths, max_size=3).map(tuple),
-    allow_degraded=st.lists(names, max_size=3).map(tuple),
+    allow_degraded=st.lists(st.sampled_from((*MAY_BE_WEAKER, "*")), max_size=3).map(tuple),
 )
 stdins = st.one_of(
     st.fixed_dictionaries({"stdin": st.none() | st.binary(max_size=50)}),

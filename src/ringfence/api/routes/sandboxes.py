@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, LifecycleError
 from ...model.acquire import AcquireOptions
 from ...model.capabilities import Protection
 from ...model.create import CreateRequest
@@ -182,8 +182,11 @@ async def resume(sandbox_id: forms.SandboxId, service: TheService, caller: TheCa
 
 @router.get("/{sandbox_id}/stats", response_model=Annotated[SandboxStats, AsNoun()])
 async def stats(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
-    """What it uses, from the kernel; what cannot be read is null."""
-    live = await service.need(sandbox_id, caller)
+    """What it uses, from the kernel; what cannot be read is null, as most is of one that has ended."""
+    try:
+        live = await service.need(sandbox_id, caller)
+    except LifecycleError:
+        return answer(SandboxStats(State.TERMINATED, memory_bytes=0, pids=0))
     return answer(await service.lanes.call(live.sandbox.stats, key=live.sandbox_id))
 
 

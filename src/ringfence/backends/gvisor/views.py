@@ -86,7 +86,8 @@ class Views:
             step()
         except BaseException as exc:
             said = last_words(self._errors) if self._errors >= 0 else ""
-            self.why = f"{exc}{': ' if said else ''}{said}"
+            told = (exc.strerror if isinstance(exc, Refused) else "") or str(exc)
+            self.why = f"{told.removeprefix('den: ')}{': ' if said else ''}{said}"
             self.close()
             if not isinstance(exc, Refused):
                 raise

@@ -225,8 +225,10 @@ class LocalExec:
             self._problem = InvalidRequest(f"{self._cwd}: {text}", field="cwd")
         elif report.failed_stage == wire.STAGE_TERMINAL:
             self._problem = ExecError(f"no terminal: {text}")
-        elif report.spawn_errno in (2, 13, 8, 20, 21, 36, 40):
+        elif report.spawn_errno in (2, 13, 8, 20, 21, 36, 40, errno.ELIBACC):
             # As a shell: 127 not found, 126 found and not executable.
+            if report.spawn_errno == errno.ELIBACC:
+                text = "the interpreter in its first line, or the loader of a binary, is not there"
             self.note = f"ringfence: {self._command}: {text}\n".encode("utf-8", "surrogateescape")
             self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
         elif report.spawn_errno == 11:

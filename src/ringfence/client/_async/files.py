@@ -66,7 +66,7 @@ class AsyncRemoteFiles:
         parents: bool = False,
     ) -> None:
         """Write a file, creating or replacing it; with `parents` its directories too."""
-        content = data.encode() if isinstance(data, str) else bytes(data)
+        content = data.encode() if isinstance(data, str) else checks.binary(data, "data")
         try:
             await self._write(path, content, append, mode)
         except FileNotFound:

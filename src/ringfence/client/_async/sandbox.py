@@ -7,7 +7,7 @@ import uuid
 
 from ...errors import InvalidRequest
 from ...model import checks
-from ...model.calls import make_request, parse_mount, parse_network
+from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
 from ...model.capabilities import Protection
 from ...model.exec import ExecResult
 from ...model.exec_view import ExecView
@@ -91,6 +91,7 @@ class AsyncRemoteSandbox:
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
         )
+        check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
             process = await made(lambda: self._start(form), AsyncRemoteProcess.kill)
@@ -133,6 +134,7 @@ class AsyncRemoteSandbox:
             pty=pty,
             stream_stdin=stream_stdin,
         )
+        check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         process = await self._start(form)
         process.call_back(on_stdout, on_stderr)

@@ -8,7 +8,7 @@ import uuid
 
 from ...errors import InvalidRequest
 from ...model import checks
-from ...model.calls import make_request, parse_mount, parse_network
+from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
 from ...model.capabilities import Protection
 from ...model.exec import ExecResult
 from ...model.exec_view import ExecView
@@ -92,6 +92,7 @@ class RemoteSandbox:
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
         )
+        check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
             process = made(lambda: self._start(form), RemoteProcess.kill)
@@ -134,6 +135,7 @@ class RemoteSandbox:
             pty=pty,
             stream_stdin=stream_stdin,
         )
+        check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         process = self._start(form)
         process.call_back(on_stdout, on_stderr)
