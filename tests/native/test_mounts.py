@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence import Mount, Sandbox
+from ringfence.backends.local.protect import protect_mount
+from ringfence.backends.native import attach
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, IsolationError
 from ringfence.model.mount import READ_WRITE
@@ -136,3 +139,39 @@ def test_a_mounted_file_takes_no_sockets_away(make: MakeSandbox, other: Path) ->
     with_file = make(mounts=[f"{other / 'kept'}:/data/kept"])
     assert with_file.exec(["python3", "-c", bind]).ok
     assert "enforced" == {p.name: p.status for p in with_file.protections()}["unix_sockets"]
+
+
+def test_what_is_attached_in_another_mount_has_its_place_made_and_removed(
+    make: MakeSandbox, outer: Path, other: Path
+) -> None:
+    sandbox = make(mounts=[Mount("/data", str(outer), READ_WRITE)])
+
+    sandbox.mount(Mount("/data/new/deep", str(other)))
+
+    assert "kept" == sandbox.shell("cat /data/new/deep/kept").stdout_text
+    assert not sandbox.shell("mv /data/new /data/moved || rmdir /data/new/deep").ok
+    sandbox.terminate()
+    assert ["file", "inner", "link"] == sorted(os.listdir(outer))
+
+
+def test_what_is_attached_and_cannot_be_protected_is_not_there(
+    make: MakeSandbox, outer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that fails after the mount, as what it is about was removed meanwhile; the control is attached."""
+    sandbox = make()
+    protect = protect_mount
+
+    def then_gone(*args: Any) -> Any:
+        protected = protect(*args)
+        protected.steps.append(("protect", "/late/gone"))
+        return protected
+
+    sandbox.mount(Mount("/control", str(outer), READ_WRITE))
+    monkeypatch.setattr(attach, "protect_mount", then_gone)
+    with pytest.raises(InvalidRequest, match="gone"):
+        sandbox.mount(Mount("/late", str(outer), READ_WRITE))
+
+    assert "file\ninner\nlink\n" == sandbox.shell("ls /control").stdout_text
+    assert "" == sandbox.shell("ls /late").stdout_text
+    sandbox.terminate()
+    assert ["file", "inner", "link"] == sorted(os.listdir(outer))

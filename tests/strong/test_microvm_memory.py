@@ -57,17 +57,19 @@ def test_what_a_machine_needs_again_is_asked_for_first(tmp_path: Path) -> None:
         written.begin(file.fileno(), then, [b"one", b""])
         file.write(b"stream")
         file.seek(0)
-        assert [b"one", b""] == written.read(file.fileno(), then)
+        head = written.read(file.fileno())
+        assert [b"one", b""] == head.known
+        assert head.before is not None
+        head.before.check(then)
         assert b"stream" == file.read()
         for other in (
             written.Conditions("other", ["/usr"]),
             written.Conditions("key", ["/usr", "/opt"]),
         ):
-            file.seek(0)
             with pytest.raises(Unsupported):
-                written.read(file.fileno(), other)
+                head.before.check(other)
         for size in (0, 10, 30):
             file.seek(0)
             file.truncate(size)
             with pytest.raises(SnapshotCorrupt):
-                written.read(file.fileno(), then)
+                written.read(file.fileno())

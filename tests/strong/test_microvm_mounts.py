@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.microvm.backend import MicrovmBackend
-from ringfence.errors import LifecycleError, Unsupported
 from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
-from ringfence.model.spec import STRONG, SandboxSpec
 from tests.machines import machine_backend, require_machines
 
 SCRIPT = """
@@ -66,22 +63,55 @@ def test_what_can_be_done_to_what_is_mounted(tmp_path: Path) -> None:
     assert ["file"] == os.listdir(shown)
 
 
-def test_what_is_not_done_is_said() -> None:
-    require_machines()
-    with pytest.raises(Unsupported, match="alone"):
-        MicrovmBackend().provision(SandboxSpec(tier=STRONG, deny=("/secret",)))
+READS = "cat /rw/secret /rw/dir/key /usr/bin/env; ls /rw/dir; echo x >>/rw/secret; rm -r /rw/dir"
 
 
 @pytest.mark.timeout(600)
-def test_mounts_come_with_the_sandbox_or_not_at_all(tmp_path: Path) -> None:
+def test_not_even_the_guests_root_reads_what_is_denied(tmp_path: Path) -> None:
+    """What is the host's is hidden in the hull, so the guest's own kernel has no say in it."""
     require_machines()
+    (tmp_path / "secret").write_text("hidden")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "key").write_text("hidden")
+    mounts = (Mount("/rw", str(tmp_path), READ_WRITE, protect=()),)
+    backend = machine_backend()
+    try:
+        with Sandbox.create(backend=backend, mounts=mounts) as control:
+            shown = control.exec(["cat", "/rw/secret", "/rw/dir/key"], user="root").text
+        deny = ("/rw/secret", "/rw/dir", "/usr/bin/env")
+        with Sandbox.create(backend=backend, mounts=mounts, deny=deny) as sandbox:
+            said = sandbox.exec(["sh", "-c", READS], user="root")
+    finally:
+        backend.close()
+
+    assert "hiddenhidden" == shown
+    assert "" == said.stdout_text
+    assert 0 != said.exit_code
+    assert {"secret", "dir"} == set(os.listdir(tmp_path))
+    assert ["hidden", "hidden"] == [(tmp_path / each).read_text() for each in ("secret", "dir/key")]
+
+
+@pytest.mark.timeout(600)
+def test_what_was_attached_goes_on_with_the_machine(tmp_path: Path) -> None:
+    require_machines()
+    (tmp_path / "file").write_text("shown\n")
     backend = machine_backend()
     sandbox = Sandbox.create(backend=backend)
     try:
-        with pytest.raises(Unsupported, match="once it runs"):
-            sandbox.mount(Mount("/late", str(tmp_path)))
+        sandbox.mount(Mount("/late", str(tmp_path), READ_WRITE))
+        sandbox.mount(Mount("/own", "", READ_WRITE))
+        sandbox.mount(Mount("/late/new/deep", str(tmp_path)))
+        assert "shown\n" == sandbox.exec(["cat", "/late/new/deep/file"]).text
+        assert sandbox.shell("echo kept >/own/file").ok
+        snapshot = sandbox.checkpoint()
+        with Sandbox.restore(snapshot.id, backend=backend) as again:
+            assert "shown\nkept\n" == again.exec(["cat", "/late/file", "/own/file"]).text
+            assert not again.shell("echo x >/late/.git/hooks/pre-commit").ok
+            again.mount(Mount("/later", str(tmp_path)))
+            assert "shown\n" == again.exec(["cat", "/later/file"]).text
+            targets = [each.target for each in again.session.mounts]
     finally:
-        sandbox.terminate()
         backend.close()
-    with pytest.raises(LifecycleError):
-        sandbox.checkpoint()
+
+    assert ["/late", "/own", "/late/new/deep", "/later"] == targets[-4:]
+    assert ["file"] == os.listdir(tmp_path)

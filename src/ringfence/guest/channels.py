@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _OPENED = struct.Struct("<IcI")  # channel, what it is, bytes of it that come along
 _SEEK_END = 2
-CLOCK, REST, FERRY = b"T", b"Z", b"N"
+CLOCK, REST, FERRY, MOUNTS = b"T", b"Z", b"N", b"A"
 # What a guest says to REST: nothing is under way; nothing was to come any more; so many channels are open.
 RESTS, RESTED, BUSY = b"RESTS", b"RESTED", b"BUSY"
 _SETTLING_S = 5.0
@@ -60,6 +60,7 @@ class Carrier(LineEnd):
         on_clock: What the guest does when the host tells the time, in ns since the epoch: a request that
             begins with `CLOCK`.
         on_ferry: And when another is to ferry connections: one that begins with `FERRY`, with a token.
+        on_mounts: And when more is to be mounted: one that begins with `MOUNTS`. What it returns is said.
 
     Attributes:
         rests: In the guest, whether `run` has returned because the machine is to be written down: the host
@@ -74,9 +75,11 @@ class Carrier(LineEnd):
         is_host: bool,
         on_clock: Callable[[int], None] | None = None,
         on_ferry: Callable[[bytes], None] | None = None,
+        on_mounts: Callable[[bytes], bytes] | None = None,
     ) -> None:
         super().__init__(line, is_host=is_host)
         self.control, self.on_clock, self.on_ferry = control, on_clock, on_ferry
+        self.on_mounts = on_mounts
         self.rests, self._settles_until = False, 0.0
         self._handle(control.fileno(), self._read_control)
 
@@ -89,6 +92,8 @@ class Carrier(LineEnd):
             self.on_clock(int(data))
         elif kind == FERRY and self.on_ferry is not None:
             self.on_ferry(data)
+        elif kind == MOUNTS and self.on_mounts is not None:
+            self._put(DATA, CONTROL, self.on_mounts(data))
         elif kind == REST and not self.is_host:
             self._over = self.rests
             self._settles_until = time.monotonic() + _SETTLING_S
@@ -115,7 +120,7 @@ class Carrier(LineEnd):
         data, fds = wire.receive_raw(self.control)
         if not data:
             self._over = True
-        elif data[:1] in (CLOCK, REST, FERRY):
+        elif data[:1] in (CLOCK, REST, FERRY, MOUNTS):
             self._put(data[:1], CONTROL, data[1:])
         elif self.is_host:
             self._send_message(data, fds)

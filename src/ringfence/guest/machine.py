@@ -43,6 +43,15 @@ if TYPE_CHECKING:
         image: int  # which of them the root is of, below what is written; -1: the steps make it all
         agent: Settings
 
+    class Mounting(TypedDict):
+        """What is to be mounted in a machine that runs."""
+
+        number: int  # which the answer begins with
+        uid: int
+        gid: int
+        steps: list[tuple[Any, ...]]
+        trees: list[tuple[str, int]]
+
     class Rising(TypedDict):
         """What a machine is told that goes on from what it was when it was written down."""
 
@@ -76,9 +85,9 @@ def main() -> NoReturn:
     """Boot, wait for the host, serve, and end the machine."""
     try:
         line, ferries = _boot()
-        control = _start_agent(line)
+        agent, control = _start_agent(line)
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, BOOTED))
-        _serve(line, control, ferries)
+        _serve(line, control, agent, ferries)
     except BaseException as exc:
         os.write(2, f"ringfence: {exc!r}\n".encode())
         raise
@@ -143,27 +152,28 @@ def _open_port(wanted: str) -> int:
     raise OSError(errno.ENODEV, "the line to the host did not come")
 
 
-def _start_agent(line: int) -> wire.Socket:
-    """The socket to a child that has all ready for the agent but what only a woken machine knows."""
+def _start_agent(line: int) -> tuple[int, wire.Socket]:
+    """A child that has all ready for the agent but what only a woken machine knows: pid and socket."""
     ours, theirs = wire.socketpair()
     namespaces.unshare(namespaces.CLONE_NEWPID)
-    if os.fork() == 0:
+    agent = os.fork()
+    if agent == 0:
         ours.close()
         os.close(line)
         _be_agent(theirs)
     theirs.close()
     if wire.receive_raw(ours)[0] != _PREPARED:
         raise OSError(errno.EPROTO, "the agent did not come up")
-    return ours
+    return agent, ours
 
 
-def _serve(line: int, control: wire.Socket, ferries: Ferries) -> None:
+def _serve(line: int, control: wire.Socket, agent: int, ferries: Ferries) -> None:
     """Wait for the first message, be what it says, and carry what follows."""
     said, rest = _first_message(line)
     waking: Waking = marshal.loads(said)
     _become_itself(waking)
     wire.send(control, waking)
-    while _carry(line, control, rest, ferries):
+    while _carry(line, control, rest, agent, ferries):
         _settle_files()
         os.set_blocking(line, True)
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, RESTED))
@@ -173,14 +183,60 @@ def _serve(line: int, control: wire.Socket, ferries: Ferries) -> None:
         os.write(line, channels.frame(channels.DATA, channels.CONTROL, READY))
 
 
-def _carry(line: int, control: wire.Socket, data: bytes, ferries: Ferries) -> bool:
+def _carry(line: int, control: wire.Socket, data: bytes, agent: int, ferries: Ferries) -> bool:
     """Whether the machine is to be written down; else it is over."""
     carrier = Carrier(
-        line, control, is_host=False, on_clock=_set_clock, on_ferry=ferries.begin_anew
+        line,
+        control,
+        is_host=False,
+        on_clock=_set_clock,
+        on_ferry=ferries.begin_anew,
+        on_mounts=lambda said: _mount_more(agent, said),
     )
     carrier.feed(data)
     carrier.run()
     return carrier.rests
+
+
+def _mount_more(agent: int, said: bytes) -> bytes:
+    """Let a child mount in the agent's namespace what the host has shown to this one: the answer."""
+    told: Mounting = marshal.loads(said)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        answer = b"E%d it was killed" % errno.EIO
+        try:
+            _mount_among(agent, told)
+            answer = b"O"
+        except build.BuildError as exc:
+            answer = b"E%d %s" % (exc.cause.errno or errno.EIO, str(exc).encode())
+        except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
+            answer = b"E%d %s" % (errno.EIO, repr(exc).encode())
+        finally:
+            os.write(write, answer)
+            os._exit(0)
+    os.close(write)
+    answer = os.read(read, 4096)
+    os.close(read)
+    os.waitpid(child, 0)
+    return b"%d %s" % (told["number"], answer)
+
+
+def _mount_among(agent: int, told: Mounting) -> None:
+    trees = [_tree(source, attributes) for source, attributes in told["trees"]]
+    namespace = os.open(f"{_PROC}/{agent}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    namespaces.setns(namespace, namespaces.CLONE_NEWNS)  # and on its root
+    os.chdir("/")
+    os.umask(0o022)
+    shape: Any = told
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    build.run_or_undo(build.NewRoot(fd, shape, trees), told["steps"])
+
+
+def _tree(source: str, attributes: int) -> int:
+    fd = mounts.open_tree(source)
+    mounts.mount_setattr(fd, attributes)
+    return fd
 
 
 def _become_itself(told: Waking | Rising) -> None:
@@ -243,11 +299,7 @@ def _be_agent(control: wire.Socket) -> NoReturn:
 
 def _make_root(waking: Waking) -> None:
     """Build the root beside ours, and move there."""
-    trees = []
-    for source, attributes in waking["trees"]:
-        tree = mounts.open_tree(source)
-        mounts.mount_setattr(tree, attributes)
-        trees.append(tree)
+    trees = [_tree(source, attributes) for source, attributes in waking["trees"]]
     proc = mounts.open_tree(_PROC, recursive=False)
     size = f"size={waking['size_bytes']},nr_inodes={waking['inodes']}"
     flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV

@@ -10,12 +10,14 @@ import errno
 import fcntl
 import posix as os
 
-from ..linux import files, namespaces, privileges, seccomp
-from . import build, cgroups, init, network, wire
+from ..linux import files, mounts, namespaces, privileges, seccomp
+from . import build, cgroups, enter, init, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .plan import Tree
 
     Answer = tuple[bytes, list[int]]  # what was said, and descriptors
 
@@ -35,8 +37,9 @@ _LINE, _CONTROL = 3, 4  # descriptors of a ferry's
 def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     """Do one request; answers on `reply` with "O" or "E"."""
     try:
-        # Before anything inside can see us: without root we have its uid.
-        privileges.set_dumpable(False)
+        if request["op"] != "mount":
+            # Before anything inside can see us: without root we have its uid.
+            privileges.set_dumpable(False)
         said, made = _OPERATIONS[request["op"]](request, fds)
         wire.send_raw(reply, b"O" + said, made)
     except build.BuildError as exc:
@@ -153,6 +156,37 @@ def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
     return said, []
 
 
+def _mount(request: dict[str, Any], fds: list[int]) -> Answer:
+    """Mount more of the host's: request has trees and steps; fds are a pidfd and what pins the sources."""
+    pidfd, *pins = fds
+    wanted: list[Tree] = request["trees"]
+    if request["trusted_root"]:
+        made = [enter.host_tree(tree, pins[tree["fd"]]) for tree in wanted]
+    else:
+        made = enter.trees_of_own_namespace(wanted) if wanted else []
+    privileges.set_dumpable(False)  # not before: else an ordinary user may not map ids
+    _go_to_files(pidfd)
+    shape: Any = request
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    build.run_or_undo(build.NewRoot(fd, shape, made), request["steps"])
+    return b"", []
+
+
+def _unmount(request: dict[str, Any], fds: list[int]) -> Answer:
+    """Undo that, with all that was mounted below: request has a path; fds are a pidfd."""
+    _go_to_files(fds[0])
+    mounts.umount2(request["path"], mounts.MNT_DETACH)
+    return b"", []
+
+
+def _go_to_files(pidfd: int) -> None:
+    namespaces.setns(pidfd, _FILES)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.chdir("/")
+    os.umask(0o022)
+
+
 def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
     """What a command said to its end; it has `more` from descriptor 3 on."""
     read, write = os.pipe2(os.O_CLOEXEC)
@@ -183,4 +217,6 @@ _OPERATIONS = {
     "ferry": _ferry,
     "run": _run,
     "checkpoint": _checkpoint,
+    "mount": _mount,
+    "unmount": _unmount,
 }

@@ -38,6 +38,7 @@ class NewRoot:
         self, root_fd: int, shape: Shape, trees: list[int], proc: int = -1, dev: int = -1
     ) -> None:
         self.fd, self.shape, self.trees, self.proc, self.dev = root_fd, shape, trees, proc, dev
+        self.covers = "/dev"  # where what covers a denied path is made
 
     def open(self, path: str, flags: int = os.O_PATH) -> int:
         """Open `path`, absolute in the new root; no symlink on the way is followed."""
@@ -247,6 +248,29 @@ def run_steps(root: NewRoot, steps: list[tuple[Any, ...]]) -> None:
         _step(f"{verb} {args[0] if args else ''}", _VERBS[verb], root, *args)
 
 
+def run_or_undo(root: NewRoot, steps: list[tuple[Any, ...]]) -> None:
+    """The same in a root that is in use: where a step fails, no tree of the host's stays mounted there.
+
+    Raises:
+        BuildError: naming the step that failed.
+    """
+    kept = [os.dup(tree) for tree in root.trees]
+    try:
+        run_steps(root, steps)
+    except BuildError:
+        for fd in reversed(kept):
+            # By descriptor: what a path leads to is for those inside to change.
+            try:
+                os.fchdir(fd)
+                mounts.umount2(".", mounts.MNT_DETACH)
+            except OSError:
+                pass  # not mounted yet; or a file, which nothing comes after
+        raise
+    finally:
+        for fd in kept:
+            os.close(fd)
+
+
 def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
@@ -376,18 +400,18 @@ def _hide(root: NewRoot, path: str, make: bool) -> None:
         fd = root.open(path)
     is_dir = stat.S_ISDIR(os.fstat(fd).st_mode)
     os.close(fd)
-    cover = "/dev/denied.d" if is_dir else "/dev/denied"
-    devices = root.open("/dev", os.O_PATH | os.O_DIRECTORY)
+    cover = "denied.d" if is_dir else "denied"
+    covers = root.open(root.covers, os.O_PATH | os.O_DIRECTORY)
     try:
         if is_dir:
-            os.mkdir(cover[5:], 0, dir_fd=devices)
+            os.mkdir(cover, 0, dir_fd=covers)
         else:
-            os.close(os.open(cover[5:], _NEW_FILE, 0, dir_fd=devices))
+            os.close(os.open(cover, _NEW_FILE, 0, dir_fd=covers))
     except FileExistsError:
         pass
     finally:
-        os.close(devices)
-    _bind_inside(root, cover, path, mounts.MOUNT_ATTR_RDONLY)
+        os.close(covers)
+    _bind_inside(root, f"{root.covers}/{cover}", path, mounts.MOUNT_ATTR_RDONLY)
 
 
 def _mask(_root: NewRoot, path: str) -> None:

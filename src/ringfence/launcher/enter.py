@@ -48,7 +48,7 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     root = build.NewRoot(root_fd, plan, trees)
     os.chdir("/")
-    build.run_steps(root, request["steps"])
+    build.run_or_undo(root, request["steps"])
     if request["link"]:
         # Landlock is decided when a sandbox starts: a new writable place must lie in a writable one.
         parent, _, name = request["link"].rpartition("/")

@@ -247,19 +247,24 @@ class Keeper(Parent):
         from . import aboard
         from . import ferry as _for_the_hull  # noqa: F401  there our files may be out of sight
 
+        self.remember(request)
         fork_helper(aboard.serve, request, reply, fds)
 
     def join(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into what somebody else has started; it answers on `reply` itself.
 
-        Placeholders that the request tells of are ours to remove, should the host be gone.
+        See `remember`.
         """
         from . import contained as _needed_inside  # noqa: F401
         from . import enter
 
+        self.remember(request)
+        fork_helper(enter.serve, request, reply, fds)
+
+    def remember(self, request: dict[str, Any]) -> None:
+        """Placeholders that a request tells of are ours to remove, should the host be gone."""
         if request.get("placeholders"):
             self.placeholders[request["id"]] = request["placeholders"], request["note"]
-        fork_helper(enter.serve, request, reply, fds)
 
     # -- ending -----------------------------------------------------------------------------
 

@@ -72,10 +72,6 @@ class Nodes:
         parent, _, name = self.path(number).rpartition("/")
         return files.openat2(self.root, parent or ".", _DIRECTORY, resolve=_WITHIN), name
 
-    def top(self, number: int) -> str:
-        """The first name on the way there."""
-        return self.path(number).partition("/")[0]
-
     def look(self, parent: int, name: str, stamp: tuple[int, ...] = ()) -> int:
         """The number of a name, which the guest's kernel now knows once more.
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
         shown: str  # a directory in the hull's root: of what cannot be changed
         mounts: str  # and of what the user has mounted
-        owners: dict[
-            str, int
-        ]  # by name in `mounts`: the guest's id of whom the files there belong to
+        whose: int  # the guest's id of whom the files in `mounts` belong to
 
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -67,8 +65,8 @@ def serve(plan: SharePlan, fds: list[int], control: wire.Socket) -> None:
         control: To the host. "R" says to go on where another has left off, and what that one has written
             comes along, a file for each line. "W" asks to write it, into files that come along.
     """
-    shown = Share(os.open(plan["shown"], _DIRECTORY), {})
-    mounted = SharedMounts(os.open(plan["mounts"], _DIRECTORY), plan["owners"])
+    shown = Share(os.open(plan["shown"], _DIRECTORY))
+    mounted = SharedMounts(os.open(plan["mounts"], _DIRECTORY), plan["whose"])
     lines = {fd: _Line(fd, share) for fd, share in zip(fds, (shown, mounted), strict=True)}
     poll = select.poll()
     for fd in (control.fileno(), *lines):

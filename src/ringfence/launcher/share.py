@@ -32,15 +32,14 @@ class Share:
 
     Args:
         root: Its descriptor.
-        owners: Whose the files are to be there that are ours here, by the first name of a path. What is
-            not named stays as it is.
+        whose: Who the files are to be of there that are ours here.
     """
 
     holds_s = _FOREVER_S  # so long need the guest's kernel not ask again
     most_open = 32  # files, of those read last
 
-    def __init__(self, root: int, owners: dict[str, int]) -> None:
-        self.nodes, self.owners = Nodes(root), owners
+    def __init__(self, root: int, whose: int = 0) -> None:
+        self.nodes, self.whose = Nodes(root), whose
         self._open: dict[int, int] = {}
         self._listed: tuple[int, Entries] = (0, [])
 
@@ -66,10 +65,8 @@ class Share:
 
     def owner(self, node: int, info: Any) -> tuple[int, int]:
         """Whose a file is, as the guest is told."""
-        owner = self.owners.get(self.nodes.top(node)) if self.owners else None
-        if owner is None:
-            return info.st_uid, info.st_gid
-        return info.st_uid or owner, info.st_gid or owner
+        del node
+        return info.st_uid or self.whose, info.st_gid or self.whose
 
     def attributes(self, node: int, info: Any) -> bytes:
         """What a file is, as the guest is told."""

@@ -50,11 +50,10 @@ class View(Share):
     def __init__(
         self,
         root: int,
-        owners: dict[str, int],
         most_open: int = 0,
         own: tuple[int, int] = (0, 0),
     ) -> None:
-        super().__init__(root, owners)
+        super().__init__(root)
         self.most_open = most_open or self.most_open
         self._own = own
         self._devices: dict[int, int] = {}
@@ -171,7 +170,7 @@ class Server:
         own = tuple(map(int, said.split()))
         fcntl.fcntl(device, fcntl.F_SETFL, os.O_NONBLOCK)
         shown = root[0] if root else os.open(SHOWN, _DIRECTORY)
-        self._views[device] = View(shown, {}, self._most_open, (own[0], own[1]))
+        self._views[device] = View(shown, self._most_open, (own[0], own[1]))
         self._poll.register(device, select.POLLIN)
         return True
 

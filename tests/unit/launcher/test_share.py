@@ -33,7 +33,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def serving(kind: type[Share], place: Path) -> Share:
-    return kind(os.open(place, os.O_PATH | os.O_DIRECTORY), {"0": OWNER})
+    root = os.open(place, os.O_PATH | os.O_DIRECTORY)
+    return View(root) if kind is View else kind(root, OWNER)
 
 
 def say(share: Share, operation: int, node: int, body: bytes) -> tuple[int, bytes]:

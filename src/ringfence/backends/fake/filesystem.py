@@ -142,6 +142,9 @@ class FileSystem:
         `protect` are paths relative to the target.
         """
         parts = tuple(_split(target))
+        for depth in range(1, len(parts)):
+            if isinstance(self._lookup(parts[:depth]), File):
+                raise oserror(errno.ENOTDIR)
         there = self._lookup(parts) or plant(self.root, target)
         protected = [(*parts, *_split(path)) for path in protect]
         self.mounts.append(Mounted(parts, node or there, is_writable, protected))

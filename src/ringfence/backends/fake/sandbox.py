@@ -239,7 +239,10 @@ class FakeSandbox:
         elif mount.source:
             node = self._session_directory(mount.source)
         protect = self._protected(mount)
-        self._tree.mount(mount.target, node, is_writable=mount.is_writable, protect=protect)
+        try:
+            self._tree.mount(mount.target, node, is_writable=mount.is_writable, protect=protect)
+        except OSError as exc:
+            raise InvalidRequest(f"{mount.target}: {exc.strerror}", field="mount") from exc
         self._mounts.append(ResolvedMount(mount.target, mount.access, host_path))
         return self._mounts[-1]
 

@@ -50,6 +50,17 @@ def deny_paths(
     return steps, made
 
 
+def check_mount(target: str, denied: Sequence[str]) -> None:
+    """Refuse to mount later what would show something that is denied, or hide that it is.
+
+    Raises:
+        InvalidRequest: naming the denied path.
+    """
+    for path in denied:
+        if is_below(target, path) or is_below(path, target):
+            raise InvalidRequest(f"{path} is denied", field="target")
+
+
 def check_overlap(path: str, mounts: Sequence[ResolvedMount]) -> None:
     """Refuse a mount that would show something where everything is denied.
 

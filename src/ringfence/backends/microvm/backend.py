@@ -208,20 +208,24 @@ class MicrovmBackend(Hulls):
             mib, lambda path, out: self.boot(machines, mib, path, out)
         )
         with _HostId(self, keep=True) as first:
-            draft = planning.Draft(spec, sandbox_id, first, image)
-            if spec.network.needs_tls_termination:
-                draft.trust(trusted_for(spec.network, self.egress()))
-            file = os.open(written_down or memory, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                conditions = written.Conditions(machines.key(mib), draft.sources())
-                known = written.read(file, conditions) if written_down else []
-                started = self._start(machines, draft, mib, initrd, incoming=file, known=known)
-            except BaseException:
-                journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
-                raise
-            finally:
-                os.close(file)
-                draft.close()
+            with open(written_down or memory, "rb", buffering=0) as file:
+                incoming = file.fileno()
+                head = written.read(incoming) if written_down else written.Head()
+                draft = planning.Draft(spec, sandbox_id, first, image, head.attached)
+                try:
+                    if spec.network.needs_tls_termination:
+                        draft.trust(trusted_for(spec.network, self.egress()))
+                    conditions = written.Conditions(machines.key(mib), draft.sources())
+                    if head.before is not None:
+                        head.before.check(conditions)
+                    started = self._start(
+                        machines, draft, mib, initrd, incoming=incoming, known=head.known
+                    )
+                except BaseException:
+                    journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
+                    raise
+                finally:
+                    draft.close()
             try:
                 told: Any = planning.rising() if written_down else planning.waking(draft, size)
                 started.line.say(marshal.dumps(told))
@@ -236,6 +240,7 @@ class MicrovmBackend(Hulls):
                     self.keeper(),
                     conditions,
                     rises=bool(written_down),
+                    attached=head.attached,
                 )
             except BaseException:
                 started.give_up()

@@ -43,7 +43,7 @@ def save(sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, s
 
             def write_down(_pipe: int) -> None:
                 with open(memory, "xb", buffering=0) as file:
-                    written.begin(file.fileno(), sandbox.conditions, known)
+                    written.begin(file.fileno(), sandbox.conditions, known, sandbox.attached)
                     sandbox.monitor.write_down(file.fileno())
 
             return saving.keep(sandbox, catalogue, metadata, write_down, memory=memory)
@@ -54,26 +54,16 @@ def save(sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, s
 def _rest(sandbox: MicrovmSandbox) -> None:
     """Until nothing is under way between the machine and us, and nothing will be."""
     wire.send_raw(sandbox.control, channels.REST)
-    said = _heard(sandbox)
+    said = sandbox.hear(_PATIENCE_S)
     if said.startswith(channels.BUSY):
         raise LifecycleError(
             f"what is the host's cannot be saved, and is open inside: {said.split()[-1].decode()} streams",
             hint=saving.GO_ON,
         )
     wire.send_raw(sandbox.control, channels.REST)
-    if said != channels.RESTS or _heard(sandbox) != channels.RESTED:
+    if said != channels.RESTS or sandbox.hear(_PATIENCE_S) != channels.RESTED:
         sandbox.terminate()
         raise SandboxLost("the machine does not come to rest")
-
-
-def _heard(sandbox: MicrovmSandbox) -> bytes:
-    sandbox.control.settimeout(_PATIENCE_S)
-    try:
-        return wire.receive_raw(sandbox.control)[0]
-    except OSError as exc:
-        raise SandboxLost(f"the machine does not answer: {exc}") from exc
-    finally:
-        sandbox.control.settimeout(None)
 
 
 def _known(sandbox: MicrovmSandbox) -> list[bytes]:

@@ -10,30 +10,32 @@ from ...errors import InvalidRequest, Unsupported
 from ...guest.machine import SHARES
 from ...linux import namespaces
 from ...model.limits import Limits
-from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import identity, setid, sources, template
+from ..local import identity, setid, template
 from ..local.host import host
 from ..local.network import check_given_secrets
-from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
+from ..local.protect import check_names
 from ..local.session import (
     all_mounts,
     check_least,
     check_sources,
     must_make,
     session_root,
-    steps_of_own,
 )
 from ..local.sizes import sizes
+from .mounts import MOUNTS, SHARE, MachineMounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ...guest.machine import Rising, Waking
     from ...launcher.hull import HullPlan
     from ...launcher.plan import Tree
+    from ...model.mount import Mount
     from ..local.host import Host
     from ..local.images import Held
     from ..local.sizes import Sizes
@@ -47,7 +49,6 @@ _MIB = 1 << 20
 DEFAULT_MEMORY = 1 << 30
 EMULATOR_BYTES = 768 << 20  # translated code, and the emulator itself
 EMULATOR_PIDS = 256  # its threads
-_SHARE, _MOUNTS = SHARES  # the hull has them by the names that the guest has
 _SHARE_BYTES, _SHARE_INODES = 1 << 20, 1024  # mount points only
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OF_THE_EMULATOR = ("null", "zero", "urandom")
@@ -57,7 +58,6 @@ _LEAST = {
     "inodes": (256, "the sandbox's own directories are some of them"),
 }
 _NO_HOST = "a machine has no network device that could lead to the host's own network"
-NO_DENIAL = "it is the guest's own kernel alone that could hide them"
 _NAMESPACES = (
     namespaces.CLONE_NEWUSER
     | namespaces.CLONE_NEWNS
@@ -89,7 +89,6 @@ def check(spec: SandboxSpec) -> None:
     check_given_secrets(spec)
     limits = ("io_bytes_per_s", "idle_timeout_s")
     for operation, field, asked, why in (
-        ("denied_paths", "deny", spec.deny, NO_DENIAL),
         *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None, "") for n in limits),
     ):
         if asked:
@@ -111,36 +110,34 @@ def sizes_of(spec: SandboxSpec, host: Host) -> Sizes:
     return size
 
 
-class Draft:
+class Draft(MachineMounts):
     """A plan under way.
 
     Args:
         first_host_id: 0 when rootless.
         image: What the root is of; None: the template's.
+        attached: What was mounted later in the machine that goes on.
 
     Attributes:
-        shown: What the machine sees of the host, an image's files first.
-        mounted: What the user mounts of it.
-        fds: What pins the files of both, until the hull is there.
-        inner: What the machine does with mounts once it has its root.
-        after: What is done in the hull with those of the user's, by which they hold.
+        shown: What the machine sees of the host besides what is mounted, an image's files first.
+        hidden: What the machine does last of all with its root.
     """
 
     def __init__(
-        self, spec: SandboxSpec, sandbox_id: str, first_host_id: int, image: Held | None = None
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        first_host_id: int,
+        image: Held | None = None,
+        attached: Sequence[Mount] = (),
     ) -> None:
-        self.spec, self.id, self.first_host_id = spec, sandbox_id, first_host_id
+        super().__init__(spec, first_host_id)
+        self.id = sandbox_id
         self.uid, self.image = identity.uid_of(spec.user), image
         self.shown: list[Tree] = []
         self.guest: Steps = []
-        self.fds: list[int] = []
         self.trusted: Trusted | None = None
-        self.mounted: list[Tree] = []
-        self.inner: Steps = []
-        self.after: Steps = []
-        self.protected: list[Protected] = []
         self.note: str | None = None  # of the journal
-        self.mounts: list[ResolvedMount] = []
         if image is None:
             guest, self.shown = template.guest_root(self.uid)
             self.guest += [step for step in guest if step[1] != "/proc"]
@@ -155,43 +152,21 @@ class Draft:
         for target in ALWAYS_THERE.values():
             if target != MEMORY_DIR or not spec.memory_dir:
                 self.mounts.append(ResolvedMount(target, READ_WRITE))
-        for mount in all_mounts(spec):
-            if mount.is_host_path:
-                self._add_host_mount(mount)
-            else:
-                self._add_session_mount(mount)
+        try:
+            for mount in (*all_mounts(spec), *attached):
+                self.add(mount)
+            self.hidden = self.deny(self._where_shown()) if spec.deny else []
+        except BaseException:
+            for each in self.protected:
+                each.remove_placeholders()
+            self.close()
+            raise
 
-    def _add_host_mount(self, mount: Mount) -> None:
-        trusted = host().trusted_root
-        tree, fd = sources.pin(mount, self.first_host_id if trusted else None)
-        self.fds.append(fd)
-        tree["fd"] = len(self.fds) - 1 if trusted else -1
-        place = f"{_MOUNTS}/{len(self.mounted)}"
-        point = prepare_mount_point(mount.target, tree["source"], self.mounts)
-        if point is not None:
-            # Where it is to be, another one is there already: made in that one, as the hull has it.
-            self.protected.append(point[0])
-            self._hold(point[0], point[1])
-        self.after.append(("bind", place, len(self.mounted)))
-        self.inner.append(("bind", mount.target, len(self.mounted)))
-        self.mounted.append(tree)
-        self.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
-        if mount.is_writable:
-            self.protected.append(protect_mount(mount, self.spec, tree))
-            self._hold(self.protected[-1], mount.target)
-
-    def _hold(self, protected: Protected, target: str) -> None:
-        """Decided for where the machine has a mount; done where the hull has it."""
-        hosts = [each.target for each in self.mounts if each.host_path]
-        place = f"{_MOUNTS}/{hosts.index(target)}"
-        self.after += [
-            (verb, place + path.removeprefix(target), *rest)
-            for verb, path, *rest in protected.steps
-        ]
-
-    def _add_session_mount(self, mount: Mount) -> None:
-        self.inner += steps_of_own(self.spec, mount)
-        self.mounts.append(ResolvedMount(mount.target, mount.access))
+    def _where_shown(self) -> list[tuple[str, int]]:
+        """What the host shows, by where the machine has it."""
+        image = [("/", 0)] if self.image else []
+        steps = [step for step in self.guest if step[0] in ("show", "bind")]
+        return [*image, *((target, number) for _verb, target, number, *_ in steps)]
 
     def trust(self, trusted: Trusted) -> None:
         """Have programs inside believe who ends their TLS."""
@@ -207,11 +182,6 @@ class Draft:
     def sources(self) -> list[str]:
         """What the machine sees of the host, in the order in which it knows of it."""
         return [tree["source"] for tree in (*self.shown, *self.mounted)]
-
-    def close(self) -> None:
-        """Close what pinned the files."""
-        while self.fds:
-            os.close(self.fds.pop())
 
 
 def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passes: int) -> HullPlan:
@@ -240,7 +210,6 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
     for verb, path, *rest in draft.after:
         after.append((verb, path, len(trees) + rest[0]) if verb == "bind" else (verb, path, *rest))
     trees += draft.mounted
-    owners = {str(i): draft.uid for i in range(len(draft.mounted))}
     ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
     if here.trusted_root:
         ids = (f"0 {draft.first_host_id} 1",) * 2
@@ -257,7 +226,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         "steps": steps,
         "network": None,
         "guest": {
-            "path": _SHARE,
+            "path": SHARE,
             "image": -1,
             "size_bytes": _SHARE_BYTES,
             "inodes": _SHARE_INODES,
@@ -272,14 +241,14 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         "passes": passes,
         "descriptors": 0,
         "view": None,
-        "share": {"shown": _SHARE, "mounts": _MOUNTS, "owners": owners},
+        "share": {"shown": SHARE, "mounts": MOUNTS, "whose": draft.uid},
         "keep_capabilities": False,
         "argv": argv,
         "env": {"PATH": "/usr/bin"},
         "cgroup_dirs": [],
         "cgroup_values": [],
         "cgroup_version": 0,
-        "placeholders": [made for part in draft.protected for made in part.placeholders],
+        "placeholders": draft.placeholders,
         "note": "",
         "trusted_root": here.trusted_root,
     }
@@ -295,7 +264,7 @@ def rising() -> Rising:
 
 def waking(draft: Draft, size: Sizes) -> Waking:
     """What the machine is told: nothing in it is any other machine's."""
-    shown = [(f"{_SHARE}/{i}", template.READ_ONLY) for i in range(len(draft.shown))]
+    shown = [(f"{SHARE}/{i}", template.READ_ONLY) for i in range(len(draft.shown))]
     steps = list(draft.guest)
     if draft.image:
         devices, furnishing = template.image_root(draft.uid, first=len(shown))
@@ -309,12 +278,13 @@ def waking(draft: Draft, size: Sizes) -> Waking:
     for verb, path, *rest in draft.inner:
         if verb == "bind":
             tree = draft.mounted[rest[0]]
-            shown.append((f"{_MOUNTS}/{rest[0]}", tree["attributes"]))
+            shown.append((f"{MOUNTS}/{rest[0]}", tree["attributes"]))
             rest = [len(shown) - 1]
         steps.append((verb, path, *rest))
     workdir = session_root(draft.spec)
     if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         steps.append(("session_dir", workdir))
+    steps += draft.hidden
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: size.open_files}
     if draft.spec.limits.disk_bytes:
         limits[resource.RLIMIT_FSIZE] = size.disk_bytes
@@ -342,6 +312,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             "seccomp": b"",
             "tag_key": 0,
             "covered": [],
+            "room": None,
             "place": "",
         },
     }

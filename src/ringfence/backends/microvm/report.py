@@ -15,7 +15,7 @@ from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.readback import cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
-from .plan import EMULATOR_BYTES, NO_DENIAL
+from .plan import EMULATOR_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ _CAN = (
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
     can.MOUNT,
+    can.ATTACH,
     can.PROTECTED_PATHS,
+    can.DENIED_PATHS,
     can.MEMORY_SNAPSHOT,
     can.FORK,
 )
@@ -46,8 +48,6 @@ _NO_HOST = "a machine has no network device that could lead to the host's own ne
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: _NO_HOST,
-    can.ATTACH: "a machine's mounts are made before its programs start",
-    can.DENIED_PATHS: NO_DENIAL,
     can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
     can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: "every machine is continued from one that has booted",

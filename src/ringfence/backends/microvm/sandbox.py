@@ -17,11 +17,13 @@ from .network import MicrovmNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
+    from ...model.mount import Mount
+    from ...model.session import ResolvedMount
     from ...model.snapshot import Snapshot
     from ..local.launched import Launched
     from ..local.sizes import Sizes
@@ -50,6 +52,7 @@ class MicrovmSandbox(HulledSandbox):
         conditions: Conditions,
         *,
         rises: bool,
+        attached: Sequence[Mount] = (),
     ) -> None:
         super().__init__(
             backend, draft.spec, draft.id, draft.uid, draft.mounts, control, started.pidfd
@@ -59,6 +62,8 @@ class MicrovmSandbox(HulledSandbox):
         self.protected, self.note = draft.protected, draft.note
         self.pid, self.group, self.errors = started.pid, started.group, started.errors
         self.conditions = conditions
+        self.attached: list[Mount] = list(attached)  # of the host's, once it ran
+        self.told = 0  # of what its PID 1 was told, and answers
         self._line, self.monitor, self.share = started.line, started.monitor, started.share
         self.network: MicrovmNetwork = MicrovmNetwork(
             self, started.network, draft.trusted, rises=rises
@@ -86,9 +91,35 @@ class MicrovmSandbox(HulledSandbox):
             self.tell(channels.CLOCK + b"%d" % time.time_ns())
 
     def tell(self, word: bytes) -> None:
-        """Something for the machine's PID 1, which answers nothing."""
+        """Something for the machine's PID 1."""
         with self._send_lock:
             wire.send_raw(self.control, word)
+
+    def hear(self, timeout_s: float) -> bytes:
+        """What the machine's PID 1 answers. Precondition: the caller has the sandbox's lock.
+
+        Raises:
+            SandboxLost: Nothing, in time.
+        """
+        self.control.settimeout(timeout_s)
+        try:
+            said = wire.receive_raw(self.control)[0]
+        except OSError as exc:
+            raise SandboxLost(f"the machine does not answer: {exc}") from exc
+        finally:
+            self.control.settimeout(None)
+        if not said:
+            raise self.lost_error()
+        return said
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        from .attach import attach
+
+        with self._lock:
+            self._require(self._state, "mount")
+            resolved = attach(self, mount)
+            self.mounts.append(resolved)
+            return resolved
 
     def changing(self) -> AbstractContextManager[object]:
         """For who changes it and is no caller's."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from ...errors import SnapshotCorrupt, Unsupported
+from ...errors import InvalidRequest, SnapshotCorrupt, Unsupported
+from ...model.mount import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,36 +40,56 @@ class Conditions:
         raise Unsupported(why, backend="microvm", operation="restore", field="snapshot_id")
 
 
-def begin(file: int, conditions: Conditions, known: Sequence[bytes]) -> None:
-    """Write what comes before the emulator's stream.
+class Head:
+    """What such a file begins with.
 
     Args:
+        before: What the machine was made of; None where it is a new one.
         known: What the guest's kernel knows of files, as who served them has written it.
+        attached: What was mounted once it ran.
     """
-    head = {"key": conditions.key, "sources": conditions.sources, "known": [len(k) for k in known]}
-    text = json.dumps(head).encode()
+
+    def __init__(
+        self,
+        before: Conditions | None = None,
+        known: Sequence[bytes] = (),
+        attached: Sequence[Mount] = (),
+    ) -> None:
+        self.before, self.known, self.attached = before, known, attached
+
+
+def begin(
+    file: int, before: Conditions, known: Sequence[bytes], attached: Sequence[Mount] = ()
+) -> None:
+    """Write what comes before the emulator's stream: see `Head`."""
+    form = {
+        "key": before.key,
+        "sources": before.sources,
+        "known": [len(k) for k in known],
+        "attached": [each.to_json() for each in attached],
+    }
+    text = json.dumps(form).encode()
     content = memoryview(b"".join([_MAGIC, len(text).to_bytes(_LENGTH, "little"), text, *known]))
     while content:
         content = content[os.write(file, content) :]
 
 
-def read(file: int, now: Conditions) -> list[bytes]:
-    """What was known; the descriptor is then where the emulator's stream begins.
+def read(file: int) -> Head:
+    """What was written; the descriptor is then where the emulator's stream begins.
 
     Raises:
         SnapshotCorrupt: It is no such file.
-        Unsupported: It cannot go on here.
     """
     try:
         if _exactly(file, len(_MAGIC)) != _MAGIC:
             raise ValueError("does not begin as it should")
-        head: Any = json.loads(_exactly(file, int.from_bytes(_exactly(file, _LENGTH), "little")))
-        before = Conditions(head["key"], head["sources"])
-        known = [_exactly(file, int(size)) for size in head["known"]]
-    except (ValueError, KeyError, TypeError) as exc:
+        form: Any = json.loads(_exactly(file, int.from_bytes(_exactly(file, _LENGTH), "little")))
+        before = Conditions(form["key"], form["sources"])
+        known = [_exactly(file, int(size)) for size in form["known"]]
+        attached = [Mount.from_json(each) for each in form.get("attached", ())]
+    except (ValueError, KeyError, TypeError, InvalidRequest) as exc:
         raise SnapshotCorrupt(f"the machine cannot be read: {exc}", hint="delete it") from exc
-    before.check(now)
-    return known
+    return Head(before, known, attached)
 
 
 def _exactly(file: int, size: int) -> bytes:

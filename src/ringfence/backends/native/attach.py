@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
 
-from ...errors import FileExists, InvalidRequest, IsolationError
+from ...errors import FileExists, InvalidRequest
 from ...model.mount import READ_ONLY
 from ...model.session import ResolvedMount
 from ...policy import landlock
 from ..local import journal
 from ..local.answers import Refused
+from ..local.denied import check_mount
 from ..local.host import host
-from ..local.protect import Protected, protect_mount
-from ..local.session import is_below
+from ..local.protect import Protected, prepare_mount_point, protect_mount
+from ..local.sockets import refuse_sockets
 from . import planner
 from .inner import replay, send
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from .sandbox import NativeSandbox
 
-_SCANNED_ENTRIES = 50_000
 _ATTACHED = "/mnt/attached"
 
 
@@ -36,9 +35,7 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
         InvalidRequest: The source does not exist, or the target is taken.
         IsolationError: It would open a way out.
     """
-    for path in sandbox.spec.deny:
-        if is_below(mount.target, path) or is_below(path, mount.target):
-            raise InvalidRequest(f"{path} is denied", field="target")
+    check_mount(mount.target, sandbox.spec.deny)
     if not mount.is_host_path:
         return _attach_session_dir(sandbox, mount)
     here = host()
@@ -56,13 +53,19 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
             if mount.is_writable
             else Protected()
         )
-        steps: list[tuple[Any, ...]] = [("bind", target, 0), *protected.steps]
+        # In another one that is writable: what is missing there is made, and removed again.
+        point = prepare_mount_point(target, tree["source"], sandbox.mounts)
+        parts = [*(point[:1] if point else ()), protected]
+        first = parts[0].steps if point else []
+        steps: list[tuple[Any, ...]] = [*first, ("bind", target, 0), *protected.steps]
+        made = [each for part in parts for each in part.placeholders]
         try:
-            _send(sandbox, tree, target, link, steps, draft.fds, protected.placeholders)
+            _send(sandbox, tree, target, link, steps, draft.fds, made)
         except BaseException:
-            protected.remove_placeholders()
+            for part in parts:
+                part.remove_placeholders()
             raise
-        sandbox.protected.append(protected)
+        sandbox.protected += parts
         made = [made for part in sandbox.protected for made in part.placeholders]
         journal.erase(sandbox.note)
         sandbox.note = journal.note(sandbox.id, made, sandbox.backend.label())
@@ -136,30 +139,3 @@ def may_reach_sockets(sandbox: NativeSandbox) -> bool:
         return False
     rules = landlock.plan_landlock(host().landlock_abi, writable=(), writable_files=())
     return not (sandbox.profile.landlock and rules.refuses_host_sockets)
-
-
-def refuse_sockets(source: str) -> None:
-    """A directory with unix sockets is not shown to a sandbox that may connect to them.
-
-    Raises:
-        IsolationError: It has one, or is too large to tell.
-    """
-    seen = 0
-    _refuse_socket(source)
-    for directory, names, files in os.walk(source):
-        for name in files:
-            _refuse_socket(os.path.join(directory, name))
-        seen += len(names) + len(files)
-        if seen > _SCANNED_ENTRIES:
-            raise IsolationError(
-                f"{source} has too many files to look for unix sockets in it",
-                hint="give the mount when the sandbox is created",
-            )
-
-
-def _refuse_socket(path: str) -> None:
-    if stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise IsolationError(
-            f"{path} is a unix socket, and this sandbox may connect to it",
-            hint="give the mount when the sandbox is created: it then has no unix sockets",
-        )

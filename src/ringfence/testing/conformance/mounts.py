@@ -247,6 +247,117 @@ class Mounts(ConformanceBase):
         assert refusal.value.field.endswith("source")
         assert before == sandbox.sandbox.session.mounts
 
+    @needs(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS)
+    def test_what_is_attached_is_protected_too(self, sandbox: Lab, source: Path) -> None:
+        sandbox.sandbox.attach(Mount("/late", str(source), READ_WRITE, protect=("hooks/new",)))
+
+        assert not sandbox.sh("echo evil > /late/hooks/new").ok
+        with pytest.raises(RingfenceError):
+            sandbox.files.move("/late/hooks", "/late/elsewhere")
+        assert sandbox.sh("echo fine > /late/other").ok
+
+        sandbox.sandbox.terminate()
+        assert ["file", "other"] == sorted(os.listdir(source))
+
+    @needs(can.MOUNT, can.ATTACH)
+    def test_attach_several(self, sandbox: Lab, source: Path, tmp_path: Path) -> None:
+        """In one another, of the session's own, and where something is mounted already."""
+        inner, newer = tmp_path / "inner", tmp_path / "newer"
+        (source / "in" / "it").mkdir(parents=True)
+        for path in (inner, newer):
+            path.mkdir()
+            (path / "file").write_text(f"{path.name}\n")
+
+        for mount in (
+            Mount("/home/sandbox/late", str(source), READ_WRITE, protect=()),
+            Mount("/home/sandbox/late/in/it", str(inner)),
+            Mount("/late/of/its/own", "", READ_WRITE),
+            Mount("/late/shown", str(source)),
+            Mount("/late/shown", str(newer)),
+        ):
+            sandbox.sandbox.attach(mount)
+
+        shown = sandbox.run("cat", "late/file", "late/in/it/file", "/late/shown/file")
+        assert "from the host\ninner\nnewer\n" == shown.text
+        assert sandbox.sh("echo x > /late/of/its/own/file").ok
+        assert not sandbox.sh("echo x > late/in/it/file").ok
+        assert not sandbox.sh("echo x > /late/shown/file").ok
+        assert sandbox.sh("echo x > late/more").ok
+
+    @needs(can.MOUNT, can.ATTACH)
+    def test_what_cannot_be_attached_leaves_nothing(self, sandbox: Lab, source: Path) -> None:
+        before = sandbox.sandbox.session.mounts
+        sandbox.put("/tmp/taken", b"")
+
+        with pytest.raises(RingfenceError):
+            sandbox.sandbox.attach(
+                Mount("/tmp/taken/in", str(source), READ_WRITE, protect=("new",))
+            )
+
+        assert before == sandbox.sandbox.session.mounts
+        assert ["file"] == os.listdir(source)
+        sandbox.sandbox.attach(Mount("/late", str(source)))
+        assert "from the host\n" == sandbox.run("cat", "/late/file").text
+
+    @needs(can.MOUNT, can.ATTACH, can.SUSPEND, can.RESUME)
+    def test_attach_to_a_suspended_sandbox(self, sandbox: Lab, source: Path) -> None:
+        sandbox.sandbox.suspend()
+        sandbox.sandbox.attach(Mount("/late", str(source)))
+        sandbox.sandbox.resume()
+
+        assert "from the host\n" == sandbox.run("cat", "/late/file").text
+
+    @needs(can.MOUNT, can.DENIED_PATHS)
+    def test_denied_paths(self, make_sandbox: MakeSandbox, source: Path) -> None:
+        """The host's, in a mount or shown, and the sandbox's own: there, or not there yet."""
+        (source / "secrets").mkdir()
+        (source / "secrets" / "key").write_text("secret")
+        mount = Mount("/data", str(source), READ_WRITE, protect=())
+        denied = ("/data/file", "/data/secrets", "/data/later", "/tmp/own", "/usr/bin/env")
+        control = make_sandbox(mounts=(mount,))
+        assert control.run("cat", "/data/file", "/data/secrets/key", "/usr/bin/env").ok
+        assert control.sh("echo x > /data/later && echo x > /tmp/own").ok
+        control.files.remove("/data/later")
+        control.sandbox.terminate()
+
+        lab = make_sandbox(mounts=(mount,), deny=denied)
+
+        for path in (*denied, "/data/secrets/key"):
+            assert not lab.run("cat", path).ok
+            assert not lab.sh(f"echo x > {path}").ok
+            with pytest.raises(RingfenceError):
+                lab.get(path)
+        attempts: list[Callable[[], object]] = [
+            lambda: lab.files.list("/data/secrets"),
+            lambda: lab.files.remove("/data/secrets", recursive=True),
+            lambda: lab.files.move("/data/secrets", "/data/elsewhere"),
+        ]
+        for attempt in attempts:
+            with pytest.raises(RingfenceError):
+                attempt()
+        assert lab.sh("echo fine > /data/other").ok
+        lab.sandbox.terminate()
+        assert ["file", "other", "secrets"] == sorted(os.listdir(source))
+        assert "from the host\n" == (source / "file").read_text()
+        assert "secret" == (source / "secrets" / "key").read_text()
+
+    @needs(can.MOUNT, can.DENIED_PATHS)
+    def test_nothing_is_mounted_at_what_is_denied(
+        self, make_sandbox: MakeSandbox, source: Path
+    ) -> None:
+        with pytest.raises(InvalidRequest):
+            make_sandbox(mounts=(Mount("/data/in", str(source)),), deny=("/data",))
+
+    @needs(can.MOUNT, can.ATTACH, can.DENIED_PATHS)
+    def test_nothing_is_attached_at_what_is_denied(
+        self, make_sandbox: MakeSandbox, source: Path
+    ) -> None:
+        lab = make_sandbox(deny=("/tmp/denied/in",))
+
+        for target in ("/tmp/denied/in", "/tmp/denied/in/it", "/tmp/denied"):
+            with pytest.raises(InvalidRequest):
+                lab.sandbox.attach(Mount(target, str(source)))
+
     @needs(can.MOUNT)
     def test_memory_outlives_the_session(self, make_sandbox: MakeSandbox, tmp_path: Path) -> None:
         memory = tmp_path / "memory"
