@@ -70,6 +70,14 @@ class TestWhatHelpersOfTheHostDo(ConformanceBase):
     test_memory_outlives_the_session = Mounts.test_memory_outlives_the_session
     test_protected_paths_cannot_be_moved = Mounts.test_protected_paths_cannot_be_moved_away
     test_nothing_is_left_behind = Mounts.test_nothing_is_left_behind
+    test_attach_to_a_live_sandbox = Mounts.test_attach_to_a_live_sandbox
+    test_attach_read_write = Mounts.test_attach_read_write
+    test_what_is_attached_is_protected_too = Mounts.test_what_is_attached_is_protected_too
+    test_attach_several = Mounts.test_attach_several
+    test_what_cannot_be_attached_leaves_nothing = Mounts.test_what_cannot_be_attached_leaves_nothing
+    test_attach_to_a_suspended_sandbox = Mounts.test_attach_to_a_suspended_sandbox
+    test_denied_paths = Mounts.test_denied_paths
+    test_nothing_is_attached_at_what_is_denied = Mounts.test_nothing_is_attached_at_what_is_denied
     test_restored_after_the_session_is_gone = Snapshots.test_restored_after_the_session_is_gone
     test_a_snapshot_is_a_moment = Snapshots.test_a_snapshot_is_a_moment
     test_host_directories_are_not_copied = Snapshots.test_host_directories_are_not_copied

@@ -17,7 +17,7 @@ import time
 
 from ..launcher import forked, init, programs, wire
 from ..linux import libc, namespaces, signals
-from . import flows, looking, program, users
+from . import flows, looking, program, room, users
 from .files import FileRequests
 from .groups import Groups
 from .tags import Tags
@@ -388,7 +388,7 @@ class Agent(FileRequests):
                 break
             time.sleep(_LOOK_S)
             self._reap()
-        root = os.statvfs("/")
+        root = room.usage()
         return b"%d %d %d %d" % (
             self.groups.count(),
             self.groups.memory_bytes(),
@@ -398,7 +398,7 @@ class Agent(FileRequests):
 
     def _do_bounds(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
         """What holds the guest, as its kernel has it: processes, open files, bytes and inodes."""
-        root = os.statvfs("/")
+        root = room.usage()
         return b"%d %d %d %d" % (
             self.groups.most(),
             resource.getrlimit(resource.RLIMIT_NOFILE)[1],

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .room import Room
+
 
 class Settings(TypedDict):
     """What the agent is told first."""
@@ -18,4 +22,5 @@ class Settings(TypedDict):
     seccomp: bytes  # the filter that it starts everything under, and itself; empty: none
     tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
     covered: list[str]  # hidden behind walls that the agent puts up; empty: it puts up none
+    room: Room | None  # behind those walls, what may be written; None: what the root is
     place: str  # the directory that the agent came in: to be removed

@@ -13,7 +13,7 @@ import stat
 
 from ..launcher import build
 from ..linux import mounts, namespaces, privileges
-from . import users
+from . import room, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def put_up(settings: Settings) -> list[int]:
         raise exc.cause from exc
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
     build.bound_terminals("/dev/pts")
+    if settings["room"] is not None:
+        room.make(settings["room"], settings["place"])
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
     users.keep_proc()

@@ -11,6 +11,7 @@ import errno
 import os
 import tarfile
 
+from ..linux import mounts
 from . import build, enter, layers, trees
 
 TYPE_CHECKING = False
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_COVERS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+
 
 def _furnish(request: dict[str, Any], fds: list[int]) -> None:
-    """Mount what the user mounts: request has trees and steps, fds what pins the sources."""
+    """Mount what the user mounts: request has trees and steps, fds what pins the sources.
+
+    What it has in `hidden` is done last, and covered by what lies in a file system of its own: `place` is
+    where that may be mounted for a moment.
+    """
     user_fd, mount_fd, *pins = fds
     if request["trusted_root"]:
         made = [enter.host_tree(tree, pins[tree["fd"]]) for tree in request["trees"]]
@@ -31,7 +38,38 @@ def _furnish(request: dict[str, Any], fds: list[int]) -> None:
     shape: Any = request
     os.chdir("/")
     os.umask(0o022)
-    build.run_steps(build.NewRoot(root_fd, shape, made), request["steps"])
+    root = build.NewRoot(root_fd, shape, made)
+    build.run_or_undo(root, request["steps"])
+    if request["hidden"]:
+        _hide(root, request["hidden"], request["place"])
+
+
+def _hide(root: build.NewRoot, steps: list[tuple[Any, ...]], place: str) -> None:
+    try:
+        mounts.mount("ringfence", place, "tmpfs", _COVERS, "mode=0700,size=4k,nr_inodes=4")
+    except OSError as exc:
+        raise build.BuildError("hide", exc) from exc
+    root.covers = place
+    try:
+        for step in steps:
+            if not (step[0] == "hide" and step[2] and _is_out_of_reach(root, step[1])):
+                build.run_steps(root, [step])
+    finally:
+        mounts.umount2(place, mounts.MNT_DETACH)
+
+
+def _is_out_of_reach(root: build.NewRoot, path: str) -> bool:
+    """Whether nothing is there, and nobody inside can change that, who has no rights that we lack."""
+    try:
+        os.close(root.open(path))
+    except FileNotFoundError:
+        try:
+            root.make_dir(path)
+        except PermissionError:
+            return True
+    except OSError:
+        pass  # which hiding it says better
+    return False
 
 
 def _save(request: dict[str, Any], fds: list[int]) -> None:

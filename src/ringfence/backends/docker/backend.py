@@ -16,7 +16,6 @@ from ...launcher import wire
 from ...model.spec import SandboxSpec
 from ..local import agent_code, identity, template
 from ..local.agents import (
-    AGENT,
     LEAST_OPEN_FILES,
     AgentBackend,
     NoWallsError,
@@ -26,6 +25,7 @@ from ..local.agents import (
     wants_filter,
 )
 from ..local.answers import Refused, answer
+from ..local.contained import AGENT, NO_WAYS
 from ..local.host import host
 from ..local.mounting import shows_the_host
 from ..local.sizes import sizes
@@ -33,12 +33,12 @@ from ..local.trusted import trusted_for
 from . import engine, image
 from .draft import Draft
 from .options import Options
-from .sandbox import DockerSandbox
+from .sandbox import QUOTAS, DockerSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
     from ...egress.client import Egress
     from ...model.capabilities import BackendReport
@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 NAME = "docker"
 _ENGINES = ("/sys", "/dev/mqueue")  # what an engine mounts, and no program of ours needs
 _READY_S = 60.0
+NO_QUOTA = "files of an image are the engine's to bound, whose storage driver cannot"
 _LEAST = {
     "open_files": LEAST_OPEN_FILES,
     "memory_bytes": (32 << 20, "the agent lives in it too"),
+    "inodes": (64, "the sandbox's own directories are some of them"),
 }
 
 
@@ -64,7 +66,10 @@ class DockerBackend(AgentBackend):
     """
 
     name = NAME
-    held = ("memory_bytes", "pids", "cpus", "open_files", "network_bytes")
+    held = (
+        *("memory_bytes", "pids", "cpus", "open_files", "network_bytes"),
+        *QUOTAS,
+    )
     least = _LEAST
     not_strong = "a container shares the host's kernel"
     lets_in = saves = True
@@ -141,10 +146,13 @@ class DockerBackend(AgentBackend):
             except NoWallsError:
                 self._has_walls = False  # which every report says: it is read back
         self.check_without_walls(draft.spec, restores=draft.restores)
+        self.refuse_limits(draft.spec, QUOTAS, NO_WAYS)
         return self._make_one(draft, walls=False)
 
     def _make_one(self, draft: Draft, *, walls: bool) -> DockerSandbox:
         self.client()  # without an engine, or its SDK, nothing is taken or made
+        if draft.held:
+            self.refuse_limits(draft.spec, ("inodes",), NO_QUOTA)
         spec, uid = draft.spec, draft.uid
         host_ids, owner = self._owner(draft, walls=walls)
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
@@ -156,7 +164,12 @@ class DockerBackend(AgentBackend):
             listener = _furnish(place, draft)
             with listener:
                 options = self._options(draft, size, place, owner)
-                container = options.create(self.client(), draft.id, walls=walls)
+                try:
+                    container = options.create(self.client(), draft.id, walls=walls)
+                except DockerException as exc:
+                    if options.disk_bytes:
+                        self._no_disk_quota(exc)
+                    raise
                 container.start()
                 control = _accept(listener, container)
             told = settings(
@@ -166,6 +179,7 @@ class DockerBackend(AgentBackend):
                 covered=[*template.masked(), *_ENGINES, AGENT] if walls else [],
                 processes=size.pids + 1 if host_ids else 0,
                 unix_sockets=not shows_the_host(spec),
+                room=draft.room(size) if walls else None,
             )
             wire.send(control, told)
             ways = _wait_for_agent(control, container)
@@ -183,8 +197,9 @@ class DockerBackend(AgentBackend):
                 place,
                 host_ids,
                 size,
-                draft.made_in(),
-                draft.trusted,
+                draft,
+                owner,
+                walls=walls,
             )
         except BaseException as exc:
             _remove(container, place)
@@ -214,7 +229,9 @@ class DockerBackend(AgentBackend):
         volumes = _shown(uid, held)
         for path in draft.shown():
             volumes[place + path] = {"bind": path, "mode": "ro"}
-        tmpfs = dict.fromkeys(draft.made_in(), f"uid={owner},gid={owner},mode=0755,exec")
+        disk_bytes = (draft.spec.limits.disk_bytes or 0) if held else 0
+        own = f"uid={owner},gid={owner},mode=0755,exec"
+        tmpfs = dict.fromkeys(draft.made_in(), f"{own},size={disk_bytes}" if disk_bytes else own)
         return Options(
             image=name,
             command=_agent_argv(foreign=held is not None),
@@ -223,7 +240,14 @@ class DockerBackend(AgentBackend):
             size=size,
             tmpfs=tmpfs,
             volumes={**volumes, place: {"bind": AGENT, "mode": "ro"}},
+            disk_bytes=disk_bytes,
         )
+
+    def _no_disk_quota(self, exc: Exception) -> NoReturn:
+        """Of the engine's words, which say whether it is this that it cannot do."""
+        if "storage" in str(exc).lower():
+            raise self.refusal("disk_quota", "limits.disk_bytes", f"{NO_QUOTA}: {exc}") from exc
+        raise IsolationError(f"the engine did not make the container: {exc}") from exc
 
     def client(self) -> Any:
         """The engine.

@@ -14,8 +14,10 @@ from . import image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...guest.room import Room
     from ...model.spec import SandboxSpec
     from ..local.images import Held
+    from ..local.sizes import Sizes
     from ..local.trusted import Trusted
     from .sandbox import DockerSandbox
 
@@ -56,6 +58,16 @@ class Draft:
                 if (self.held or is_own(path)) and not self._has(top):
                     wanted[top] = None
         return [top for top in wanted if top not in self.files_at_top()]
+
+    def room(self, size: Sizes) -> Room | None:
+        """All that may be written; None where an image's files are, which may be anywhere."""
+        if self.held:
+            return None
+        return {
+            "size_bytes": size.disk_bytes,
+            "inodes": size.inodes,
+            "places": [*image.OWN, *self.made_in(), "/dev/shm"],
+        }
 
     def files_at_top(self) -> list[str]:
         """Targets that are not directories, and lie in the engine's own /."""

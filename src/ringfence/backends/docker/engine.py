@@ -44,6 +44,12 @@ def connect(host: str | None) -> Any:
         ) from exc
 
 
+def is_podman(engine: Any) -> bool:
+    """Whether it is one that only speaks as Docker does."""
+    components = engine.version().get("Components") or []
+    return any("Podman" in each.get("Name", "") for each in components)
+
+
 def _try(path: str) -> None:
     """Whether anybody listens: the SDK leaves a socket behind where nobody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -12,7 +12,7 @@ import threading
 from ...errors import ImageRefused
 from ...images.store import ImageStore
 from ..local import runtime, template
-from ..local.agents import AGENT
+from ..local.contained import AGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +54,15 @@ def archive(uid: int, owner: int) -> bytes:
     return made.getvalue()
 
 
+def one_of_the_users(path: str, uid: int, *, is_file: bool) -> bytes:
+    """A tar with one empty file or directory in it, the user's."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        kind, mode = (tarfile.REGTYPE, 0o644) if is_file else (tarfile.DIRTYPE, 0o755)
+        _add(tar, path, kind, mode, uid)
+    return made.getvalue()
+
+
 def _is_own(path: str) -> bool:
     return path.startswith(OWN)
 
@@ -84,7 +93,7 @@ def image_of(engine: Any, uid: int, owner: int) -> str:
     try:
         engine.images.get(name)
     except ImageNotFound:
-        engine.api.import_image_from_data(content, repository=REPOSITORY, tag=tag)
+        engine.api.import_image_from_data(content, repository=name)  # Podman reads no tag apart
     return name
 
 
@@ -119,7 +128,7 @@ def image_from(engine: Any, held: Held, uid: int) -> str:
         writer = threading.Thread(target=_write, args=(write, held.root, own, uid), daemon=True)
         with open(read, "rb") as stream:
             writer.start()
-            engine.api.import_image_from_stream(stream, IMAGES, tag, changes=labels)
+            engine.api.import_image_from_stream(stream, name, changes=labels)
         writer.join()
     return name
 

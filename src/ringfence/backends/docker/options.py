@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+
 from ..local import template
+from .engine import is_podman
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ else:
     from ...model.record import dataclass
 
 LABEL = "ringfence.sandbox"
+_MOST_PROCESSES = 32768  # what Podman 4.3's service has itself
 _CAREFUL = ("no-new-privileges:true",)
 
 
@@ -25,6 +29,7 @@ class Options:
     Attributes:
         user: Who runs in it, as the engine counts.
         tmpfs: Place to mount options.
+        disk_bytes: What the container may write; 0: as much as the engine lets it.
         volumes: The host's path to where it is shown, and how.
     """
 
@@ -35,6 +40,7 @@ class Options:
     size: Sizes
     tmpfs: Mapping[str, str]
     volumes: Mapping[str, Mapping[str, str]]
+    disk_bytes: int = 0
 
     def create(self, engine: Any, sandbox_id: str, *, walls: bool) -> Any:
         """The container, which does not run yet.
@@ -75,16 +81,30 @@ class Options:
             "ulimits": [
                 Ulimit(name="nofile", soft=size.open_files, hard=size.open_files),
                 Ulimit(name="core", soft=1, hard=1),  # with 0, a core_pattern with a pipe would run
+                *_limits_of_ours(engine),
             ],
             "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64k"}),
             "restart_policy": {"Name": "no"},
             "tmpfs": dict(self.tmpfs),
             "binds": dict(self.volumes),
+            "storage_opt": {"size": str(self.disk_bytes)} if self.disk_bytes else None,
         }
+
+
+def _limits_of_ours(engine: Any) -> list[Any]:
+    """Podman asks for a number of processes of its own, which not every host lets it have."""
+    from docker.types import Ulimit
+
+    if not is_podman(engine):
+        return []
+    _soft, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = _MOST_PROCESSES if most == resource.RLIM_INFINITY else min(most, _MOST_PROCESSES)
+    return [Ulimit(name="nproc", soft=most, hard=most)]
 
 
 def _security(engine: Any) -> list[str]:
     """Without the engine's filter and profile: they forbid the very calls that walls are made of."""
     found = engine.info().get("SecurityOptions") or []
     unconfined = ["apparmor=unconfined"] if any("name=apparmor" in each for each in found) else []
-    return [*_CAREFUL, "seccomp=unconfined", *unconfined]
+    unmasked = ["unmask=ALL"] if is_podman(engine) else []  # which reads no list of paths
+    return [*_CAREFUL, "seccomp=unconfined", *unconfined, *unmasked]

@@ -33,15 +33,14 @@ _CAN = (
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
 )
-_TAKES_WAYS = (can.MOUNT, can.PROTECTED_PATHS, can.SNAPSHOT, can.RESTORE)
+_TAKES_WAYS = (
+    *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
+    *(can.DISK_QUOTA, can.INODE_QUOTA),
+)
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NOT_YET = "the Docker backend does not have it yet"
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "a container of ours never has the host's network, nor the engine's",
-    can.ATTACH: "a container takes no mounts once it runs",
-    can.DENIED_PATHS: "what could hide them lies in the engine's own /dev, which is root's",
-    can.DISK_QUOTA: "most storage drivers of engines have none",
-    can.INODE_QUOTA: "most storage drivers of engines have none",
     can.IO_LIMIT: _NOT_YET,
     can.MEMORY_SNAPSHOT: "the engine's checkpoints need CRIU",
     can.FORK: "the engine's checkpoints need CRIU",
@@ -92,9 +91,26 @@ def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
         _memory(sandbox),
         _pids(sandbox),
     ]
-    for name in (can.DISK_QUOTA, can.INODE_QUOTA):
-        found.append(Protection(name, DEGRADED, "none: the engine's storage drivers have none"))
+    found += _quotas(sandbox)
     return (*found, *(() if wants_filter(sandbox.spec) else (posture.TREES,)))
+
+
+def _quotas(sandbox: DockerSandbox) -> list[Protection]:
+    if not sandbox.has_room:
+        lacking = [can.LIMITED_BY[name] for name in sandbox.lacking()]
+        why = "none: its files are on the engine's disk"
+        found = [Protection(name, DEGRADED, why) for name in lacking]
+        if can.DISK_QUOTA not in lacking:
+            of = (
+                f"{(sandbox.spec.limits.disk_bytes or 0) >> 20} MiB, by the engine's storage driver"
+            )
+            found.append(Protection(can.DISK_QUOTA, ENFORCED, of))
+        return found
+    disk, inodes = (int(word) for word in sandbox.ask("bounds")[0].split()[2:])
+    return [
+        Protection(can.DISK_QUOTA, ENFORCED, f"{disk >> 20} MiB, the size of a tmpfs"),
+        Protection(can.INODE_QUOTA, ENFORCED, f"{inodes} files and directories in a tmpfs"),
+    ]
 
 
 def _memory(sandbox: DockerSandbox) -> Protection:

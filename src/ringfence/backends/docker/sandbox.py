@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
 from ...errors import ExecError, IoError
 from ...model.state import State
 from ...model.stats import SandboxStats
+from ..local.answers import Refused
 from ..local.contained import Changes, ContainedNetwork, ContainedSandbox
+from ..local.session import is_below, is_own
 from . import groups
+from .image import OWN, one_of_the_users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,12 +21,14 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...model.capabilities import Protection
+    from ...model.mount import Mount
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
     from ..local.sizes import Sizes
-    from ..local.trusted import Trusted
     from .backend import DockerBackend
+    from .draft import Draft
 
+QUOTAS = ("disk_bytes", "inodes")
 _MODIFIED, _ADDED, _DELETED = 0, 1, 2  # of the engine's list of changes
 
 
@@ -30,10 +36,13 @@ class DockerSandbox(ContainedSandbox):
     """See `BackendSandbox`.
 
     Args:
-        made_in: Directories that the engine has made for it, in memory.
+        owner: Its user, as the engine counts.
+        walls: Whether its agent has put up walls of its own.
 
     Attributes:
         first_host_id: Of ids that it shares with nobody; 0: it has the host's own.
+        places: Directories whose whole content is its own, in memory.
+        has_room: Whether there is nothing else that it may write, and all of that has a size.
     """
 
     def __init__(
@@ -50,30 +59,72 @@ class DockerSandbox(ContainedSandbox):
         place: str,
         first_host_id: int,
         sizes: Sizes,
-        made_in: list[str],
-        trusted: Trusted | None,
+        draft: Draft,
+        owner: int,
+        *,
+        walls: bool,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
         self.owner: DockerBackend = backend
         self.ways, self.pid, self.container, self.place = ways, pid, container, place
-        self.first_host_id, self.sizes, self.made_in = first_host_id, sizes, made_in
+        self.first_host_id, self.sizes, self._counted_as = first_host_id, sizes, owner
+        room = draft.room(sizes) if walls else None
+        self.has_room, self._of_image = room is not None, draft.held is not None
+        own = room["places"] if room is not None else draft.made_in()
+        self.places = [path for path in own if not path.startswith("/dev/")]
         self.group = groups.Group(pid)
-        self.network: ContainedNetwork = ContainedNetwork(self, trusted)
+        self.network: ContainedNetwork = ContainedNetwork(self, draft.trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:
-        pids = None
+        pids = disk = inodes = None
         if state in (State.PROVISIONED, State.RUNNING):
-            pids = int(self.ask("usage")[0].split()[0])
+            pids, _memory, disk, inodes = (int(word) for word in self.ask("usage")[0].split())
         return SandboxStats(
             state=state,
             cpu_ns=self.group.cpu_ns(),
             memory_bytes=self.group.memory_bytes(),
             peak_memory_bytes=self.group.peak_memory_bytes(),
             pids=pids,
+            disk_bytes=disk if self.has_room else None,
+            inodes=inodes if self.has_room else None,
             uptime_s=time.monotonic() - self._created,
             execs=self._execs,
-            degraded=self.owner.degraded(self.spec),
+            degraded=self.owner.degraded(self.spec, self.lacking()),
         )
+
+    def lacking(self) -> tuple[str, ...]:
+        """Limits that the backend has, and this one has not."""
+        if self.has_room:
+            return ()
+        return ("inodes",) if self._of_image and self.spec.limits.disk_bytes else QUOTAS
+
+    def make_place(self, mount: Mount) -> None:
+        """In the engine's own /, which is root's, the engine makes what is missing."""
+        top = "/" + mount.target.split("/")[1]
+        if self._of_image or not is_own(top) or any(is_below(top, each) for each in OWN):
+            return
+        with self.awake():
+            try:
+                self.ask("stat", top)
+            except Refused as exc:
+                if exc.errno != errno.ENOENT:
+                    raise
+            else:
+                return
+            self._make_top(top, mount)
+
+    def _make_top(self, top: str, mount: Mount) -> None:
+        from docker.errors import DockerException
+
+        is_file = mount.is_host_path and mount.target == top and os.path.isfile(mount.source)
+        content = one_of_the_users(top, self._counted_as, is_file=is_file)
+        try:
+            if self.container.put_archive("/", content):
+                return
+            why = "it does not say why"
+        except DockerException as exc:
+            why = str(exc)
+        raise IoError(f"{top}: the engine did not make it: {why}")
 
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
@@ -85,6 +136,8 @@ class DockerSandbox(ContainedSandbox):
 
     def changes(self) -> Changes:
         """As the engine tells, which keeps the container's files, in whatever way."""
+        if self.has_room:
+            return Changes([], [], self.places)
         from docker.errors import DockerException
 
         try:
@@ -94,7 +147,7 @@ class DockerSandbox(ContainedSandbox):
         kinds: dict[int, list[str]] = {_MODIFIED: [], _ADDED: [], _DELETED: []}
         for each in told:
             kinds[each["Kind"]].append(each["Path"])
-        return Changes([*kinds[_MODIFIED], *kinds[_ADDED]], kinds[_DELETED], self.made_in)
+        return Changes([*kinds[_MODIFIED], *kinds[_ADDED]], kinds[_DELETED], self.places)
 
     def _freeze(self, frozen: bool) -> None:
         from docker.errors import DockerException

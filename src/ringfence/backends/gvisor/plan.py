@@ -329,6 +329,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         "seccomp": b"",
         "tag_key": 0,
         "covered": [],
+        "room": None,
         "place": _AGENT,
     }
 

@@ -26,6 +26,7 @@ _MODULES = (
     "ringfence.guest.groups",
     "ringfence.guest.looking",
     "ringfence.guest.program",
+    "ringfence.guest.room",
     "ringfence.guest.still",
     "ringfence.guest.tags",
     "ringfence.guest.trees",

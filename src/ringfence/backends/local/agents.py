@@ -17,7 +17,7 @@ from ...model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ...policy.filters import load_filter
 from . import identity
 from .base import LocalBackend
-from .contained import NO_WAYS
+from .contained import AGENT, NO_WAYS
 from .launched import Launched
 from .network import check_given_secrets
 from .protect import check_names
@@ -26,10 +26,11 @@ from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from typing import NoReturn
 
     from ...egress.client import Egress
+    from ...guest.room import Room
     from ...guest.settings import Settings
     from ...model.snapshot import Snapshot
     from ..protocol import Backend
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
     from .contained import ContainedSandbox
     from .guest import GuestSandbox
 
-AGENT = "/.ringfence"
 LEAST_OPEN_FILES = (64, "the agent lives under it too")
 _ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
-_LETS_IN = ("deny", "python_env")  # that is left, where helpers of the host's may go in
+_LETS_IN = ("python_env",)  # that is left, where helpers of the host's may go in
 
 
 class NoWallsError(Exception):
@@ -100,6 +100,7 @@ class AgentBackend(LocalBackend):
         """Refuse what takes namespaces of the agent's own, where it has none."""
         wanted = {
             "mounts": any(m.source or m.access != READ_WRITE for m in all_mounts(spec)),
+            "deny": bool(spec.deny),
             "network": not spec.network.is_none,
             "secrets": bool(spec.secrets),
             "restore": restores,
@@ -113,21 +114,26 @@ class AgentBackend(LocalBackend):
         return False
 
     def _check_limits(self, spec: SandboxSpec) -> None:
-        for name, capability in can.LIMITED_BY.items():
-            allowed = {capability, "*"}.intersection(spec.allow_degraded)
-            if getattr(spec.limits, name) is not None and name not in self.held and not allowed:
-                raise self.refusal(capability, f"limits.{name}", self.no_limits)
+        self.refuse_limits(spec, [n for n in can.LIMITED_BY if n not in self.held], self.no_limits)
         if spec.limits.idle_timeout_s is not None:
             raise self.refusal("limit idle_timeout_s", "limits.idle_timeout_s")
         check_least(spec, self.least)
 
+    def refuse_limits(self, spec: SandboxSpec, names: Sequence[str], why: str) -> None:
+        """Refuse those that are asked for, unless they may be missing."""
+        for name in names:
+            capability = can.LIMITED_BY[name]
+            allowed = {capability, "*"}.intersection(spec.allow_degraded)
+            if getattr(spec.limits, name) is not None and not allowed:
+                raise self.refusal(capability, f"limits.{name}", why)
+
     def refusal(self, operation: str, field: str, why: str = "") -> Unsupported:
         return Unsupported(why, backend=self.name, operation=operation, field=field)
 
-    def degraded(self, spec: SandboxSpec) -> tuple[str, ...]:
-        """Limits that were asked for, and allowed not to hold."""
+    def degraded(self, spec: SandboxSpec, lacking: Container[str] = ()) -> tuple[str, ...]:
+        """Limits that were asked for, and allowed not to hold: others, and of these what is `lacking`."""
         asked = [n for n in can.LIMITED_BY if getattr(spec.limits, n) is not None]
-        return tuple(can.LIMITED_BY[n] for n in asked if n not in self.held)
+        return tuple(can.LIMITED_BY[n] for n in asked if n not in self.held or n in lacking)
 
     def _new_id(self, spec: SandboxSpec) -> str:
         if spec.id is None:
@@ -208,6 +214,7 @@ def settings(
     covered: Sequence[str] = (),
     processes: int = 0,
     unix_sockets: bool = True,
+    room: Room | None = None,
 ) -> Settings:
     """What the agent is told first, where the host's kernel is its own.
 
@@ -215,6 +222,7 @@ def settings(
         filtered: Whether it is to install our own system-call filter, on top of the launcher's.
         covered: Behind walls of its own: see `Settings`.
         processes: What the user may have, where it is nobody else's; 0: the cgroup alone holds them.
+        room: Behind those walls, what may be written.
         unix_sockets: Whether they do no harm: no directory of the host's, with sockets in it, is mounted.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
@@ -239,6 +247,7 @@ def settings(
         else b"",
         "tag_key": key if filtered else 0,
         "covered": list(covered),
+        "room": room,
         "place": AGENT,
     }
 

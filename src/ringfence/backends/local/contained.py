@@ -13,23 +13,28 @@ from ...guest.walls import WAYS
 from ...model.state import State
 from . import journal, saving
 from .answers import Refused
+from .denied import check_mount
 from .guest import GuestSandbox
 from .host import host
+from .mounting import Mounting, shows_the_host
 from .network import SandboxNetwork
+from .sockets import refuse_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Protocol
 
+    from ...launcher.placeholders import Placeholder
     from ...launcher.plan import NetworkPlan
     from ...model.granted import SandboxCapabilities
+    from ...model.mount import Mount
     from ...model.network import NetworkPolicy
+    from ...model.session import ResolvedMount
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .guest import Owner
     from .launched import Launched
-    from .mounting import Mounting
     from .sizes import Sizes
     from .trusted import Trusted
 
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _FURNISH_S = 60.0
+AGENT = "/.ringfence"  # where it has come in, and nobody sees anything afterwards
 NO_WAYS = (
     "its agent has no namespaces of its own: the launcher or the host allows none, "
     "or the profile leaves out our filter"
@@ -131,25 +137,64 @@ class ContainedSandbox(GuestSandbox):
         self.mounting = mounting
         mounting.prepare(owner)
         self.mounts[:] = mounting.mounts
-        if not mounting.steps:
+        if not (mounting.steps or mounting.hidden):
             return
-        note = journal.note(self.id, mounting.placeholders) or ""
-        mounting.note = note
+        mounting.note = journal.note(self.id, mounting.placeholders) or ""
+        try:
+            self._send(mounting, mounting.placeholders)
+        except Refused as exc:
+            raise InvalidRequest(f"mount: {exc.strerror}", field="mounts") from exc
+        finally:
+            mounting.close()
+
+    def _send(self, mounting: Mounting, made: list[Placeholder]) -> None:
+        """Let a helper do it, and the keeper remember what was made on the host."""
         request = {
             "do": "furnish",
             "trusted_root": host().trusted_root,
             "trees": mounting.trees,
             "steps": mounting.steps,
+            "hidden": mounting.hidden,
+            "place": AGENT,
             "id": self.id,
-            "placeholders": mounting.placeholders,
-            "note": note,
+            "placeholders": made,
+            "note": mounting.note,
         }
-        try:
-            self.join("contained", request, mounting.fds, _FURNISH_S)
-        except Refused as exc:
-            raise InvalidRequest(f"mount: {exc.strerror}", field="mounts") from exc
-        finally:
-            mounting.close()
+        self.join("contained", request, mounting.fds, _FURNISH_S)
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        with self._lock:
+            self._require(self._state, "mount")
+            have = self.mounting
+            if have is None or not self.ways:
+                raise Unsupported(NO_WAYS, backend=self.backend.name, operation="attach")
+            check_mount(mount.target, self.spec.deny)
+            more = Mounting(self.spec, there=self.mounts)
+            try:
+                more.add(mount, self.host_id() if host().trusted_root else None)
+                if not shows_the_host(self.spec):
+                    for tree in more.trees:
+                        refuse_sockets(tree["source"])
+                self.make_place(mount)
+                more.note = journal.path_of(self.id) or ""
+                self._send(more, [*have.placeholders, *more.placeholders])
+            except BaseException as exc:
+                for each in more.protected:
+                    each.remove_placeholders()
+                if isinstance(exc, Refused):
+                    raise InvalidRequest(f"{mount.target}: {exc.strerror}", field="mount") from exc
+                raise
+            finally:
+                more.close()
+            have.protected += more.protected
+            if more.placeholders:
+                journal.erase(have.note or None)
+                have.note = journal.note(self.id, have.placeholders) or ""
+            self.mounts.append(more.mounts[-1])
+            return more.mounts[-1]
+
+    def make_place(self, mount: Mount) -> None:
+        """What it takes for a helper to mount there, who has the rights of the sandbox's user."""
 
     def _let_go(self) -> None:
         with self._fds_lock:

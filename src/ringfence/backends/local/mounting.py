@@ -7,11 +7,13 @@ import os
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from . import sources
+from .denied import deny_paths
 from .protect import Protected, prepare_mount_point, protect_mount
 from .session import all_mounts, steps_of_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ...launcher.placeholders import Placeholder
@@ -27,19 +29,24 @@ class Mounting:
 
     Args:
         steps: What is to be done in its root besides, first of all.
+        there: What a sandbox that runs has already.
 
     Attributes:
+        hidden: What is done last of all: denied paths.
         fds: What pins the sources, until they are mounted.
         note: Of the journal; empty where there is nothing to note.
     """
 
-    def __init__(self, spec: SandboxSpec, steps: Steps | None = None) -> None:
+    def __init__(
+        self, spec: SandboxSpec, steps: Steps | None = None, there: Sequence[ResolvedMount] = ()
+    ) -> None:
         self._spec = spec
         self.trees: list[Tree] = []
         self.steps: Steps = list(steps or ())
+        self.hidden: Steps = []
         self.fds: list[int] = []
         self.protected: list[Protected] = []
-        self.mounts: list[ResolvedMount] = []
+        self.mounts = list(there)
         self.note = ""
 
     def prepare(self, owner: int | None) -> None:
@@ -55,11 +62,17 @@ class Mounting:
             if target != MEMORY_DIR or not self._spec.memory_dir:
                 self.mounts.append(ResolvedMount(target, READ_WRITE))
         for mount in all_mounts(self._spec):
-            if mount.is_host_path:
-                self._add_host_mount(mount, owner)
-            else:
-                self.steps += steps_of_own(self._spec, mount)
-                self.mounts.append(ResolvedMount(mount.target, mount.access))
+            self.add(mount, owner)
+        self.hidden, covered = deny_paths(self._spec.deny, self.mounts)
+        self.protected += covered
+
+    def add(self, mount: Mount, owner: int | None) -> None:
+        """One more; see `prepare`."""
+        if mount.is_host_path:
+            self._add_host_mount(mount, owner)
+        else:
+            self.steps += steps_of_own(self._spec, mount)
+            self.mounts.append(ResolvedMount(mount.target, mount.access))
 
     def _add_host_mount(self, mount: Mount, owner: int | None) -> None:
         tree, fd = sources.pin(mount, owner)
