@@ -7,10 +7,10 @@ import subprocess
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from ...launcher.cgroups import remove
 from ...model.spec import SandboxSpec
-from ..local import agent_code, identity, template
+from ..local import agent_code, cgroups, identity, template
 from ..local.agents import (
-    AGENT,
     AgentBackend,
     NoWallsError,
     make_workdir,
@@ -20,12 +20,13 @@ from ..local.agents import (
     wants_filter,
 )
 from ..local.answers import Refused, answer
+from ..local.contained import AGENT, NO_WAYS
 from ..local.host import host
 from ..local.inside import first_inside
 from ..local.mounting import Mounting, shows_the_host
 from ..local.trusted import trusted_for
 from ..local.words import last_words, room_for_words
-from . import launchers, place
+from . import launchers, limits, place
 from .sandbox import CommandSandbox, end
 
 TYPE_CHECKING = False
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..local.trusted import Trusted
 
 _READY_S = 60.0
+LEAST_MEMORY = (32 << 20, "the agent lives in it too")
 
 
 class CommandBackend(AgentBackend):
@@ -44,28 +46,57 @@ class CommandBackend(AgentBackend):
 
     Args:
         launcher: What confines, and how.
+        state_dir: Where snapshots are kept; None is this user's data directory.
         egress: Who moves the data of forwarded connections; None is the process that this one shares.
     """
 
     not_strong = "a launcher shares the host's kernel"
+    no_limits = "no cgroup holds it: its files are in a directory of the host's"
     not_root = "a launcher maps one user, who is not root"
-    no_limits = "launchers set no limits"
 
     def __init__(
         self,
         launcher: launchers.Launcher | None = None,
         *,
+        state_dir: str | None = None,
         egress: Callable[[], Egress] | None = None,
     ) -> None:
         self.launcher = launcher or launchers.bubblewrap()
         self.name = self.launcher.name
         self.no_rules = f"{self.name} does not go through the egress engine"
         self.lets_in = bool(self.launcher.within)
-        self.held = ("open_files", "network_bytes") if self.lets_in else ("open_files",)
         self._has_walls = self.lets_in  # until the host has refused them
-        super().__init__(egress)
+        super().__init__(egress, state_dir)
+        self._layout: cgroups.Layout | None = None
+        self.can_stop = False
         self._host_ids: identity.HostIds | None = None
         self._swept = False
+
+    def beside(self, state_dir: str) -> CommandBackend:
+        """Another one of the same launcher, with snapshots of its own."""
+        return CommandBackend(self.launcher, state_dir=state_dir)
+
+    def layout(self) -> cgroups.Layout:
+        """Where cgroups go, found on first use: and so what is held, and whether anything can stand still."""
+        with self._lock:
+            if self._layout is None:
+                layout = cgroups.Layout()
+                cgroups.sweep(layout)
+                group = cgroups.Group(layout, self.name, cpus=False)
+                self.held = ("open_files", *limits.held(layout))
+                self.held += ("network_bytes",) if self.lets_in else ()
+                self.can_stop = group.can_freeze
+                self.saves = self.lets_in and self.can_stop
+                if layout.version:
+                    self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
+                else:
+                    self.no_limits = f"no cgroup may be used here: {layout.why}"
+                self._layout = layout
+            return self._layout
+
+    def check(self, spec: SandboxSpec) -> None:
+        self.layout()
+        super().check(spec)
 
     # -- provisioning -----------------------------------------------------------------------
 
@@ -79,6 +110,17 @@ class CommandBackend(AgentBackend):
             return sandbox
         finally:
             self._making.discard(sandbox_id)
+
+    def provision_with(
+        self, spec: SandboxSpec, taken_under: SandboxSpec, content: int
+    ) -> CommandSandbox:
+        del taken_under
+        sandbox = self.provision(spec)
+        if not sandbox.ways:
+            sandbox.terminate()
+            raise self.refusal("restore", "", NO_WAYS)
+        sandbox.load(content)
+        return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> CommandSandbox:
         """With walls that the agent puts up itself; where a host allows none, what the launcher has must do."""
@@ -144,6 +186,8 @@ class CommandBackend(AgentBackend):
         errors = room_for_words("launcher-says")
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
+        layout = self.layout()
+        group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
         try:
             told = settings(
                 spec,
@@ -154,10 +198,11 @@ class CommandBackend(AgentBackend):
             )
             wire.send(ours, told)
             words = {**made.words, "uid": str(uid)}
-            process = subprocess.Popen(
+            process = limits.start(
+                group,
+                spec,
                 [*self.launcher.command(words, made.shown, walls=walls), *agent_code.argv(AGENT)],
                 stdin=theirs.fileno(),
-                stdout=errors,
                 stderr=errors,
                 env=self.launcher.environment(words),
                 cwd="/",
@@ -173,6 +218,8 @@ class CommandBackend(AgentBackend):
                 raise IsolationError(
                     f"{self.name} gives no PID namespace: processes could outlive the sandbox"
                 )
+            if layout.version:
+                limits.check(group, pid)
             sandbox = CommandSandbox(
                 self,
                 spec,
@@ -183,6 +230,7 @@ class CommandBackend(AgentBackend):
                 ways,
                 pid,
                 process,
+                group,
                 made,
                 slot,
                 trusted,
@@ -193,6 +241,7 @@ class CommandBackend(AgentBackend):
             if process is not None:
                 process.kill()
                 end(process)
+                remove(group.directories)
             if isinstance(exc, OSError) and not isinstance(exc, Refused):
                 raise IsolationError(f"{self.name} did not start: {exc}") from exc
             raise

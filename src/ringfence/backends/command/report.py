@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, BackendReport, Capability, Protection
+from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
 from ..local import posture
 from ..local.agents import wants_filter
@@ -13,6 +13,7 @@ from ..local.guest_granted import status_of_agent
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.posture_inside import of_walls
+from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import read_or_last, unavailable
 from .sandbox import NO_STOP
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from .backend import CommandBackend
     from .sandbox import CommandSandbox
 
-_TAKES_WAYS = (can.MOUNT, can.PROTECTED_PATHS)
+_TAKES_WAYS = (
+    *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
+)
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
 _NONE_DOES = "no launcher does"
+_NO_LIMIT = 1 << 60  # version 1 has a number for it
+_ON_DISK = "its files are in a directory of the host's"
+_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT)
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the command backend gives its launchers no network",
     can.NETWORK_HOSTS: "a launcher does not go through the egress engine",
@@ -36,22 +42,15 @@ _CANNOT = {
     can.ATTACH: "mounts are made before anything runs",
     can.PROTECTED_PATHS: "there are no mounts in which they could lie",
     can.DENIED_PATHS: "no launcher hides them",
-    can.SNAPSHOT: NO_STOP,
-    can.RESTORE: NO_STOP,
     can.MEMORY_SNAPSHOT: _NONE_DOES,
     can.FORK: _NONE_DOES,
-    can.SUSPEND: _NONE_DOES,
-    can.RESUME: _NONE_DOES,
     can.SUSPEND_ON_IDLE: _NONE_DOES,
     can.PREWARM: _NONE_DOES,
     can.IMAGE: "the command backend shows the host's programs",
     can.GPU: _NONE_DOES,
-    can.MEMORY_LIMIT: "launchers set no limits",
-    can.CPU_LIMIT: "launchers set no limits",
-    can.PIDS_LIMIT: "launchers set no limits",
-    can.DISK_QUOTA: "launchers set no limits",
-    can.INODE_QUOTA: "launchers set no limits",
-    can.IO_LIMIT: "launchers set no limits",
+    can.DISK_QUOTA: _ON_DISK,
+    can.INODE_QUOTA: _ON_DISK,
+    can.IO_LIMIT: "what files move is not counted around a launcher",
 }
 
 
@@ -61,6 +60,14 @@ def lacking(backend: CommandBackend) -> dict[str, str]:
     if backend.lets_in:
         for name in (*_TAKES_WAYS, *_OF_RULES, can.SECRETS):
             lacks.pop(name, None)
+    backend.layout()
+    held = [can.LIMITED_BY[name] for name in backend.held]
+    lacks |= {name: backend.no_limits for name in _LIMITS if name not in held}
+    if not backend.can_stop:
+        lacks |= dict.fromkeys((can.SUSPEND, can.RESUME), NO_STOP)
+    if not backend.saves:
+        why = NO_STOP if backend.lets_in else NO_WAYS
+        lacks |= dict.fromkeys((can.SNAPSHOT, can.RESTORE), why)
     return lacks
 
 
@@ -77,7 +84,8 @@ def backend_report(backend: CommandBackend) -> BackendReport:
     finally:
         sandbox.terminate()
     lacks = lacking(backend)
-    able = tuple(Capability(name, True) for name in _CAN if name not in lacks)
+    may = (*_CAN, *_LIMITS, can.SUSPEND, can.RESUME)
+    able = tuple(Capability(name, True) for name in may if name not in lacks)
     unable = tuple(Capability(name, False, reason) for name, reason in lacks.items())
     let_in = [Capability(name, not why, why) for name in _TAKES_WAYS if name not in lacks]
     return BackendReport(
@@ -107,7 +115,34 @@ def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
     for name, why in sandbox.owner.launcher.seals.items():
         declared = Protection(name, ENFORCED, f"as its documentation says: {why}")
         found.setdefault(name, declared)
-    for name in (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA):
-        found[name] = Protection(name, DEGRADED, "none: launchers set no limits")
+    for name in (can.DISK_QUOTA, can.INODE_QUOTA):
+        found[name] = Protection(name, DEGRADED, f"none: {_ON_DISK}")
+    found |= {each.name: each for each in _limits(sandbox)}
     filtered = sandbox.owner.launcher.filtered and wants_filter(sandbox.spec)
     return (*found.values(), *(() if filtered else (posture.TREES,)))
+
+
+def _limits(sandbox: CommandSandbox) -> list[Protection]:
+    group, why = sandbox.group, sandbox.owner.no_limits
+    if not group.version:
+        return [Protection(name, DEGRADED, f"none: {why}") for name in _LIMITS]
+    memory, pids, cpus = memory_limit_bytes(group), pids_limit(group), cpu_limit(group)
+    how = f"by cgroup v{group.version}"
+    found = []
+    for name, value, text in (
+        (can.MEMORY_LIMIT, memory, f"{(memory or 0) >> 20} MiB"),
+        (can.PIDS_LIMIT, pids, f"{pids}, the launcher's own included,"),
+    ):
+        is_held = value is not None and value < _NO_LIMIT
+        found.append(
+            Protection(name, ENFORCED, f"{text} {how}")
+            if is_held
+            else Protection(name, MISSING, "the cgroup has none")
+        )
+    if sandbox.spec.limits.cpus:
+        found.append(
+            Protection(can.CPU_LIMIT, ENFORCED, f"{cpus:g} cores {how}")
+            if cpus is not None
+            else Protection(can.CPU_LIMIT, DEGRADED, "none: its controller is not there")
+        )
+    return found

@@ -8,11 +8,13 @@ import subprocess
 import time
 
 from ...errors import Unsupported
+from ...launcher.cgroups import remove
 from ...model import capabilities as can
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local.contained import ContainedNetwork, ContainedSandbox
+from ..local.contained import AGENT, Changes, ContainedNetwork, ContainedSandbox
 from ..local.host import host
+from ..local.sandbox import InCgroup
 from ..local.sizes import sizes
 
 TYPE_CHECKING = False
@@ -25,23 +27,23 @@ if TYPE_CHECKING:
     from ...model.session import ResolvedMount
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
+    from ..local.cgroups import Group
     from ..local.trusted import Trusted
     from .backend import CommandBackend
     from .place import Place
 
 _PATIENCE_S = 10.0
-NO_STOP = "a launcher cannot stop what it runs, and a snapshot is of one moment"
+NO_STOP = "nothing here stops what a launcher runs, and a snapshot is of one moment: no cgroup may be used"
+_OTHERS = ("/dev", "/proc", "/sys", "/etc", AGENT)
 
 
-class CommandSandbox(ContainedSandbox):
+class CommandSandbox(InCgroup, ContainedSandbox):
     """See `BackendSandbox`.
 
     Attributes:
         pid: Of PID 1 of its namespace, as the host sees it.
         launcher: The process that was started; it may be another.
     """
-
-    can_suspend = False
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class CommandSandbox(ContainedSandbox):
         ways: list[int],
         pid: int,
         launcher: subprocess.Popen[bytes],
+        group: Group,
         place: Place,
         host_ids: int,
         trusted: Trusted | None,
@@ -62,7 +65,8 @@ class CommandSandbox(ContainedSandbox):
         self.owner: CommandBackend = backend
         self.ways, self.pid, self.place, self.host_ids = ways, pid, place, host_ids
         self.sizes = sizes(spec, host())
-        self._launcher = launcher
+        self._launcher, self.group = launcher, group
+        self.can_suspend = group.can_freeze
         self.network: ContainedNetwork = ContainedNetwork(self, trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:
@@ -71,7 +75,9 @@ class CommandSandbox(ContainedSandbox):
             pids, memory, *_disk = (int(word) for word in self.ask("usage")[0].split())
         return SandboxStats(
             state=state,
-            memory_bytes=memory,
+            cpu_ns=self.group.cpu_ns(),
+            memory_bytes=memory if memory is not None else self.group.memory_bytes(),
+            peak_memory_bytes=self.group.peak_memory_bytes(),
             pids=pids,
             uptime_s=time.monotonic() - self._created,
             execs=self._execs,
@@ -83,9 +89,21 @@ class CommandSandbox(ContainedSandbox):
 
         return sandbox_protections(self)
 
+    def _freeze(self, frozen: bool) -> None:
+        if not self.group.can_freeze:
+            raise self.owner.refusal("suspend", "", NO_STOP)
+        self.group.freeze() if frozen else self.group.thaw()
+
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
-        del metadata
-        raise self.owner.refusal("snapshot", "", NO_STOP)
+        if not self.owner.saves:
+            raise self.owner.refusal("snapshot", "", NO_STOP)
+        return super().snapshot(metadata)
+
+    def changes(self) -> Changes:
+        """All that is not shown to it, or mounted, is its own."""
+        others = {*_OTHERS, *(target for _source, target in self.place.shown)}
+        own = [f"/{name}" for name in os.listdir(self.place.words["root"])]
+        return Changes([], [], [path for path in own if path not in others])
 
     def connect(self, port: int) -> socket.socket:
         why = self.owner.launcher.lacks.get(can.CONNECT)
@@ -97,6 +115,7 @@ class CommandSandbox(ContainedSandbox):
     def _let_go(self) -> None:
         super()._let_go()
         end(self._launcher)
+        remove(self.group.directories)
         self.place.remove()
         self.owner.released(self)
 
