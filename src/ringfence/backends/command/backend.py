@@ -24,6 +24,7 @@ from ..local.contained import AGENT, NO_WAYS
 from ..local.host import host
 from ..local.inside import first_inside
 from ..local.mounting import Mounting, shows_the_host
+from ..local.sizes import sizes
 from ..local.trusted import trusted_for
 from ..local.words import last_words, room_for_words
 from . import launchers, limits, place
@@ -194,6 +195,8 @@ class CommandBackend(AgentBackend):
                 uid,
                 filtered=self.launcher.filtered,
                 covered=[*template.masked(), AGENT] if walls else [],
+                # PID 1 and the launcher are the sandbox's user's too, who is nobody else.
+                processes=sizes(spec, host()).pids + 2 if slot and layout.version else 0,
                 unix_sockets=not shows_the_host(spec),
             )
             wire.send(ours, told)

@@ -73,6 +73,7 @@ class ContainedSandbox(GuestSandbox):
         pid: Of PID 1, the agent, as the host sees it.
         ways: Descriptors of its own namespaces, those of `guest.walls.WAYS`; none where it has made none.
         sizes: What a snapshot may take.
+        may_reach_sockets: Whether what was attached may come to have a socket of the host's in it.
     """
 
     owner: Keeping
@@ -81,6 +82,7 @@ class ContainedSandbox(GuestSandbox):
     network: ContainedNetwork | None
     ways: list[int]
     mounting: Mounting | None = None
+    may_reach_sockets = False
 
     def join(
         self, op: str, request: Mapping[str, Any], fds: list[int], timeout_s: float | None = None
@@ -191,6 +193,7 @@ class ContainedSandbox(GuestSandbox):
                 journal.erase(have.note or None)
                 have.note = journal.note(self.id, have.placeholders) or ""
             self.mounts.append(more.mounts[-1])
+            self.may_reach_sockets |= not shows_the_host(self.spec) and bool(more.trees)
             return more.mounts[-1]
 
     def make_place(self, mount: Mount) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _OF_NO_DISK = ("tmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue")
 _DEVICES = ("/dev/", "/proc/")  # the null device covers files of /proc
+_SOCKETS = "sockets that the host makes from now on in what was attached can be reached"
+_SOCKETS_FIX = "give the mount when the sandbox is created: it then has no unix sockets"
 _MOST_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 
 
@@ -27,6 +29,8 @@ def of_walls(sandbox: ContainedSandbox) -> list[Protection]:
         _kernel(on_top, lacking),
         _nested(sandbox, lacking),
     ]
+    if sandbox.may_reach_sockets:
+        found.append(Protection("unix_sockets", DEGRADED, _SOCKETS, _SOCKETS_FIX))
     return [*found, *_protected(sandbox, on_top)]
 
 
