@@ -10,7 +10,7 @@ import signal
 from ..launcher import layers, trees, wire
 from ..linux import privileges
 from . import users
-from .agent import Agent, Exec
+from .agent import Agent
 from .boot import enter_user_namespace, start_mapper
 from .groups import MachineGroups
 
@@ -42,12 +42,6 @@ class MachineAgent(Agent):
     """See `Agent`."""
 
     groups: MachineGroups
-
-    def _finish(self, run: Exec) -> None:
-        """The kernel that knows who was killed for lack of memory is the guest's."""
-        if not run.killed_by and self.groups.oom_kills(run.number):
-            run.killed_by = wire.KILLED_BY_MEMORY_WATCHDOG
-        super()._finish(run)
 
     def _do_freeze(self, _reply: wire.Socket, _fds: list[int], frozen: bool) -> bytes:
         """Nothing that execs have started changes a file meanwhile."""

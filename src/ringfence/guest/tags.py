@@ -49,6 +49,11 @@ class Tags:
         del number
         return wire.UNKNOWN, wire.UNKNOWN
 
+    def lacked_memory(self, number: int) -> bool:
+        """Whether one exec's processes were killed for it: the host's kernel does not tell us."""
+        del number
+        return False
+
     def remove(self, number: int) -> bool:
         """Forget an exec; false while it has members."""
         return not self.members(number)

@@ -1,0 +1,188 @@
+"""The process trees that the host has had the agent start, until each is over and reported."""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import os
+import time
+
+from ..launcher import forked, init, wire
+from . import flows, starting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .groups import Groups
+    from .tags import Tags
+
+_CROWD = 64  # so many processes are stopped together before they are killed
+_PASSES = 100
+LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
+
+
+class Exec:
+    """One running process tree."""
+
+    def __init__(
+        self, number: int, command: str, uid: int, reply: wire.Socket, deadline: float
+    ) -> None:
+        self.number, self.command, self.uid = number, command, uid
+        self.reply, self.deadline = reply, deadline
+        self.stage = wire.STAGE_TERMINAL  # of its start
+        self.pid = 0
+        self.failure_fd = -1  # of `forked.start`
+        self.started_ns = time.monotonic_ns()
+        self.report: wire.ExecReport | None = None  # set once the first process has ended
+        self.killed_by = wire.KILLED_BY_NOBODY
+        self.terminal: flows.Pair | None = None
+
+
+class Execs:
+    """All of them.
+
+    Args:
+        groups: What tells one exec's processes from another's.
+        counts_cpu: Whether what `groups` say of processor time is to be believed.
+    """
+
+    def __init__(self, groups: Groups | Tags, *, counts_cpu: bool) -> None:
+        self.groups, self._counts_cpu = groups, counts_cpu
+        self.running: dict[int, Exec] = {}  # by number
+        self.last_number = 0
+        self._by_pid: dict[int, Exec] = {}
+        self._left: set[int] = set()  # numbers of ended ones that may have left processes behind
+
+    def numbers(self) -> list[int]:
+        """Of all that may have processes."""
+        return [*self.running, *self._left]
+
+    def wait_s(self) -> float | None:
+        """How long nothing is to be done by itself; None: until something happens."""
+        now = time.monotonic()
+        waits = [run.deadline - now for run in self.running.values() if run.deadline]
+        if any(run.killed_by for run in self.running.values()):
+            waits.append(LOOK_S)
+        return min(waits, default=None)
+
+    def start(
+        self,
+        reply: wire.Socket,
+        streams: list[int],
+        number: int,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        timeout_s: float,
+        terminal: tuple[int, int] | None,
+        uid: int,
+    ) -> Exec | None:
+        """Start one, whose end is told on `reply`; None: it could not be, which has been told."""
+        self.last_number = number
+        deadline = time.monotonic() + timeout_s if timeout_s else 0.0
+        run = Exec(number, argv[0], uid, reply, deadline)
+        try:
+            starting.start(run, self.groups, streams, argv, env, cwd, terminal)
+        except OSError as exc:
+            _tell(run, wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=run.stage))
+            self.groups.remove(number)
+            if run.terminal:
+                run.terminal.close()
+            return None
+        self.running[number] = self._by_pid[run.pid] = run
+        return run
+
+    def reap(self) -> None:
+        """Take what has ended, and report what is over."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            run = self._by_pid.pop(pid, None)
+            if run is not None:
+                run.report = wire.ExecReport(
+                    wait_status=status,
+                    peak_memory_bytes=usage.ru_maxrss * 1024,
+                    io_read_bytes=wire.UNKNOWN,
+                    io_write_bytes=wire.UNKNOWN,
+                    duration_ns=time.monotonic_ns() - run.started_ns,
+                )
+        for run in list(self.running.values()):
+            if run.report is not None:
+                self._finish(run, run.report)
+        self._left = {number for number in self._left if not self.groups.remove(number)}
+
+    def _finish(self, run: Exec, report: wire.ExecReport) -> None:
+        """Report an exec whose first process has ended; after a kill, only when its tree is gone."""
+        if not run.killed_by and self.groups.lacked_memory(run.number):
+            run.killed_by = wire.KILLED_BY_MEMORY_WATCHDOG
+        if run.killed_by and self.kill_tree(run.number):
+            return  # the loop comes back soon
+        if run.terminal and not run.killed_by and not run.terminal.settle():
+            return  # what it has printed comes before its end: the loop comes back when there is room
+        report.killed_by = run.killed_by
+        report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
+        report.user_ns = report.system_ns = wire.UNKNOWN
+        if self._counts_cpu:
+            report.user_ns, report.system_ns = self.groups.cpu_ns(run.number)
+        if run.failure_fd >= 0:
+            never_began = forked.failure(run.failure_fd)
+            if never_began:
+                report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
+        del self.running[run.number]
+        if not self.groups.remove(run.number):
+            self._left.add(run.number)
+        _tell(run, report)
+
+    def enforce_deadlines(self) -> None:
+        """Kill what has run for too long."""
+        now = time.monotonic()
+        late = [run for run in self.running.values() if run.deadline and now >= run.deadline]
+        if late:
+            self.reap()  # who has ended meanwhile was in time
+        for run in late:
+            run.deadline = 0.0
+            if run.number in self.running:
+                self.kill(run.number, wire.KILLED_BY_TIMEOUT)
+
+    def kill(self, number: int, reason: int) -> bool:
+        """Kill every process of one exec; whether any may be left that has not died yet."""
+        run = self.running.get(number)
+        if run is not None:
+            run.killed_by = run.killed_by or reason
+        return self.kill_tree(number)
+
+    def kill_tree(self, number: int) -> bool:
+        """As `kill`, for nobody's reason."""
+        seen: set[int] = set()
+        stopped = False
+        for _ in range(_PASSES):
+            fresh = [pid for pid in self.groups.members(number) if pid not in seen]
+            if not fresh:
+                break
+            if len(fresh) > _CROWD and not stopped:
+                # A stopped process cannot fork, and it leaves the processor to us.
+                stopped = send(-1, signal.SIGSTOP)
+                continue
+            for pid in fresh:
+                send(pid, signal.SIGKILL)
+            seen.update(fresh)
+        if stopped:
+            send(-1, signal.SIGCONT)
+        return bool(seen)
+
+
+def send(pid: int, signum: int) -> bool:
+    """Send a signal; whether anybody was there."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _tell(run: Exec, report: wire.ExecReport) -> None:
+    init.answer(run.reply, report.pack())
+    run.reply.close()

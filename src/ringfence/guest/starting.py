@@ -1,0 +1,102 @@
+"""How the agent starts the first process of an exec, as whom it is to be."""
+
+from __future__ import annotations
+
+import os
+
+from ..launcher import forked, init, programs, wire
+from . import flows, users
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .execs import Exec
+    from .groups import Groups
+    from .tags import Tags
+
+
+def start(
+    run: Exec,
+    groups: Groups | Tags,
+    streams: list[int],
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    terminal: tuple[int, int] | None,
+) -> None:
+    """Start it, in a group of its own. `streams` are closed; `run.stage` tells how far this came.
+
+    Args:
+        streams: The program's first three descriptors, or the last two; with a terminal, the socket
+            that its bytes are to go through.
+        terminal: Its rows and columns.
+
+    Raises:
+        OSError: Nothing was started.
+    """
+    opened = list(streams)
+    try:
+        if terminal is None:
+            actions = _on_streams(streams)
+        else:
+            actions = _on_terminal(_open_terminal(run, opened, *terminal))
+        run.stage = wire.STAGE_CWD
+        with users.As(run.uid):
+            os.chdir(cwd)
+        run.stage = wire.STAGE_COMMAND
+        groups.enter(run.number)
+        try:
+            _spawn(run, argv, env, actions)
+        finally:
+            groups.leave()
+    finally:
+        os.chdir("/")
+        for fd in opened:
+            os.close(fd)
+
+
+def _on_streams(streams: list[int]) -> list[Any]:
+    # Two streams: standard input is the guest's own /dev/null.
+    first = 3 - len(streams)
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(streams, first)]
+    if first:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+    return actions
+
+
+def _on_terminal(name: str) -> list[Any]:
+    # Opened by the leader of a new session, it becomes its controlling terminal.
+    actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
+    return actions + [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
+
+
+def _open_terminal(run: Exec, opened: list[int], rows: int, columns: int) -> str:
+    """A new pseudo-terminal, its master tied to the socket that came along; the slave's name.
+
+    A slave of ours is noted in `opened`, to be closed once the process has its own: a master
+    without any slave reads as hung up.
+    """
+    with users.As(run.uid):
+        master, name = init.new_terminal("/dev/ptmx", rows, columns)
+        run.terminal = flows.Pair(master, opened.pop(), ends_at_once=True)
+        opened.append(os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    return name
+
+
+def _spawn(run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
+    paths = programs.candidates(argv[0], env)
+    if not users.is_root:  # there is one user, and nobody to become
+        run.pid, run.failure_fd = forked.start(paths, argv, env, actions, users.prefer_for_oom)
+        return
+    if init.has_children():
+        # Who runs already as that user could stop a child of ours before it has begun.
+        become = users.become_for_good(run.uid)
+        run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
+        return
+    os.setresgid(run.uid, 0, -1)
+    os.setresuid(run.uid, 0, -1)
+    try:
+        run.pid = programs.spawn_first(paths, argv, env, actions, as_real_user=True)
+    finally:
+        users.become_root()

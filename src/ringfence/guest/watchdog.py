@@ -1,0 +1,74 @@
+"""What gVisor does not bound itself, or not exactly: sampled, in front of the host's cgroup."""
+
+from __future__ import annotations
+
+import _signal as signal
+import os
+import time
+
+from ..launcher import wire
+from . import looking
+from .execs import LOOK_S, Execs, send
+
+_EVERY_S = 0.05
+_LOOKS = 20
+
+
+class Watchdog:
+    """Ends what is more than there may be.
+
+    Args:
+        memory_bytes: Of processes, and of files in the root; 0: nothing is watched.
+    """
+
+    def __init__(self, execs: Execs, *, pids: int, memory_bytes: int) -> None:
+        self._execs, self._pids, self._memory_bytes = execs, pids, memory_bytes
+        self._next_look = 0.0
+
+    @property
+    def _is_on(self) -> bool:
+        return bool(self._memory_bytes and self._execs.numbers())
+
+    def wait_s(self) -> float | None:
+        """How soon to `look`; None: not before there is an exec."""
+        return max(LOOK_S, self._next_look - time.monotonic()) if self._is_on else None
+
+    def look(self) -> None:
+        """Where it is time to."""
+        now = time.monotonic()
+        if not self._is_on or now < self._next_look:
+            return
+        self._next_look = now + _EVERY_S
+        self._bound_processes()
+        self._bound_memory()
+
+    def settle(self) -> None:
+        """Let there be no more processes than there may be, before somebody counts them."""
+        for _ in range(_LOOKS):
+            if not self._memory_bytes or not self._bound_processes():
+                break
+            time.sleep(LOOK_S)
+            self._execs.reap()
+
+    def _bound_processes(self) -> bool:
+        """Forks in quick succession get past gVisor's own limit: the newest processes die of it."""
+        groups = self._execs.groups
+        excess = groups.count() - self._pids
+        if excess <= 0:
+            return False
+        numbers = self._execs.numbers()
+        everybody = sorted(pid for number in numbers for pid in groups.members(number))
+        for pid in everybody[-excess:]:
+            send(pid, signal.SIGKILL)
+        return True
+
+    def _bound_memory(self) -> None:
+        groups, usage = self._execs.groups, os.statvfs("/")
+        used = groups.memory_bytes() + (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        if used > self._memory_bytes:
+            self._execs.kill(
+                max(self._execs.numbers(), key=self._resident), wire.KILLED_BY_MEMORY_WATCHDOG
+            )
+
+    def _resident(self, number: int) -> int:
+        return sum(map(looking.resident, self._execs.groups.members(number)))
