@@ -13,8 +13,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from ringfence.launcher import ferry, network, wire
-from ringfence.launcher.channels import CONTROL, DATA, ROOM, frame
 from ringfence.launcher.ferry import OPEN, PLAN, QUERY, RESET, Inside, Outside
+from ringfence.launcher.line import CONTROL, DATA, ROOM, frame
 
 PATIENCE_S = 60.0
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

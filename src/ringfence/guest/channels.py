@@ -14,22 +14,9 @@ import socket
 import time
 
 from ..launcher import wire
-from ..launcher.channels import (
-    BLOB,
-    BYTES,
-    CONTROL,
-    DATA,
-    END,
-    MESSAGE,
-    PACKETS,
-    PIECE,
-    READ,
-    WRITE,
-    Channel,
-    LineEnd,
-    LineError,
-    split,
-)
+from ..launcher.channel import BLOB, BYTES, PACKETS, READ, WRITE, Channel
+from ..launcher.channels import LineEnd
+from ..launcher.line import CONTROL, DATA, END, MESSAGE, PIECE, LineError, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,6 +90,7 @@ class Carrier(LineEnd):
 
     def _between(self) -> None:
         """Asked to rest, say whether nothing is under way, once it is so, or has not come to be in time."""
+        super()._between()
         if self.pause_s is None or self._over:
             return
         self.rests = not self._channels

@@ -14,7 +14,8 @@ import os
 import signal
 import time
 
-from ..launcher import build, channels, ferry, init, wire
+from ..launcher import build, ferry, init, wire
+from ..launcher.line import CONTROL, DATA, frame
 from ..linux import files, machine, mounts, namespaces, privileges
 from . import sharing
 from .channels import RESTED, Carrier, request
@@ -86,7 +87,7 @@ def main() -> NoReturn:
     try:
         line, ferries = _boot()
         agent, control = _start_agent(line)
-        os.write(line, channels.frame(channels.DATA, channels.CONTROL, BOOTED))
+        os.write(line, frame(DATA, CONTROL, BOOTED))
         _serve(line, control, agent, ferries)
     except BaseException as exc:
         os.write(2, f"ringfence: {exc!r}\n".encode())
@@ -176,11 +177,11 @@ def _serve(line: int, control: wire.Socket, agent: int, ferries: Ferries) -> Non
     while _carry(line, control, rest, agent, ferries):
         _settle_files()
         os.set_blocking(line, True)
-        os.write(line, channels.frame(channels.DATA, channels.CONTROL, RESTED))
+        os.write(line, frame(DATA, CONTROL, RESTED))
         # Here it is written down, and from here others of it go on.
         said, rest = _first_message(line)
         _become_itself(marshal.loads(said))
-        os.write(line, channels.frame(channels.DATA, channels.CONTROL, READY))
+        os.write(line, frame(DATA, CONTROL, READY))
 
 
 def _carry(line: int, control: wire.Socket, data: bytes, agent: int, ferries: Ferries) -> bool:

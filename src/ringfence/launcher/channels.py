@@ -1,9 +1,7 @@
-"""Many channels over one stream of bytes: what goes into one end of a channel comes out at the other.
+"""Many channels over one line: what goes into one end of a channel comes out at the other.
 
-A frame is a kind, a channel and a length, then so many bytes. A side may send so much on a channel as
-the other has room for, and gets more room as what came is passed on: one stalled reader stops nobody else.
-Both sides run the same code; what a guest's side says is checked here as anything that comes from a
-guest: at worst its own sandbox loses what the line was for.
+A side may send so much on a channel as the other has room for, and gets more room as what came is
+passed on: one stalled reader stops nobody else.
 """
 
 from __future__ import annotations
@@ -15,166 +13,36 @@ import select
 import socket
 
 from . import wire
+from .channel import BLOB, PACKETS, WINDOW, WRITE, Channel, Held
+from .line import CONTROL, DATA, END, LAST, PIECE, ROOM, STOP, Line, LineError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_HEADER = struct.Struct("<cII")
 _FIONREAD = 0x541B  # termios is not in every interpreter of ours
-PIECE = 1 << 15
-_WINDOW = 1 << 18
-_MOST_BYTES = 1 << 16  # of a frame from a guest
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032  # include/uapi/linux/fcntl.h
 _MOST_IN_PIPE = 1 << 20  # bytes, and what an ordinary user may have: /proc/sys/fs/pipe-max-size
 _SLACK = 1 << 16  # a page of a pipe that was read in part holds less
-_MOST_UNREAD = 1 << 22  # said to a guest that does not listen; then we do not listen either
-
-MESSAGE, DATA, END, STOP, ROOM = b"M", b"D", b"E", b"S", b"R"
-LAST = b"L"  # an answer waits for so many bytes, for which there is no room
-CONTROL = 0  # the channel of what belongs to no other
-
-# What a descriptor is, seen by the host.
-PACKETS, BYTES, READ, WRITE, BLOB = b"p", b"b", b"r", b"w", b"f"
 
 
-def frame(kind: bytes, number: int, data: bytes) -> bytes:
-    """One frame, as it is on the line."""
-    return _HEADER.pack(kind, number, len(data)) + data
-
-
-def split(data: bytes) -> tuple[bytes, bytes] | None:
-    """What the first frame says, a request without descriptors, and what follows; None: more must come."""
-    if len(data) < _HEADER.size:
-        return None
-    kind, _number, size = _HEADER.unpack_from(data)
-    end = _HEADER.size + size
-    if len(data) < end:
-        return None
-    return data[_HEADER.size + (2 if kind == MESSAGE else 0) : end], data[end:]
-
-
-class LineError(Exception):
-    """The other side broke the rules: nothing that it says is believed any more."""
-
-
-class Channel:
-    """One descriptor of ours that the other side has the likes of.
-
-    Attributes:
-        source, sink: What we read and send; where we write what comes. -1: it goes the other way only.
-        room: So many bytes may be sent.
-        outputs: Channels whose data an answer on this one comes after: who reads that a process has ended
-            reads no further.
-        passed: So many bytes were passed on, to the other side or to the sink.
-    """
-
-    def __init__(self, number: int, kind: bytes, *, source: int = -1, sink: int = -1) -> None:
-        self.number, self.kind = number, kind
-        self.source, self.sink = source, sink
-        self.room = self.allowed = _WINDOW
-        self.waiting = bytearray()
-        self.packets: list[bytes] = []
-        self.ends = False  # the other side has said all
-        self.beside: list[Channel] = []  # blobs that go back before the first answer
-        self.outputs: list[Channel] = []
-        self.passed = 0
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self.packets or self.waiting)
-
-
-class Held:
-    """An answer that waits for output which came before it.
-
-    However long that takes: else who reads that a process has ended would never read it. What nobody
-    reads finds room in its pipe, where that may grow; see `LineEnd._make_room`.
-
-    Args:
-        due: Channels, and what each is to have `passed` by then.
-    """
-
-    def __init__(self, due: list[tuple[Channel, int]], *, is_host: bool) -> None:
-        self.due, self._is_host = due, is_host
-
-    def is_over(self) -> bool:
-        """Whether all of it was passed on, or can be no more."""
-        return all(out.passed >= count or self._is_closed(out) for out, count in self.due)
-
-    def _is_closed(self, out: Channel) -> bool:
-        return (out.sink if self._is_host else out.source) < 0
-
-
-class LineEnd:
-    """One side of a line. `run` returns when it has ended, or nobody needs it any more.
-
-    Args:
-        line: A stream, read and written.
-        is_host: What comes is a guest's.
-    """
+class LineEnd(Line):
+    """One side of a line with channels; see `Line`."""
 
     def __init__(self, line: int, *, is_host: bool) -> None:
-        self.line, self.is_host = line, is_host
-        self._epoll = select.epoll()
-        self._events: dict[int, int] = {}
-        self._handlers: dict[int, Callable[[], None]] = {}  # of descriptors that are no channel's
+        super().__init__(line, is_host=is_host)
         self._channels: dict[int, Channel] = {}
         self._by_fd: dict[int, Channel] = {}
-        self._out, self._in = bytearray(), bytearray()
         self._last = CONTROL
         self._held: dict[Channel, Held] = {}
-        self._over = False
-        self.pause_s: float | None = None
-        os.set_blocking(line, False)
-        self._want(line, select.EPOLLIN)
-
-    def run(self) -> None:
-        """Carry until the line has ended; then close everything but what was given to us."""
-        try:
-            while not self._over:
-                self._flush()
-                for fd, events in self._epoll.poll(self.pause_s):
-                    self._ready(fd, events)
-                self._release()
-                self._between()
-        except (LineError, OSError, ValueError):
-            pass  # nobody is left who could be told: both ends find their sockets closed
-        finally:
-            for channel in list(self._channels.values()):
-                self._close(channel)
-            self._epoll.close()
 
     def _between(self) -> None:
-        """After each round, and each `pause_s` where there is one."""
+        for channel in [channel for channel, held in self._held.items() if held.is_over()]:
+            del self._held[channel]
+            if channel.packets or channel.ends:
+                self._drain(channel)
+            else:
+                self._pass_on(channel)
 
-    def feed(self, data: bytes) -> None:
-        """What was read from the line before `run`."""
-        self._in += data
-
-    # -- waiting ------------------------------------------------------------------------------
-
-    def _want(self, fd: int, events: int) -> None:
-        """Wait for these; -1: not even for its end, which the kernel tells whether asked or not."""
-        before = self._events.get(fd, -1)
-        if before == events:
-            return
-        if events < 0:
-            del self._events[fd]
-            self._epoll.unregister(fd)
-            return
-        (self._epoll.register if before < 0 else self._epoll.modify)(fd, events)
-        self._events[fd] = events
-
-    def _handle(self, fd: int, handler: Callable[[], None]) -> None:
-        """Call it whenever there is something to read."""
-        self._handlers[fd] = handler
-        self._want(fd, select.EPOLLIN)
-
-    def _unhandle(self, fd: int) -> None:
-        """No longer; before it is closed."""
-        if self._handlers.pop(fd, None) is not None:
-            self._want(fd, -1)
+    def _close_all(self) -> None:
+        for channel in list(self._channels.values()):
+            self._close(channel)
 
     def _watch(self, channel: Channel) -> None:
         is_free = channel not in self._held
@@ -187,63 +55,17 @@ class LineEnd:
             # A source that may not be read would go on saying that it has ended.
             self._want(fd, -1 if not events and fd == channel.source else events)
 
-    def _ready(self, fd: int, events: int) -> None:
-        if fd == self.line:
-            self._read_line(events)
-        elif fd in self._handlers:
-            self._handlers[fd]()
-        elif fd in self._by_fd:
-            channel = self._by_fd[fd]
-            gone = events & (select.EPOLLERR | select.EPOLLHUP)
-            if fd == channel.sink and (events & select.EPOLLOUT or gone):
-                self._drain(channel, failed=bool(gone))
-            if fd == channel.source and events & (select.EPOLLIN | select.EPOLLHUP):
-                self._read_source(channel)
+    def _ready_other(self, fd: int, events: int) -> None:
+        channel = self._by_fd.get(fd)
+        if channel is None:
+            return
+        gone = events & (select.EPOLLERR | select.EPOLLHUP)
+        if fd == channel.sink and (events & select.EPOLLOUT or gone):
+            self._drain(channel, failed=bool(gone))
+        if fd == channel.source and events & (select.EPOLLIN | select.EPOLLHUP):
+            self._read_source(channel)
 
-    # -- the line -----------------------------------------------------------------------------
-
-    def _put(self, kind: bytes, number: int, data: bytes) -> None:
-        self._out += frame(kind, number, data)
-
-    def _flush(self) -> None:
-        while self._out:
-            try:
-                count = os.write(self.line, memoryview(self._out)[:PIECE])
-            except BlockingIOError:
-                # A guest always reads. One that does not, and has us answer all the same, fills our memory.
-                reads = len(self._out) < _MOST_UNREAD or not self.is_host
-                self._want(self.line, select.EPOLLOUT | (select.EPOLLIN if reads else 0))
-                return
-            del self._out[:count]
-        self._want(self.line, select.EPOLLIN)
-
-    def _read_line(self, events: int) -> None:
-        if events & select.EPOLLIN:
-            try:
-                data = os.read(self.line, PIECE)
-            except BlockingIOError:
-                return
-            if not data:
-                self._over = True
-                return
-            self._in += data
-            self._take_frames()
-        elif events & (select.EPOLLHUP | select.EPOLLERR):
-            self._over = True
-
-    def _take_frames(self) -> None:
-        at = 0
-        while len(self._in) - at >= _HEADER.size:
-            kind, number, size = _HEADER.unpack_from(self._in, at)
-            if self.is_host and size > _MOST_BYTES:
-                raise LineError("a frame is too long")
-            if len(self._in) - at - _HEADER.size < size:
-                break
-            at += _HEADER.size
-            data = bytes(memoryview(self._in)[at : at + size])
-            at += size
-            self._take(kind, number, data)
-        del self._in[:at]
+    # -- what comes ---------------------------------------------------------------------------
 
     def _take(self, kind: bytes, number: int, data: bytes) -> None:
         if number == CONTROL:
@@ -264,7 +86,7 @@ class LineEnd:
             self._make_room(channel, int(data))
         elif kind == ROOM:
             channel.room += int(data)
-            if channel.room > _WINDOW:
+            if channel.room > WINDOW:
                 raise LineError("more room than there is")
             self._watch(channel)
         else:
@@ -354,14 +176,6 @@ class LineEnd:
         except OSError:
             return  # this user's share is used up: it waits until somebody reads
         self._drain(out)
-
-    def _release(self) -> None:
-        for channel in [channel for channel, held in self._held.items() if held.is_over()]:
-            del self._held[channel]
-            if channel.packets or channel.ends:
-                self._drain(channel)
-            else:
-                self._pass_on(channel)
 
     def _read_source(self, channel: Channel) -> None:
         if channel in self._held:

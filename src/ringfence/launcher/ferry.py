@@ -17,7 +17,9 @@ import socket
 from ..linux.destination import destination, shown
 from . import network, wire
 from .build import BuildError
-from .channels import BYTES, CONTROL, Channel, LineEnd, LineError
+from .channel import BYTES, Channel
+from .channels import LineEnd
+from .line import CONTROL, LineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

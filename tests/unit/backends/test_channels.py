@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.guest.channels import CLOCK, Carrier
-from ringfence.launcher import channels, wire
+from ringfence.launcher import line, wire
 
 PATIENCE_S = 60.0
 MORE_THAN_FITS = 3_000_000
@@ -287,13 +287,13 @@ def test_the_time_is_told(ends: Ends) -> None:
     assert [12345] == ends.clock
 
 
-HEAD = channels.frame(channels.DATA, 7, b"")
+HEAD = line.frame(line.DATA, 7, b"")
 NONSENSE = {
     "noise": bytes(range(256)),
     "a channel that never was": HEAD,
-    "a frame that is too long": channels.frame(channels.DATA, 0, bytes(1 << 17)),
-    "a request from a guest": channels.frame(channels.MESSAGE, 0, b"\0\0M"),
-    "an unknown kind": channels.frame(b"?", 0, b""),
+    "a frame that is too long": line.frame(line.DATA, 0, bytes(1 << 17)),
+    "a request from a guest": line.frame(line.MESSAGE, 0, b"\0\0M"),
+    "an unknown kind": line.frame(b"?", 0, b""),
 }
 
 
@@ -318,10 +318,10 @@ def test_a_guest_that_breaks_the_rules_is_not_heard_again(said: bytes) -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        channels.frame(channels.DATA, 1, bytes(1 << 15)) * 11,
-        channels.frame(channels.ROOM, 1, b"1"),
-        channels.frame(channels.ROOM, 1, b"many"),
-        channels.frame(channels.LAST, 1, b"-1"),
+        line.frame(line.DATA, 1, bytes(1 << 15)) * 11,
+        line.frame(line.ROOM, 1, b"1"),
+        line.frame(line.ROOM, 1, b"many"),
+        line.frame(line.LAST, 1, b"-1"),
     ],
     ids=["more than there is room for", "more room than there is", "no number", "less than none"],
 )

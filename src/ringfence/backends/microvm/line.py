@@ -9,7 +9,8 @@ import time
 
 from ...errors import IsolationError
 from ...guest.channels import Carrier
-from ...launcher import channels, wire
+from ...launcher import wire
+from ...launcher.line import CONTROL, MESSAGE, frame, split
 from ..local.answers import Refused
 
 _JOIN_S = 30.0
@@ -29,7 +30,7 @@ class Line:
         """One request without descriptors, before anybody carries; that nobody hears it, `first_word` tells."""
         data = b"\0\0" + message
         try:
-            self._sock.sendall(channels.frame(channels.MESSAGE, channels.CONTROL, data))
+            self._sock.sendall(frame(MESSAGE, CONTROL, data))
         except ConnectionError:
             pass
 
@@ -44,7 +45,7 @@ class Line:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        while not (found := channels.split(self._data)):
+        while not (found := split(self._data)):
             if self._data[:1] == b"E" and self._data[1:2].isdigit():
                 number, _, text = self._data[1:].partition(b" ")
                 raise Refused(int(number), text.decode("utf-8", "replace"))
