@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ringfence import NetworkLimits, NetworkPolicy
 from ringfence.egress import connection as connections
-from ringfence.egress import passage
+from ringfence.egress import reach
 from ringfence.egress.commons import Commons
 from ringfence.egress.loop import Loop, sleep
 from ringfence.egress.names import PROXY_V4
@@ -43,7 +43,7 @@ class Scene:
         self.dialled: list[tuple[str, int]] = []
         self._servers: list[socket.socket] = []
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(passage, "connect", self._connect)
+        self._patch.setattr(reach, "connect", self._connect)
         self._patch.setattr(connections, "destination", lambda *_: self.meant)
         self.commons = Commons(self.loop, self._tell, resolver=Resolver(self.loop, self._look_up))
         self._listener = socket.create_server(("127.0.0.1", 0))

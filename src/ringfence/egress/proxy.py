@@ -10,7 +10,7 @@ import errno
 from ..errors import InvalidRequest
 from ..linux.destination import packed, shown
 from ..model import hosts
-from . import passage, socks
+from . import passage, reach, socks
 from .http import part, pass_on, read_request, tell
 from .http_reader import Reader
 from .loop import Deadline
@@ -59,7 +59,7 @@ async def _serve_socks(connection: Connection, client: SocketStream) -> None:
         raise Refused(f"no SOCKS request within {limits.header_s:g} s") from None
     try:
         aim(connection, host, port)
-        server = await passage.dial(connection)
+        server = await reach.dial(connection)
     except Refused:
         await socks.reply(client, socks.NOT_ALLOWED)
         raise
@@ -75,7 +75,7 @@ async def _serve_socks(connection: Connection, client: SocketStream) -> None:
 
 async def _serve_http(connection: Connection, client: SocketStream) -> None:
     connection.kind = "http"
-    reader = Reader(passage.metered(connection, client))
+    reader = Reader(reach.metered(connection, client))
     method = ""
     try:
         head = await read_request(reader, connection.sandbox.limits)
@@ -103,7 +103,7 @@ async def _tunnel(connection: Connection, head: RequestHead) -> SocketStream:
     connection.kind = "connect"
     aim(connection, head.authority.host, head.authority.port)
     try:
-        return await passage.dial(connection)
+        return await reach.dial(connection)
     except TimeoutError:
         raise Refused("the server cannot be reached in time", status=504) from None
     except OSError as exc:
@@ -112,8 +112,8 @@ async def _tunnel(connection: Connection, head: RequestHead) -> SocketStream:
 
 async def _request(connection: Connection, reader: Reader, head: RequestHead) -> None:
     aim(connection, head.authority.host, head.authority.port)
-    site = passage.site_of(connection)
-    await pass_on(reader, head, site, passage.reaching(connection))
+    site = reach.site_of(connection)
+    await pass_on(reader, head, site, reach.reaching(connection))
     await part(reader)
 
 
