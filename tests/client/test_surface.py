@@ -18,7 +18,7 @@ from ringfence.client._async.stream import AsyncRemoteStream
 from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
 from ringfence.client._sync.stream import RemoteStream
-from ringfence.sandbox.aio import AsyncProcess, AsyncStdin, AsyncStream
+from ringfence.sandbox.aio_process import AsyncProcess, AsyncStdin, AsyncStream
 from ringfence.sandbox.files import Files
 from ringfence.sandbox.process import Process, StdinWriter
 from ringfence.sandbox.stream import Stream

@@ -32,7 +32,7 @@ from ..errors import (
     RingfenceError,
 )
 from ..sandbox import AsyncSandbox, Sandbox
-from ..sandbox.aio import copying
+from ..sandbox.waiting import copying
 from . import outcome
 from .origin import Origin
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .aio import AsyncProcess as AsyncProcess
     from .aio import AsyncSandbox as AsyncSandbox
+    from .aio_process import AsyncProcess as AsyncProcess
     from .process import Process as Process
     from .sync import Sandbox as Sandbox
 
-_HOME = {"Sandbox": "sync", "Process": "process", "AsyncSandbox": "aio", "AsyncProcess": "aio"}
+_HOME = {
+    "Sandbox": "sync",
+    "Process": "process",
+    "AsyncSandbox": "aio",
+    "AsyncProcess": "aio_process",
+}
 __all__ = list(_HOME)
 
 

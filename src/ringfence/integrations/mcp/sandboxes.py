@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
 
     from ...sandbox import AsyncSandbox
-    from ...sandbox.aio import AsyncProcess
+    from ...sandbox.aio_process import AsyncProcess
     from ..origin import Origin
 
 MOST = 64

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mcp.server.mcpserver import Context
 
-    from ...sandbox.aio import AsyncProcess, AsyncStream
+    from ...sandbox.aio_process import AsyncProcess, AsyncStream
     from .sandboxes import Held
 
 _EVERY_S = 2.0

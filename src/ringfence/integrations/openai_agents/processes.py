@@ -22,7 +22,7 @@ from ...errors import RingfenceError
 from .. import outcome
 
 if TYPE_CHECKING:
-    from ...sandbox.aio import AsyncProcess, AsyncStream
+    from ...sandbox.aio_process import AsyncProcess, AsyncStream
 
 _FIRST_YIELD_S = 10.0
 _YIELD_S = 0.25

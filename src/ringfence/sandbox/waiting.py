@@ -1,0 +1,105 @@
+"""Waiting for what other threads do, under asyncio and under trio."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from math import inf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+# Control calls are short (milliseconds) but do block: they run here, execs in the reactor. Copies may
+# take long, and have threads of their own: however many there are, `terminate` finds one that is free.
+control = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence")
+_copies = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence-files")
+
+
+async def resolve(future: Future[T], timeout_s: float | None = None) -> T:
+    """Wait for a future of another thread under whatever event loop runs this.
+
+    Raises:
+        TimeoutError: It had no result within `timeout_s` seconds.
+        RuntimeError: No event loop that is known here runs.
+    """
+    trio = _running_trio()
+    if trio is None:
+        import asyncio
+
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    done = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(_: Future[T]) -> None:
+        try:
+            token.run_sync_soon(done.set)
+        except trio.RunFinishedError:
+            pass  # who waited was cancelled, and so is everything else there
+
+    future.add_done_callback(tell)
+    with trio.move_on_after(inf if timeout_s is None else timeout_s):
+        await done.wait()
+    if not done.is_set():
+        raise TimeoutError
+    return future.result()
+
+
+async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Run a short blocking call elsewhere."""
+    return await resolve(control.submit(partial(function, *args, **options)))
+
+
+async def copying(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Run a call that may take long, on threads that nothing short waits for."""
+    return await resolve(_copies.submit(partial(function, *args, **options)))
+
+
+def _running_trio() -> Any:
+    """The module, when its event loop is the one that runs here."""
+    trio = sys.modules.get("trio")
+    return trio if trio is not None and trio.lowlevel.in_trio_run() else None
+
+
+async def ready(fd: int, side: str) -> None:
+    """Wait until a `side`, `reader` or `writer`, of `fd`, which stays open meanwhile, would not block."""
+    trio = _running_trio()
+    if trio is not None:
+        waits = {"reader": trio.lowlevel.wait_readable, "writer": trio.lowlevel.wait_writable}
+        await waits[side](fd)
+        return
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    may_go: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not may_go.done():
+            may_go.set_result(None)
+
+    getattr(loop, f"add_{side}")(fd, tell)
+    try:
+        await may_go
+    finally:
+        getattr(loop, f"remove_{side}")(fd)
+
+
+def shield(future: Future[T]) -> Future[T]:
+    """A future that may be cancelled without cancelling the work behind it."""
+    outer: Future[T] = Future()
+
+    def copy(done: Future[T]) -> None:
+        if outer.cancelled() or not outer.set_running_or_notify_cancel():
+            return
+        error = done.exception()
+        if error is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(done.result())
+
+    future.add_done_callback(copy)
+    return outer
