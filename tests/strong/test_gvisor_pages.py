@@ -16,7 +16,7 @@ import pytest
 from ringfence import ManagerConfig, PoolConfig, Sandbox, SandboxSpec, SessionManager
 from ringfence.backends.gvisor import views
 from ringfence.backends.gvisor.backend import GvisorBackend
-from ringfence.backends.gvisor.plan import RUNSC
+from ringfence.backends.gvisor.places import RUNSC
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
 from ringfence.backends.local import template
 from ringfence.backends.local.inside import descendants

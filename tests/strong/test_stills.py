@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox
-from ringfence.backends.gvisor import plan, runsc
+from ringfence.backends.gvisor import places, plan, runsc
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.local import agent_code, hulls
 from ringfence.backends.local.answers import Refused
@@ -91,7 +91,7 @@ def test_guests_start_from_it_where_there_is_room(backend: GvisorBackend) -> Non
         Sandbox.create(backend=backend) as usual,
         Sandbox.create(backend=backend, limits=small) as narrow,
     ):
-        assert plan.STILL == _agents_program(usual)
+        assert places.STILL == _agents_program(usual)
         assert _agents_program(narrow).startswith(agent_code.interpreter()[0])
         for sandbox in (usual, narrow):
             gone = sandbox.exec(["ls", "-A", "/.ringfence"])
@@ -131,11 +131,11 @@ def test_what_fails_for_another_reason_fails(
         Sandbox.create(backend=backend)
     monkeypatch.undo()
     with Sandbox.create(backend=backend) as sandbox:
-        assert plan.STILL == _agents_program(sandbox), "the still was not to blame"
+        assert places.STILL == _agents_program(sandbox), "the still was not to blame"
 
 
 def _unusable() -> dict[str, object]:
-    return {"argv": ["/bin/false"], "env": {}, "place": plan.STILL}
+    return {"argv": ["/bin/false"], "env": {}, "place": places.STILL}
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="such programs are for x86-64")

@@ -15,9 +15,10 @@ from ..local.refusals import error_of
 from ..local.saving import check_goes_on
 from ..local.sizes import sizes
 from ..local.words import last_words, room_for_words
+from . import asked, runsc, waits, warm
 from . import plan as planning
-from . import runsc, waits, warm
 from .ahead import Ahead
+from .draft import Draft
 from .limits import KERNEL_BYTES, host_pids
 from .network import GvisorNetwork
 from .sandbox import GvisorSandbox
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .runsc import Runsc
     from .warm import GvisorWarm
 
-NAME = planning.NAME
+NAME = asked.NAME
 _READY_S = 60.0
 
 
@@ -109,7 +110,7 @@ class GvisorBackend(Hulls):
     def _provision_over(
         self, image: Held | None, spec: SandboxSpec, content: int, memory: str
     ) -> GvisorSandbox:
-        planning.check(spec)
+        asked.check(spec)
         program = self.runsc()
         sandbox_id = self._new_id(spec)
         try:
@@ -138,7 +139,7 @@ class GvisorBackend(Hulls):
         here, uid, keeper = host(), identity.uid_of(spec.user), self.keeper()
         views = self.views(keeper)
         first = self.host_ids().take() if here.trusted_root else 0
-        draft = planning.Draft(spec, sandbox_id, uid, first, image)
+        draft = Draft(spec, sandbox_id, uid, first, image)
         try:
             still_bytes = self._still_bytes(keeper)
             draft.shares_pages = views.why_not(image)
@@ -219,7 +220,7 @@ class GvisorBackend(Hulls):
     def _launch(
         self,
         keeper: Launched,
-        draft: planning.Draft,
+        draft: Draft,
         plan: HullPlan,
         size: Sizes,
         group: cgroups.Group,

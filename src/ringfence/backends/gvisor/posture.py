@@ -17,7 +17,7 @@ from ..local.reports import UNREADABLE, read_all, unreadable
 from . import views
 from .inspection import Inspection
 from .limits import KERNEL_BYTES, host_pids
-from .plan import ROOTFS
+from .places import ROOTFS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from ..local import identity, journal
 from ..local.answers import Refused
 from ..local.host import host
 from ..local.hulled import HulledSandbox
-from . import plan as planning
+from . import places
+from .asked import NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..local.launched import Launched
     from ..local.sizes import Sizes
     from .backend import GvisorBackend
+    from .draft import Draft
     from .runsc import Runsc
 
 
@@ -38,7 +40,7 @@ class GvisorSandbox(HulledSandbox):
     def __init__(
         self,
         backend: GvisorBackend,
-        draft: planning.Draft,
+        draft: Draft,
         sizes: Sizes,
         group: Group,
         control: wire.Socket,
@@ -82,7 +84,7 @@ class GvisorSandbox(HulledSandbox):
             return
         flags = self.flags()
         verb = "pause" if frozen else "resume"
-        argv = [planning.RUNSC, f"--root={planning.STATE}", *flags, verb, self.id]
+        argv = [places.RUNSC, f"--root={places.STATE}", *flags, verb, self.id]
         try:
             self.enter("run", {"argv": argv, "env": {"PATH": "/bin"}}, [])
         except Refused as exc:
@@ -116,7 +118,7 @@ class GvisorSandbox(HulledSandbox):
 
             if not host().trusted_root or self.has_network:
                 why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
-                raise Unsupported(why, backend=planning.NAME, operation="checkpoint")
+                raise Unsupported(why, backend=NAME, operation="checkpoint")
             return self.owner.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:

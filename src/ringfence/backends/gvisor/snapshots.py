@@ -7,7 +7,7 @@ import os
 
 from ..local import runtime
 from ..local.saving import keep, settle
-from . import plan as planning
+from . import places
 from .inspection import HostProcess
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 
-_ROOT = {"path": planning.ROOTFS, "shown": [runtime.PLACE]}
+_ROOT = {"path": places.ROOTFS, "shown": [runtime.PLACE]}
 
 
 def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
@@ -42,7 +42,7 @@ def save_with_memory(
     settle(sandbox)
     command = {
         "argv": [
-            *(planning.RUNSC, f"--root={planning.STATE}", *sandbox.flags()),
+            *(places.RUNSC, f"--root={places.STATE}", *sandbox.flags()),
             *("checkpoint", "--image-path=/proc/self/fd/3", sandbox.id),
         ],
         "env": {"PATH": "/bin"},
@@ -56,7 +56,7 @@ def save_with_memory(
             sandbox.enter("checkpoint", command, [place, write, *names])
 
         try:
-            return keep(sandbox, catalogue, metadata, pack, memory=f"{directory}/{planning.MEMORY}")
+            return keep(sandbox, catalogue, metadata, pack, memory=f"{directory}/{places.MEMORY}")
         finally:
             os.close(place)
             sandbox.terminate()

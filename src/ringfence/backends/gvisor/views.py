@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..local.hulls import Hulls
     from ..local.images import Held
     from ..local.launched import Launched
+    from .draft import Draft
 
     Steps = list[tuple[Any, ...]]
 
@@ -157,7 +158,7 @@ class Views:
         self._ready()
         return self.why or (self.why_images if image is not None else "")
 
-    def plan(self, draft: planning.Draft, tenant: str, shown: list[int], below: int) -> ViewPlan:
+    def plan(self, draft: Draft, tenant: str, shown: list[int], below: int) -> ViewPlan:
         """What one guest sees through its tenant's view.
 
         Args:

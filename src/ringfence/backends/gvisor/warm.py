@@ -42,7 +42,7 @@ class GvisorWarm:
 
     def _fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
         """The spec, with what the image decides if there is one; None when `claim` cannot make it so."""
-        from . import plan
+        from . import asked
 
         if not is_bindable(spec) or (spec.image is None) != (self._kind.image is None):
             return None
@@ -51,7 +51,7 @@ class GvisorWarm:
             if resolved is None:
                 return None  # a cold start says why
             spec = resolved
-        plan.check(spec)
+        asked.check(spec)
         return spec if kind_of(spec) == self._kind else None
 
     def claim(

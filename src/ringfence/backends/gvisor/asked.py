@@ -1,0 +1,66 @@
+"""What may be asked of gVisor: refused before anything is made."""
+
+from __future__ import annotations
+
+from ...errors import InvalidRequest, Unsupported
+from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
+from ..local import identity
+from ..local.accounts import check_profile
+from ..local.network import check_given_secrets
+from ..local.protect import check_names
+from ..local.session import check_least, check_sources
+
+NAME = "gvisor"
+PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
+_MIB = 1 << 20
+_LEAST = {
+    "open_files": (64, "PID 1 of the sandbox lives under it too"),
+    "memory_bytes": (32 * _MIB, "PID 1 of the sandbox lives in it too"),
+    "inodes": (256, "the sandbox's own directories are some of them"),
+}
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what this backend does not do, before anything is made."""
+    if spec.tier != STRONG:
+        raise Unsupported(
+            f"gVisor is tier {STRONG}",
+            backend=NAME,
+            operation=f"tier {spec.tier}",
+            field="tier",
+            hint=f"ask for tier {STRONG}, or leave the backend to Ringfence",
+        )
+    if spec.template != "default":
+        raise InvalidRequest(
+            f"unknown template {spec.template!r}", field="template", hint="one of default"
+        )
+    if spec.profile not in PROFILES:
+        raise InvalidRequest(
+            f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {PROFILES}"
+        )
+    check_profile(spec.profile, NAME)
+    identity.uid_of(spec.user)
+    check_network(spec)
+    limits = ("io_bytes_per_s", "idle_timeout_s")
+    for operation, field, asked in (
+        ("denied_paths", "deny", bool(spec.deny)),
+        *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None) for n in limits),
+    ):
+        if asked:
+            raise Unsupported(backend=NAME, operation=operation, field=field)
+    check_least(spec, _LEAST)
+    check_sources(spec)
+    check_names(spec.unprotect)
+
+
+def check_network(spec: SandboxSpec) -> None:
+    """Rules go through the egress engine; the host's own network is not had."""
+    if spec.network.is_unrestricted:
+        raise Unsupported(
+            "gVisor on the host's network would open its control socket to every user of the host",
+            backend=NAME,
+            operation="network unrestricted",
+            field="network",
+            hint="name what may be reached, or use tier light",
+        )
+    check_given_secrets(spec)

@@ -1,0 +1,15 @@
+"""Where things are: in the hull around gVisor, and in the guest before it runs."""
+
+from __future__ import annotations
+
+from ..local import agent_code
+
+ROOTFS = "/bundle/rootfs"
+CONFIG = "/bundle/config.json"
+STATE = "/state"
+MEMORY = "checkpoint.img"  # as runsc names it
+SAVED = "/saved"  # with that in it
+RUNSC = "/bin/runsc"
+MOUNTS = "/mounts"
+AGENT = "/.ringfence"  # of the guest
+STILL = f"{AGENT}/{agent_code.NAME}"

@@ -1,0 +1,134 @@
+"""The guest's root: an image or the template, a Python for the agent, and what is mounted there."""
+
+from __future__ import annotations
+
+import os
+
+from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
+from ...model.session import ResolvedMount
+from ..local import agent_code, sources, template
+from ..local.protect import protect_mount
+from ..local.session import all_mounts, is_below, must_make, session_root
+from . import places, statx
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..local.host import Host
+    from ..local.images import Held
+    from .draft import Draft
+
+
+def furnish(draft: Draft, host: Host, *, needs_statx: bool) -> int:
+    """All of it but the agent; the index of the image's tree, -1 without one."""
+    below = _show_image(draft, draft.image, host) if draft.image else -1
+    _show_python(draft)
+    if draft.trusted is not None:
+        draft.guest += draft.trusted.steps
+    _add_mounts(draft, host)
+    _make_workdir(draft)
+    _preload(draft, needs_statx)
+    return below
+
+
+def _show_image(draft: Draft, image: Held, host: Host) -> int:
+    """The index of its tree: all its files are the guest user's, who is 0 in the hull."""
+    image.appear_as(draft.first_host_id, host.trusted_root)
+    draft.fds.append(os.open(image.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    image.tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
+    draft.trees.append(image.tree)
+    return len(draft.trees) - 1
+
+
+def _show_python(draft: Draft) -> None:
+    wanted = list(agent_code.interpreter()[1])
+    if draft.image:
+        wanted = agent_code.foreign_trees()
+    elif draft.spec.python_env:
+        wanted += [each for each in template.python_environment() if each not in wanted]
+    for source, target, attributes in wanted:
+        draft.guest.append(("bind", target, len(draft.trees)))
+        draft.trees.append(template.tree(source, attributes))
+
+
+def _preload(draft: Draft, needs_statx: bool) -> None:
+    """What every program with a C library starts with: an image's own would be in the agent too."""
+    verb, *replace = ("image_file", True) if draft.image else ("file",)
+    if needs_statx:
+        draft.guest.append((verb, statx.LIBRARY, statx.library(), 0o644, *replace))
+    if needs_statx or draft.image:
+        content = statx.LIBRARY.encode() + b"\n" if needs_statx else b""
+        draft.guest.append((verb, statx.PRELOAD, content, 0o644, *replace))
+
+
+def _add_mounts(draft: Draft, host: Host) -> None:
+    spec = draft.spec
+    for target in ALWAYS_THERE.values():
+        if target != MEMORY_DIR or not spec.memory_dir:
+            draft.mounts.append(ResolvedMount(target, READ_WRITE))
+    wanted = all_mounts(spec)
+    for i, mount in enumerate(wanted):
+        hidden = any(is_below(mount.target, later.target) for later in wanted[i + 1 :])
+        if mount.is_host_path:
+            _add_host_mount(draft, mount, host, hidden)
+        else:
+            _add_session_mount(draft, mount, hidden)
+
+
+def _add_host_mount(draft: Draft, mount: Mount, host: Host, hidden: bool) -> None:
+    """Bound in the hull and served by a connection of its own, which looks again at every use."""
+    owner = draft.first_host_id if host.trusted_root else None
+    tree, fd = sources.pin(mount, owner)
+    draft.fds.append(fd)
+    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
+    place = f"{places.MOUNTS}/{len(draft.trees)}"
+    draft.after.append(("bind", place, len(draft.trees)))
+    draft.trees.append(tree)
+    draft.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
+    if mount.is_writable:
+        protected = protect_mount(mount, draft.spec, tree)
+        draft.protected.append(protected)
+        # Decided for where the guest sees it; done where the hull has it.
+        draft.after += [
+            (verb, place + path.removeprefix(mount.target)) for verb, path in protected.steps
+        ]
+    if not hidden:
+        _show(draft, mount, place)
+
+
+def _show(draft: Draft, mount: Mount, source: str) -> None:
+    access = "rw" if mount.is_writable else "ro"
+    draft.shown.append(
+        {
+            "destination": mount.target,
+            "type": "bind",
+            "source": source,
+            "options": ["rbind", access, "nosuid", "nodev"],
+        }
+    )
+
+
+def _add_session_mount(draft: Draft, mount: Mount, hidden: bool) -> None:
+    draft.mounts.append(ResolvedMount(mount.target, mount.access))
+    if hidden:
+        return
+    if not mount.source:
+        draft.guest.append(("session_dir", mount.target))
+        if not mount.is_writable:
+            draft.guest.append(("protect", mount.target))
+        return
+    source = f"{session_root(draft.spec)}/{mount.source}"
+    draft.guest.append(("session_dir", source))
+    if not mount.is_writable:
+        _show(draft, mount, places.ROOTFS + source)
+        return
+    # A second way to the same files would be cached apart by gVisor: one would lag behind.
+    parent = os.path.dirname(mount.target)
+    if parent != "/" and not any(step[:2] == ("dir", parent) for step in draft.guest):
+        draft.guest.append(("session_dir", parent))
+    draft.guest.append(("symlink", mount.target, source))
+
+
+def _make_workdir(draft: Draft) -> None:
+    workdir = session_root(draft.spec)
+    if must_make(workdir, draft.mounts, of_image=draft.image is not None):
+        draft.guest.append(("session_dir", workdir))
