@@ -1,4 +1,4 @@
-"""What runs inside a guest that has a kernel of its own: standard library only, sent there by the host.
+"""What runs inside where PID 1 is not the launcher's: standard library only, sent there by the host.
 
 The agent speaks the launcher's protocol over whatever channel the guest gets. It is privileged inside
 and nothing outside: a guest that takes it over has gained the sandbox it is in, and its host
