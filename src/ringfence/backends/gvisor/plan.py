@@ -7,9 +7,9 @@ import resource
 
 from ...guest.users import MAPPER
 from ...launcher import still_program
-from ...linux import namespaces
 from ...model.spec import OWN_ROOT, SandboxSpec
 from ..local import agent_code, identity, setid, template
+from ..local.bare_hull import bare_hull
 from . import bundle, places, root, statx, waits
 from .limits import host_pids
 
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 _MAPS = ["/proc/1/uid_map", "/proc/1/gid_map"]
 _ALL_IDS = 65536
-NAMESPACES = (
-    namespaces.CLONE_NEWUSER
-    | namespaces.CLONE_NEWNS
-    | namespaces.CLONE_NEWPID
-    | namespaces.CLONE_NEWIPC
-    | namespaces.CLONE_NEWUTS
-    | namespaces.CLONE_NEWNET
-    | namespaces.CLONE_NEWCGROUP
-)
 
 
 def make_plan(
@@ -78,18 +69,10 @@ def make_plan(
     bundle.furnish(draft, runsc, starts_still=starts_still)
     if memory:
         _show_memory(draft, memory)
-    ids = f"0 {host.uid} 1", f"0 {host.gid} 1"
-    if host.trusted_root:
-        ids = (identity.slot_map(draft.first_host_id, draft.uid),) * 2
+    ids = identity.slot_map(draft.first_host_id, draft.uid)
+    bare = bare_hull(draft.id, host, ids, setid.filter_of_hull(waits.NO_REGISTERING))
     return {
-        "id": draft.id,
-        "namespaces": NAMESPACES,
-        "uid_map": ids[0],
-        "gid_map": ids[1],
-        "deny_setgroups": not host.trusted_root,
-        "uid": 0,
-        "gid": 0,
-        "scratch": host.scratch,
+        **bare,
         "trees": draft.trees,
         "steps": draft.hull,
         "network": _network(draft.spec),
@@ -105,11 +88,8 @@ def make_plan(
             "still": places.STILL if starts_still else "",
         },
         "after": draft.after,
-        "rlimits": [(which, value, value) for which, value in _rlimits(size).items()],
-        "filter": setid.filter_of_hull(waits.NO_REGISTERING),
-        "passes": 0,
+        "rlimits": [*bare["rlimits"], _bound_on_processes(size)],
         "descriptors": waits.DESCRIPTORS,
-        "share": None,
         "view": view,
         "keep_capabilities": True,
         "argv": [
@@ -121,12 +101,7 @@ def make_plan(
             draft.id,
         ],
         "env": {"PATH": "/bin"},
-        "cgroup_dirs": [],
-        "cgroup_values": [],
-        "cgroup_version": 0,
         "placeholders": [made for part in draft.protected for made in part.placeholders],
-        "note": "",
-        "trusted_root": host.trusted_root,
     }
 
 
@@ -169,12 +144,10 @@ def _network(spec: SandboxSpec) -> NetworkPlan | None:
     return plan_for(spec.network)
 
 
-def _rlimits(size: Sizes) -> dict[int, int]:
-    """Of gVisor's own processes; all count for this sandbox's user namespace alone (Linux 5.14)."""
-    return {
-        resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
-        resource.RLIMIT_NPROC: host_pids(size.pids),
-    }
+def _bound_on_processes(size: Sizes) -> tuple[int, int, int]:
+    """Of gVisor's own; all count for this sandbox's user namespace alone (Linux 5.14)."""
+    most = host_pids(size.pids)
+    return resource.RLIMIT_NPROC, most, most
 
 
 def settings(draft: Draft, host: Host, size: Sizes) -> Settings:

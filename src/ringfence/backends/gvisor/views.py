@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import select
 from _thread import allocate_lock
 
@@ -16,10 +15,10 @@ from ...launcher import view, wire
 from ...policy import filters
 from ..local import agent_code, identity, template
 from ..local.answers import Refused, answer
+from ..local.bare_hull import bare_hull
 from ..local.host import host
 from ..local.hulls import kill
 from ..local.words import last_words, room_for_words
-from . import plan as planning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -227,23 +226,12 @@ def _stamp(shown: list[Tree]) -> list[tuple[int, int]]:
 
 def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
     """The walls around it; in there it has one id, and that is nobody's on the host."""
-    here = host()
-    ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
-    if here.trusted_root:
-        ids = (f"0 {first_host_id} 1",) * 2
+    name = f"view-{os.getpid()}"
     steps: Steps = [("bind", tree["source"], i) for i, tree in enumerate(trees)]
     return {
-        "id": f"view-{os.getpid()}",
-        "namespaces": planning.NAMESPACES,
-        "uid_map": ids[0],
-        "gid_map": ids[1],
-        "deny_setgroups": not here.trusted_root,
-        "uid": 0,
-        "gid": 0,
-        "scratch": here.scratch,
+        **bare_hull(name, host(), f"0 {first_host_id} 1", filters.load_view_filter()),
         "trees": trees,
         "steps": [("dir", name, 0o755, False) for name in ("/proc", view.SHOWN)],
-        "network": None,
         "guest": {
             "path": view.SHOWN,
             "image": -1,
@@ -254,20 +242,5 @@ def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
             "has_content": False,
             "still": "",
         },
-        "after": [],
-        "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
-        "filter": filters.load_view_filter(),
-        "passes": 0,
-        "descriptors": 0,
-        "share": None,
-        "view": None,
         "keep_capabilities": True,  # it gives up all but one itself
-        "argv": [],
-        "env": {},
-        "cgroup_dirs": [],
-        "cgroup_values": [],
-        "cgroup_version": 0,
-        "placeholders": [],
-        "note": "",
-        "trusted_root": here.trusted_root,
     }

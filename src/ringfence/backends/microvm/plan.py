@@ -8,12 +8,12 @@ import time
 
 from ...errors import InvalidRequest, Unsupported
 from ...guest.machine import SHARES
-from ...linux import namespaces
 from ...model.limits import Limits
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import identity, setid, template
+from ..local.bare_hull import bare_hull
 from ..local.host import host
 from ..local.network import check_given_secrets
 from ..local.protect import check_names
@@ -58,15 +58,6 @@ _LEAST = {
     "inodes": (256, "the sandbox's own directories are some of them"),
 }
 _NO_HOST = "a machine has no network device that could lead to the host's own network"
-_NAMESPACES = (
-    namespaces.CLONE_NEWUSER
-    | namespaces.CLONE_NEWNS
-    | namespaces.CLONE_NEWPID
-    | namespaces.CLONE_NEWIPC
-    | namespaces.CLONE_NEWUTS
-    | namespaces.CLONE_NEWNET
-    | namespaces.CLONE_NEWCGROUP
-)
 
 
 def refusal(operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:
@@ -210,21 +201,10 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
     for verb, path, *rest in draft.after:
         after.append((verb, path, len(trees) + rest[0]) if verb == "bind" else (verb, path, *rest))
     trees += draft.mounted
-    ids = f"0 {here.uid} 1", f"0 {here.gid} 1"
-    if here.trusted_root:
-        ids = (f"0 {draft.first_host_id} 1",) * 2
     return {
-        "id": draft.id,
-        "namespaces": _NAMESPACES,
-        "uid_map": ids[0],
-        "gid_map": ids[1],
-        "deny_setgroups": not here.trusted_root,
-        "uid": 0,
-        "gid": 0,
-        "scratch": here.scratch,
+        **bare_hull(draft.id, here, f"0 {draft.first_host_id} 1", setid.filter_of_hull()),
         "trees": trees,
         "steps": steps,
-        "network": None,
         "guest": {
             "path": SHARE,
             "image": -1,
@@ -236,21 +216,11 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
             "still": "",
         },
         "after": after,
-        "rlimits": [(resource.RLIMIT_CORE, 1, 1)],  # with 0, a core_pattern's pipe would run
-        "filter": setid.filter_of_hull(),
         "passes": passes,
-        "descriptors": 0,
-        "view": None,
         "share": {"shown": SHARE, "mounts": MOUNTS, "whose": draft.uid},
-        "keep_capabilities": False,
         "argv": argv,
         "env": {"PATH": "/usr/bin"},
-        "cgroup_dirs": [],
-        "cgroup_values": [],
-        "cgroup_version": 0,
         "placeholders": draft.placeholders,
-        "note": "",
-        "trusted_root": here.trusted_root,
     }
 
 
