@@ -7,7 +7,7 @@ import sys
 
 from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
 from ..errors import InvalidRequest, RingfenceError
-from ..model.capabilities import SEVERAL_USERS
+from ..model.capabilities import SECRETS, SEVERAL_USERS
 from ..model.spec import TIERS
 from .commands import DOCTOR
 from .options import no_arguments, parse
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..model.capabilities import BackendReport, Protection
 
+_SAID_WHY = (SECRETS, SEVERAL_USERS)  # abilities that whoever reads this can come by
 _COLOUR_OF = {"enforced": "green", "degraded": "yellow", "missing": "red"}
 _LONGEST_NAME = 26
 
@@ -120,7 +121,7 @@ def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
     lines += [
         f"  {each.name}: {each.reason}"
         for each in report.capabilities
-        if report.available and each.name == SEVERAL_USERS and each.reason
+        if report.available and each.name in _SAID_WHY and not each.available and each.reason
     ]
     return [*lines, ""]
 

@@ -54,6 +54,7 @@ class CommandBackend(AgentBackend):
     not_strong = "a launcher shares the host's kernel"
     no_limits = "no cgroup holds it: its files are in a directory of the host's"
     not_root = "a launcher maps one user, who is not root"
+    no_images = "a launcher shows the host's programs"
 
     def __init__(
         self,

@@ -59,13 +59,14 @@ class AgentBackend(LocalBackend):
         lets_in: Whether helpers of the host's may go in: for mounts and rules of the network.
         saves: Whether they may save what is there as well.
         not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
+        no_images: The same of images; empty where they are shown.
     """
 
     name: str
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
     lets_in = saves = False
-    not_strong = not_root = no_rules = no_limits = ""
+    not_strong = not_root = no_rules = no_limits = no_images = ""
 
     def __init__(self, egress: Callable[[], Egress] | None, state_dir: str | None = None) -> None:
         super().__init__(egress, state_dir)
@@ -80,6 +81,8 @@ class AgentBackend(LocalBackend):
             raise self.refusal(f"tier {spec.tier}", "tier", self.not_strong)
         if spec.template != "default":
             raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
+        if spec.image is not None and self.no_images:
+            raise self.refusal("image", "image", self.no_images)
         if spec.profile not in (OS_HARDENED, DEBUG, UNRESTRICTED):
             raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
         if identity.uid_of(spec.user) == 0 and not self.root_is_nobody():

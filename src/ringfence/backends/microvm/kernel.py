@@ -17,10 +17,11 @@ _FOR_RULES = ("nf_tables", "nft_chain_nat", "nft_redir", "nft_ct")
 _CHECKSUM = "crc32c_generic"  # asked for by name as connection tracking begins; newer kernels have it anyway
 _MODINFO = re.compile(rb"(?:^|\0)depends=([^\0]*)\0")
 _NAME = re.compile(r"([a-zA-Z0-9_-]+)\.ko(\.xz|\.gz)?$")
+_MINE = PLACES[1 if os.geteuid() else 0]  # that this user may write to
 HINT = (
     "unpack a distribution's kernel package with the modules virtio_pci, virtio_console, fuse and overlay, and "
     f"for rules of the network {', '.join(_FOR_RULES)}: "
-    f"`dpkg -x linux-image-*-amd64.deb {PLACES[0]}`; or name the directory in {VARIABLE}"
+    f"`mkdir -p {_MINE} && dpkg -x linux-image-*-amd64.deb {_MINE}`; or name the directory in {VARIABLE}"
 )
 
 
@@ -95,7 +96,8 @@ def find(place: str | None = None) -> Kernel:
                 return kernel
             lacking = ", ".join(kernel.lacks) or "leave to read it"
             seen.append(f"{kernel.path} lacks {lacking}")
-    why = "; ".join(seen) or f"none in {chosen or ', '.join(PLACES)}"
+    usual = f"{PLACES[0]} or {PLACES[1]}, nor one of this host's own in /boot"
+    why = "; ".join(seen) or f"none in {chosen or usual}"
     raise BackendUnavailable(f"no kernel for guests: {why}", hint=HINT)
 
 

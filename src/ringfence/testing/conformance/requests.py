@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ...errors import InvalidRequest, Unsupported
+from ...errors import ImageNotFound, InvalidRequest, Unsupported
 from ...model import capabilities as can
 from ...model.exec import ExecRequest
 from ...model.limits import Limits
@@ -131,6 +131,14 @@ class Requests(ConformanceBase):
                 make_sandbox(tier=tier)
 
             assert "tier" == refusal.value.field
+
+    def test_an_image_that_is_not_there(self, backend: Backend, make_sandbox: MakeSandbox) -> None:
+        """The host's programs are never shown instead, nor where there are no images at all."""
+        refused = ImageNotFound if backend.report().can(can.IMAGE) else Unsupported
+        with pytest.raises(refused) as refusal:
+            make_sandbox(image="no-such-image:ever")
+
+        assert "image" == refusal.value.field
 
     @pytest.mark.parametrize("name", list(can.LIMITED_BY))
     def test_a_limit_holds_or_is_refused(
