@@ -98,3 +98,31 @@ def test_what_a_crash_leaves_is_collected(made: Made, tmp_path: Path, store: Ima
 
     assert 1 == len(os.listdir(f"{store.directory}/roots"))
     assert [] == os.listdir(f"{store.directory}/blobs")
+
+
+def test_what_cannot_be_an_image_is_told_by_the_name_it_was_given(
+    tmp_path: Path, store: ImageStore
+) -> None:
+    text, pipe, plain = tmp_path / "text", tmp_path / "pipe", tmp_path / "plain.tar"
+    text.write_text("no archive")
+    os.mkfifo(pipe)
+    subprocess.run(["tar", "-C", tmp_path, "-cf", str(plain), "text"], check=True)
+
+    for path in (text, plain):
+        with pytest.raises(ImageRefused, match=str(path)):
+            load(str(path), "x:1", store=store)
+    with pytest.raises(InvalidRequest, match="neither a regular file") as refusal:
+        load(str(pipe), "x:1", store=store)
+    assert "path" == refusal.value.field
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_not_called_a_full_disk(tmp_path: Path, store: ImageStore) -> None:
+    closed = tmp_path / "closed.tar"
+    closed.write_bytes(b"")
+    closed.chmod(0)
+
+    with pytest.raises(InvalidRequest, match="Permission denied") as refusal:
+        load(str(closed), "x:1", store=store)
+
+    assert ("path", True) == (refusal.value.field, "read" in refusal.value.hint)

@@ -6,6 +6,7 @@ Source: OCI image specification 1.1, "Image Layout".
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -46,19 +47,29 @@ def load(path: str, name: str, *, store: ImageStore | None = None) -> Image:
             if os.path.isdir(path) and not os.path.exists(os.path.join(path, "oci-layout")):
                 return _load_root(path, name, into, scratch)
             if not os.path.isdir(path):
+                _check_file(path)
                 _unpack_archive(path, scratch)
-                path = scratch
-            return _load_layout(path, name, into)
+            return _load_layout(path, scratch if os.path.isfile(path) else path, name, into)
         except OSError as exc:
-            raise StorageFull(f"{path}: {exc.strerror}", hint="free disk space") from exc
+            said = f"{exc.filename or path}: {exc.strerror or exc}"
+            if exc.errno in (errno.EACCES, errno.EPERM):
+                hint = "let this user read all of it, or load it as its owner"
+                raise InvalidRequest(said, field="path", hint=hint) from exc
+            raise StorageFull(said, hint="free disk space") from exc
 
 
-def _load_layout(path: str, name: str, store: ImageStore) -> Image:
+def _check_file(path: str) -> None:
+    """A pipe would be waited on for ever, and it is read more than once."""
+    if not os.path.isfile(path):
+        raise InvalidRequest(f"{path}: neither a regular file nor a directory", field="path")
+
+
+def _load_layout(given: str, path: str, name: str, store: ImageStore) -> Image:
     if os.path.exists(os.path.join(path, "index.json")):
         return _load_oci(path, name, store)
     if os.path.exists(os.path.join(path, "manifest.json")):
         return _load_docker(path, name, store)
-    raise ImageRefused(f"{name}: neither an OCI layout nor an archive of `docker save`")
+    raise ImageRefused(f"{given}: neither an OCI layout nor an archive of `docker save`")
 
 
 def _load_oci(path: str, name: str, store: ImageStore) -> Image:
@@ -125,6 +136,9 @@ def _unpack_archive(path: str, scratch: str) -> None:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 with open(target, "xb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
+    except tarfile.ReadError as exc:
+        said = f"{path} is not an archive of an image: no whole tar, plain or of gzip, bzip2 or xz"
+        raise ImageRefused(said) from exc
     except (tarfile.TarError, EOFError, FileExistsError, NotADirectoryError) as exc:
         raise ImageRefused(f"{path} is not an archive of an image: {exc}") from exc
 
