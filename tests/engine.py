@@ -49,6 +49,33 @@ def running_engine() -> Iterator[str]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+@contextmanager
+def running_podman() -> Iterator[str]:
+    """Podman's service, which speaks as an engine does, with all it has in a place of its own. Its address."""
+    place = Path(tempfile.mkdtemp(prefix="podman-of-a-test-", dir="/var/tmp"))
+    address = f"unix://{place}/engine"
+    podman = [
+        *(shutil.which("podman") or "podman", "--root", f"{place}/root", "--runroot"),
+        *(f"{place}/run", "--cgroup-manager=cgroupfs"),
+    ]
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*podman, "system", "service", "--time=0", address],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        _wait_for(address, process, place / "log")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        subprocess.run([*podman, "rm", "--force", "--all"], capture_output=True, check=False)
+        subprocess.run(["umount", f"{place}/root/overlay"], capture_output=True, check=False)
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends and process.poll() is None:
@@ -61,4 +88,4 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None
             return
         finally:
             backend.close()
-    raise AssertionError(f"dockerd did not start: {log.read_text()[-2000:]}")
+    raise AssertionError(f"the engine did not start: {log.read_text()[-2000:]}")

@@ -97,6 +97,7 @@ NEVER_A_FAILURE = {
     "cgroup",
     "cgroup v1",
     "cgroup v2",
+    "podman",
     "java",
     "node",
     "zsh",

@@ -32,6 +32,7 @@ from ..local.sizes import sizes
 from ..local.trusted import trusted_for
 from . import engine, image
 from .draft import Draft
+from .engine import is_podman
 from .options import Options
 from .sandbox import QUOTAS, DockerSandbox
 
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
     from ..local.sizes import Sizes
 
 NAME = "docker"
-_ENGINES = ("/sys", "/dev/mqueue")  # what an engine mounts, and no program of ours needs
+_ENGINES = (
+    "/sys",
+    "/dev/mqueue",
+    "/run/.containerenv",
+)  # what an engine mounts, and no program of ours needs
 _READY_S = 60.0
 NO_QUOTA = "files of an image are the engine's to bound, whose storage driver cannot"
 _LEAST = {
@@ -170,6 +175,11 @@ class DockerBackend(AgentBackend):
                     if options.disk_bytes:
                         self._no_disk_quota(exc)
                     raise
+                if not options.tmpfs:
+                    for top in draft.made_in():
+                        container.put_archive(
+                            "/", image.one_of_the_users(top, owner, is_file=False)
+                        )
                 container.start()
                 control = _accept(listener, container)
             told = settings(
@@ -199,6 +209,7 @@ class DockerBackend(AgentBackend):
                 size,
                 draft,
                 owner,
+                options.tmpfs,
                 walls=walls,
             )
         except BaseException as exc:
@@ -232,6 +243,8 @@ class DockerBackend(AgentBackend):
         disk_bytes = (draft.spec.limits.disk_bytes or 0) if held else 0
         own = f"uid={owner},gid={owner},mode=0755,exec"
         tmpfs = dict.fromkeys(draft.made_in(), f"{own},size={disk_bytes}" if disk_bytes else own)
+        if is_podman(engine):
+            tmpfs = {}  # it lets none be a user's: they are made in the container instead
         return Options(
             image=name,
             command=_agent_argv(foreign=held is not None),

@@ -17,6 +17,7 @@ from .image import OWN, one_of_the_users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from ...launcher import wire
@@ -37,6 +38,7 @@ class DockerSandbox(ContainedSandbox):
 
     Args:
         owner: Its user, as the engine counts.
+        in_memory: Directories that the engine has made for it there.
         walls: Whether its agent has put up walls of its own.
 
     Attributes:
@@ -61,6 +63,7 @@ class DockerSandbox(ContainedSandbox):
         sizes: Sizes,
         draft: Draft,
         owner: int,
+        in_memory: Iterable[str],
         *,
         walls: bool,
     ) -> None:
@@ -70,7 +73,7 @@ class DockerSandbox(ContainedSandbox):
         self.first_host_id, self.sizes, self._counted_as = first_host_id, sizes, owner
         room = draft.room(sizes) if walls else None
         self.has_room, self._of_image = room is not None, draft.held is not None
-        own = room["places"] if room is not None else draft.made_in()
+        own = room["places"] if room is not None else in_memory
         self.places = [path for path in own if not path.startswith("/dev/")]
         self.group = groups.Group(pid)
         self.network: ContainedNetwork = ContainedNetwork(self, draft.trusted)

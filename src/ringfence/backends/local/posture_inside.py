@@ -24,8 +24,8 @@ def of_walls(sandbox: ContainedSandbox) -> list[Protection]:
     on_top = {line.target: line for line in lines}  # the last one at a place is the one in sight
     lacking = MISSING if sandbox.ways else DEGRADED
     found = [
-        _root(lines, lacking),
-        _read_only(sandbox, lines),
+        _root(list(on_top.values()), lacking),
+        _read_only(sandbox, list(on_top.values())),
         _kernel(on_top, lacking),
         _nested(sandbox, lacking),
     ]
