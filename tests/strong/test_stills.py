@@ -80,6 +80,37 @@ def test_nothing_of_the_takers_is_in_it(still: Path) -> None:
     assert _SECRET.encode() not in content
 
 
+_WITH_A_GAP = """
+import os, signal
+kept = bytearray(1 << 20)
+kept[:4], kept[-4:] = b"head", b"tail"
+os.kill(os.getpid(), signal.SIGSTOP)
+sizes = {}
+for line in open("/proc/self/maps"):
+    place, path = line.split()[0], line[line.find("/"):].strip()
+    start, _, end = place.partition("-")
+    sizes[path] = sizes.get(path, 0) + int(end, 16) - int(start, 16)
+print(bytes(kept).replace(bytes(1024), b"."), os.getpid(), [
+    each for each, size in sizes.items() if each.startswith("/usr/") and size <= 1 << 18
+])
+"""
+
+
+def test_zeros_are_not_kept_and_small_files_are(tmp_path: Path) -> None:
+    """So that a copy is soon written, and opens as few files as it can."""
+    plain, gap = tmp_path / "plain", tmp_path / "gap"
+    for each in (plain, gap):
+        each.mkdir()
+    stills_ = _taken(plain, _TAKEN), _taken(gap, _WITH_A_GAP)
+
+    said = subprocess.run([stills_[1]], capture_output=True, text=True, check=True).stdout
+    head, _pid, small = said.split(maxsplit=2)
+    middle = head.removeprefix("b'head").removesuffix("tail'").replace("\\x00", "")
+    assert "." * 1023 == middle, "all of it is there again"
+    assert "[]\n" == small
+    assert stills_[1].stat().st_size - stills_[0].stat().st_size < 1 << 19, "and not in the file"
+
+
 def _agents_program(sandbox: Sandbox) -> str:
     """The command line of PID 1."""
     return sandbox.exec(["cat", "/proc/1/cmdline"]).stdout.decode().rstrip("\0").replace("\0", " ")

@@ -47,6 +47,7 @@ class Agent(FileRequests):
 
     def run(self) -> None:
         """Serve until the host goes away."""
+        self.groups.prepare()
         while True:
             poll = select.poll()
             for fd in (self.control.fileno(), self.signal_fd):
@@ -61,11 +62,12 @@ class Agent(FileRequests):
             for fd in ready:
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
+                    self.execs.take()
                 elif fd in flowing:
                     flowing[fd].ready(fd)
                 elif not self._serve_one():
                     return
-            self.execs.reap()
+            self.execs.settle()
             self.flows = [flow for flow in self.flows if flow.wants()]
             self.watchdog.look()
 
@@ -81,6 +83,8 @@ class Agent(FileRequests):
         reply = wire.adopt(fds[0])
         if verb == "exec":
             run = self.execs.start(reply, fds[1:], *args)
+            if run is not None:
+                self.watchdog.put_off(run)
             if run is not None and run.terminal is not None:
                 self.flows.append(run.terminal)
             return True

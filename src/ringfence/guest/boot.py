@@ -57,11 +57,12 @@ def main(mapper: Mapper | None = None) -> NoReturn:
 
 
 def _say_no_more() -> None:
-    """Let go of what errors were told by: from here on they are answers."""
-    null = os.open("/dev/null", os.O_WRONLY)
+    """Let go of what errors were told by: from here on they are answers.
+
+    Precondition: our standard input is /dev/null, open for writing too.
+    """
     for standard in (1, 2):
-        os.dup2(null, standard)
-    os.close(null)
+        os.dup2(_CONTROL_FD, standard)
 
 
 def _boot_plainly(settings: Settings) -> Tags:
@@ -92,8 +93,7 @@ def _boot(settings: Settings, mapper: Mapper | None) -> Groups:
     if mapper is None:
         program = os.path.join(settings["place"], users.MAPPER)
         mapper = start_mapper(settings["id_map"], program)
-    for name in os.listdir(settings["place"]):
-        os.unlink(os.path.join(settings["place"], name))  # what we were loaded from
+    _remove_what_we_came_from(settings["place"])
     groups = Groups(settings["place"], settings["pids"])
     os.rmdir(settings["place"])
     try:
@@ -102,14 +102,18 @@ def _boot(settings: Settings, mapper: Mapper | None) -> Groups:
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-    enter_user_namespace(mapper)
-    users.become_root()
-    os.setgroups([])
+    enter_user_namespace(settings, mapper)
     groups.keep()
-    privileges.set_dumpable(False)
-    for which, soft, hard in settings["rlimits"]:
-        resource.setrlimit(which, (soft, hard))
     return groups
+
+
+def _remove_what_we_came_from(place: str) -> None:
+    """Each by its name: to look what is there is four calls more, and two of them ask the file server."""
+    for name in (users.AGENT, users.MAPPER):
+        try:
+            os.unlink(f"{place}/{name}")
+        except FileNotFoundError:
+            pass
 
 
 class Mapper:
@@ -153,14 +157,19 @@ def _fork_mapper(id_map: str, go_read: int) -> int:
     return child
 
 
-def enter_user_namespace(mapper: Mapper) -> None:
+def enter_user_namespace(settings: Settings, mapper: Mapper) -> None:
     """A user namespace in which the guest's user and those of its files have the ids that they should.
 
-    gVisor serves files with the ids that its host side has, where the owner of everything is 0.
+    gVisor serves files with the ids that its host side has, where the owner of everything is 0. Names
+    of its own come with it: ours to change after a restore.
     """
-    namespaces.unshare(namespaces.CLONE_NEWUSER)
+    namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWUTS)
     os.write(mapper.go, b"g")
     os.close(mapper.go)
+    for which, soft, hard in settings["rlimits"]:  # while the ids are mapped
+        resource.setrlimit(which, (soft, hard))
     if os.waitpid(mapper.pid, 0)[1]:
         raise OSError(errno.EPERM, "ids could not be mapped")
-    namespaces.unshare(namespaces.CLONE_NEWUTS)  # ours to name anew after a restore
+    users.become_root()
+    os.setgroups([])
+    privileges.set_dumpable(False)

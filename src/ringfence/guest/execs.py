@@ -24,14 +24,14 @@ class Exec:
     """One running process tree."""
 
     def __init__(
-        self, number: int, command: str, uid: int, reply: wire.Socket, deadline: float
+        self, number: int, command: str, uid: int, reply: wire.Socket, timeout_s: float
     ) -> None:
-        self.number, self.command, self.uid = number, command, uid
-        self.reply, self.deadline = reply, deadline
+        self.number, self.command, self.uid, self.reply = number, command, uid, reply
         self.stage = wire.STAGE_TERMINAL  # of its start
         self.pid = 0
         self.failure_fd = -1  # of `forked.start`
         self.started_ns = time.monotonic_ns()
+        self.deadline = self.started_ns / 1e9 + timeout_s if timeout_s else 0.0
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
         self.terminal: flows.Pair | None = None
@@ -51,6 +51,7 @@ class Execs:
         self.last_number = 0
         self._by_pid: dict[int, Exec] = {}
         self._left: set[int] = set()  # numbers of ended ones that may have left processes behind
+        self.unseen_s = 0.0  # for how long they have run since the watchdog looked
 
     def numbers(self) -> list[int]:
         """Of all that may have processes."""
@@ -58,8 +59,9 @@ class Execs:
 
     def wait_s(self) -> float | None:
         """How long nothing is to be done by itself; None: until something happens."""
-        now = time.monotonic()
-        waits = [run.deadline - now for run in self.running.values() if run.deadline]
+        deadlines = [run.deadline for run in self.running.values() if run.deadline]
+        now = time.monotonic() if deadlines else 0.0  # in gVisor to ask is a stop
+        waits = [deadline - now for deadline in deadlines]
         if any(run.killed_by for run in self.running.values()):
             waits.append(LOOK_S)
         return min(waits, default=None)
@@ -78,8 +80,7 @@ class Execs:
     ) -> Exec | None:
         """Start one, whose end is told on `reply`; None: it could not be, which has been told."""
         self.last_number = number
-        deadline = time.monotonic() + timeout_s if timeout_s else 0.0
-        run = Exec(number, argv[0], uid, reply, deadline)
+        run = Exec(number, argv[0], uid, reply, timeout_s)
         try:
             starting.start(run, self.groups, streams, argv, env, cwd, terminal)
         except OSError as exc:
@@ -93,6 +94,11 @@ class Execs:
 
     def reap(self) -> None:
         """Take what has ended, and report what is over."""
+        self.take()
+        self.settle()
+
+    def take(self) -> None:
+        """Take what has ended."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -109,6 +115,9 @@ class Execs:
                     io_write_bytes=wire.UNKNOWN,
                     duration_ns=time.monotonic_ns() - run.started_ns,
                 )
+
+    def settle(self) -> None:
+        """Report what is over, as far as all of its tree has ended where that must."""
         for run in list(self.running.values()):
             if run.report is not None:
                 self._finish(run, run.report)
@@ -132,12 +141,15 @@ class Execs:
             if never_began:
                 report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
         del self.running[run.number]
+        self.unseen_s += report.duration_ns / 1e9
+        _tell(run, report)
         if not self.groups.remove(run.number):
             self._left.add(run.number)
-        _tell(run, report)
 
     def enforce_deadlines(self) -> None:
         """Kill what has run for too long."""
+        if not any(run.deadline for run in self.running.values()):
+            return
         now = time.monotonic()
         late = [run for run in self.running.values() if run.deadline and now >= run.deadline]
         if late:

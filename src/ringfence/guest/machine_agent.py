@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import signal
 
 from ..launcher import layers, trees, wire
-from ..linux import privileges
 from . import users
 from .agent import Agent
 from .boot import enter_user_namespace, start_mapper
@@ -30,12 +28,7 @@ def enter(settings: Settings) -> None:
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o022)
-    enter_user_namespace(start_mapper(settings["id_map"]))
-    users.become_root()
-    os.setgroups([])
-    privileges.set_dumpable(False)
-    for which, soft, hard in settings["rlimits"]:
-        resource.setrlimit(which, (soft, hard))
+    enter_user_namespace(settings, start_mapper(settings["id_map"]))
 
 
 class MachineAgent(Agent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..launcher import forked, init, programs, wire
+from ..launcher import forked, init, programs, vforked, wire
 from . import flows, users
 
 TYPE_CHECKING = False
@@ -41,17 +41,16 @@ def start(
             actions = _on_streams(streams)
         else:
             actions = _on_terminal(_open_terminal(run, opened, *terminal))
-        run.stage = wire.STAGE_CWD
-        with users.As(run.uid):
-            os.chdir(cwd)
-        run.stage = wire.STAGE_COMMAND
         groups.enter(run.number)
         try:
-            _spawn(run, argv, env, actions)
+            # Who runs already as that user could stop a child of ours before it has begun.
+            if users.is_root and vforked.is_here and not init.has_children():
+                _vfork(run, argv, env, cwd, actions)
+            else:
+                _spawn(run, argv, env, cwd, actions)
         finally:
             groups.leave()
     finally:
-        os.chdir("/")
         for fd in opened:
             os.close(fd)
 
@@ -84,16 +83,38 @@ def _open_terminal(run: Exec, opened: list[int], rows: int, columns: int) -> str
     return name
 
 
-def _spawn(run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
+def _vfork(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: list[Any]) -> None:
+    run.stage = wire.STAGE_COMMAND
+    paths, ignored = programs.candidates(argv[0], env), programs.ignored_signals()
+    begin = vforked.Start(run.uid, cwd, env, actions, ignored).begin
+    try:
+        run.pid = programs.first_of(paths, argv, begin, cwd)
+    except vforked.NoDirectory:
+        run.stage = wire.STAGE_CWD
+        raise
+
+
+def _spawn(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: list[Any]) -> None:
     paths = programs.candidates(argv[0], env)
-    if not users.is_root:  # there is one user, and nobody to become
-        run.pid, run.failure_fd = forked.start(paths, argv, env, actions, users.prefer_for_oom)
-        return
-    if init.has_children():
-        # Who runs already as that user could stop a child of ours before it has begun.
-        become = users.become_for_good(run.uid)
-        run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
-        return
+    run.stage = wire.STAGE_CWD
+    with users.As(run.uid):
+        os.chdir(cwd)
+    run.stage = wire.STAGE_COMMAND
+    try:
+        if not users.is_root:  # there is one user, and nobody to become
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, users.prefer_for_oom)
+        elif init.has_children():
+            become = users.become_for_good(run.uid)
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
+        else:
+            _spawn_first(run, paths, argv, env, actions)
+    finally:
+        os.chdir("/")
+
+
+def _spawn_first(
+    run: Exec, paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]
+) -> None:
     os.setresgid(run.uid, 0, -1)
     os.setresuid(run.uid, 0, -1)
     try:

@@ -32,6 +32,9 @@ class Tags:
         """What all of them use together; what two share is counted twice."""
         return sum(_resident(pid) for pid in _others())
 
+    def prepare(self) -> None:
+        """Nothing."""
+
     def enter(self, number: int) -> None:
         """Carry the tag of one exec: what we start next has it too. Numbers grow, so it only falls."""
         processes.set_tag(self._key, TAG_BASE - number)

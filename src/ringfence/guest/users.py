@@ -11,8 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Beside the agent: the program that writes down which ids it has, or, for a still, what there is to write.
-MAPPER = "map-ids"
+# The agent's own file; beside it the program that writes down which ids it has, or, for a still, what
+# there is to write.
+AGENT, MAPPER = "agent", "map-ids"
 _proc = -1  # a /proc that can be written to, where the one that everybody sees cannot
 is_root = os.getuid() == 0  # whoever is may become other users
 

@@ -8,7 +8,7 @@ import time
 
 from ..launcher import wire
 from . import looking
-from .execs import LOOK_S, Execs, send
+from .execs import LOOK_S, Exec, Execs, send
 
 _EVERY_S = 0.05
 _LOOKS = 20
@@ -33,12 +33,16 @@ class Watchdog:
         """How soon to `look`; None: not before there is an exec."""
         return max(LOOK_S, self._next_look - time.monotonic()) if self._is_on else None
 
+    def put_off(self, run: Exec) -> None:
+        """Whoever has only begun need not be looked at, unless others before them have not been."""
+        if self._execs.numbers() == [run.number]:
+            self._next_look = run.started_ns / 1e9 + _EVERY_S - self._execs.unseen_s
+
     def look(self) -> None:
         """Where it is time to."""
-        now = time.monotonic()
-        if not self._is_on or now < self._next_look:
+        if not self._is_on or (now := time.monotonic()) < self._next_look:
             return
-        self._next_look = now + _EVERY_S
+        self._next_look, self._execs.unseen_s = now + _EVERY_S, 0.0
         self._bound_processes()
         self._bound_memory()
 

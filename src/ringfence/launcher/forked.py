@@ -84,7 +84,7 @@ def _prepare(actions: list[Any], become: Callable[[], None] | None) -> None:
             os.dup2(opened, fd)
             if opened != fd:
                 os.close(opened)
-    for number in programs.ALL_SIGNALS:
+    for number in programs.ignored_signals():
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

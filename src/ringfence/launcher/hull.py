@@ -12,6 +12,7 @@ import errno
 import fcntl
 import posix as os
 import resource
+from _thread import allocate_lock, start_new_thread
 
 from ..linux import files, mounts, privileges, seccomp
 from . import build, cgroups, init, lockdown, network, wire
@@ -97,6 +98,8 @@ def become(
         still: For the guest's root, where the plan says so.
     """
     try:
+        # Before there is a thread: see `_make_room`, and `_Writing`.
+        _make_room(plan["descriptors"], errors)
         _enter(plan, go, still)
         build.leave_host_network(plan["namespaces"])
         if plan["network"] is not None:
@@ -154,7 +157,7 @@ def keepers(plan: HullPlan) -> set[int]:
 def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
     root = _tmpfs(plan, plan["scratch"], trees, f"size={_OWN_BYTES}")
     build.run_steps(root, plan["steps"])
-    _guest_root(plan, trees, content, still)
+    writing = _guest_root(plan, trees, content, still)
     os.fchdir(root.fd)
     build.run_steps(root, plan["after"])
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
@@ -162,6 +165,8 @@ def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) 
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
+    if writing is not None:
+        _step("still", writing.finish)
 
 
 def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewRoot:
@@ -175,7 +180,10 @@ def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewR
     return build.NewRoot(fd, whose, trees)
 
 
-def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
+def _guest_root(
+    plan: HullPlan, trees: list[int], content: int, still: Still | None
+) -> _Writing | None:
+    """The guest's files; what may still be written to them."""
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:
@@ -184,7 +192,8 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | N
         if guest["owner"]:
             os.chown(".", guest["owner"], guest["owner"])
             _give_away(guest["steps"], guest["owner"])
-        _place(still, guest)
+        if still is not None and guest["still"]:
+            return _place(still, guest)
     else:
         beside, _, name = guest["path"].rpartition("/")
         os.chdir(beside.lstrip("/"))
@@ -198,23 +207,48 @@ def _guest_root(plan: HullPlan, trees: list[int], content: int, still: Still | N
         _in_guest("root of the image", _furnish, plan, trees)
     if content >= 0:
         _in_guest("unpack", _unpack, content, guest["image"] >= 0)
+    return None
 
 
-def _place(still: Still | None, guest: GuestRoot) -> None:
-    """A copy of its own, for as long as it takes to start, where the plan wants one.
+def _place(still: Still, guest: GuestRoot) -> _Writing:
+    """A copy of its own, for as long as it takes to start.
 
     Precondition: the guest's root is the current directory, and nothing is in it but what steps made.
     """
-    if still is None or not guest["still"]:
-        return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = _step("still", os.open, guest["still"].lstrip("/"), flags, 0o700)
-    try:
-        _step("still", still.write, fd)
-        if guest["owner"]:
-            os.fchown(fd, guest["owner"], guest["owner"])
-    finally:
-        os.close(fd)
+    if guest["owner"]:
+        os.fchown(fd, guest["owner"], guest["owner"])
+    return _Writing(still, fd)
+
+
+class _Writing:
+    """A still that is written, by a thread, while we wait for the kernel to let go of the host's root.
+
+    Each takes some 3 ms. The thread has ended for us when it has written; the program begins alone.
+    """
+
+    def __init__(self, still: Still, fd: int) -> None:
+        self._still, self._fd = still, fd
+        self._problem: OSError | None = None
+        self._busy = allocate_lock()
+        self._busy.acquire()
+        start_new_thread(self._write, ())
+
+    def _write(self) -> None:
+        try:
+            self._still.write(self._fd)
+            os.close(self._fd)
+        except OSError as exc:
+            self._problem = exc
+        finally:
+            self._busy.release()
+
+    def finish(self) -> None:
+        """Wait for it. Raises the OSError that it met."""
+        self._busy.acquire()
+        if self._problem is not None:
+            raise self._problem
 
 
 def _furnish(plan: HullPlan, trees: list[int]) -> None:
@@ -279,7 +313,6 @@ def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -
     aside, serving = aside[: plan["passes"]], aside[plan["passes"] :]
     for to, fd in enumerate((control.fileno(), errors, errors, *aside)):
         os.dup2(fd, to)
-    _make_room(plan["descriptors"], errors)
     for signum in range(1, signal.NSIG):
         try:
             signal.signal(signum, signal.SIG_DFL)

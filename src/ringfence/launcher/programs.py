@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import errno
 import posix as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _SIGRTMAX = 64
 ALL_SIGNALS = [n for n in range(1, _SIGRTMAX + 1) if n not in (9, 19, 32, 33)]
 _DEFAULT_PATH = "/bin:/usr/bin"
+
+
+def ignored_signals() -> list[int]:
+    """Those that we ignore: execve(2) sets back what is handled, and leaves what is ignored.
+
+    Python knows: it asked when it began, and nobody else has changed any since.
+    """
+    return [number for number in ALL_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
 
 
 def candidates(name: str, env: dict[str, str]) -> list[str]:
@@ -30,7 +40,7 @@ def spawn_first(
     *,
     as_real_user: bool = False,
 ) -> int:
-    """Start the first of `paths` that can be.
+    """Start the first of `paths` that can be, in a session of its own: its signals reach no other exec.
 
     Args:
         as_real_user: The program gets the caller's real ids for its effective ones.
@@ -38,12 +48,34 @@ def spawn_first(
     Raises:
         OSError: ELIBACC: it is there, and what it is begun with is not.
     """
+    settings: dict[str, Any] = {"setsid": True, "setsigmask": [], "setsigdef": ALL_SIGNALS}
+    settings["resetids"] = as_real_user
+
+    def begin(path: str, argv: list[str]) -> int:
+        return os.posix_spawn(path, argv, env, file_actions=actions, **settings)
+
+    return first_of(paths, argv, begin)
+
+
+def first_of(
+    paths: list[str], argv: list[str], begin: Callable[[str, list[str]], int], place: str = ""
+) -> int:
+    """Begin the first of `paths` that can be, as a shell would; what `begin` answers.
+
+    Args:
+        place: Where it begins, which relative paths are seen from; empty: where we are.
+
+    Raises:
+        OSError: ELIBACC: it is there, and what it is begun with is not.
+    """
     failure: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
     for path in paths:
+        seen = f"{place}/{path}" if place and not path.startswith("/") else path
         try:
-            return _posix_spawn(path, argv, env, actions, as_real_user)
+            if len(paths) == 1 or _is_there(seen):
+                return _begin(path, argv, begin)
         except (FileNotFoundError, NotADirectoryError):
-            if failure.errno == errno.ENOENT and lacks_another(path):
+            if failure.errno == errno.ENOENT and lacks_another(seen):
                 failure = OSError(errno.ELIBACC, "lacks another file", path)
         except PermissionError as exc:
             failure = exc
@@ -62,21 +94,24 @@ def lacks_another(path: str) -> bool:
     return True
 
 
-def _posix_spawn(
-    path: str, argv: list[str], env: dict[str, str], actions: list[Any], as_real_user: bool
-) -> int:
-    """vfork(2)-fast start of one program in a session of its own: its signals reach no other exec."""
-    # Not there at all: found out here, a clone costs a hundred times as much.
-    if (os.stat(path).st_mode & 0o170000) == 0o040000:
-        raise PermissionError(13, "is a directory", path)
-    settings: dict[str, Any] = {"setsid": True, "setsigmask": [], "setsigdef": ALL_SIGNALS}
-    settings["resetids"] = as_real_user
+def _is_there(path: str) -> bool:
+    """Whether it is worth trying: a clone costs a hundred times as much as to look."""
     try:
-        return os.posix_spawn(path, argv, env, file_actions=actions, **settings)
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if (mode & 0o170000) == 0o040000:
+        raise PermissionError(13, "is a directory", path)
+    return True
+
+
+def _begin(path: str, argv: list[str], begin: Callable[[str, list[str]], int]) -> int:
+    try:
+        return begin(path, argv)
     except OSError as exc:
         if exc.errno != errno.ENOEXEC:  # a script without #!, which a shell would run itself
             raise
-    return os.posix_spawn("/bin/sh", ["sh", path, *argv[1:]], env, file_actions=actions, **settings)
+    return begin("/bin/sh", ["sh", path, *argv[1:]])
 
 
 def make_dirs(path: str) -> None:

@@ -1,8 +1,8 @@
 """The program of a still: an ELF file for x86-64 that puts memory where it was, and goes on there.
 
-It is a table of system calls and some instructions that make them. Files that were mapped and
-never written to are mapped again; all else is read from the program itself into new memory, in one
-piece each: where every page that a program touches first costs a stop, that is most of its start.
+It is a table of system calls and some instructions that make them. Large files that were mapped and
+never written to are mapped again; all else is read from the program itself into new memory, in few
+pieces: where every page that a program touches first costs a stop, that is most of its start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import _struct as struct
 import errno
 
 _PAGE = 4096
+_GAP = 16 * _PAGE
 BASE = 0x200000  # below where programs are linked to, above what no program may map
 MOST_BYTES = 0x100000  # of a head
 _NONE = (1 << 64) - 1
@@ -66,7 +67,7 @@ _MOVE_RCX, _JUMP_RCX = bytes.fromhex("48b9"), bytes.fromhex("ffe1")
 _EHDR, _PHDR = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ"
 _BEGIN = struct.calcsize(_EHDR) + 3 * struct.calcsize(_PHDR)
 _CALL = "<7Q"
-_CALL_BYTES = struct.calcsize(_CALL)
+ROW_BYTES = struct.calcsize(_CALL)
 _ET_EXEC, _EM_X86_64 = 2, 62  # elf.h
 _PT_LOAD, _PT_GNU_STACK = 1, 0x6474E551
 _X, _W, _R = 1, 2, 4
@@ -83,7 +84,7 @@ class Region:
     Attributes:
         is_own: Whether there is more in it than in that file.
         content: What is in it, zeros at its end left out; of what is its own alone.
-        at: Where that lies in what is kept.
+        pieces: Of what is kept of that: where there, the address, and bytes.
         room: Bytes that it may grow to, downwards.
         parts: (start, end, rights) of those that it was joined of, where they are not its own.
     """
@@ -92,7 +93,8 @@ class Region:
         self.start, self.end, self.rights = start, end, rights
         self.name, self.offset = name, offset
         self.is_own = False
-        self.content, self.at, self.room = b"", 0, end - start
+        self.content, self.room = b"", end - start
+        self.pieces: list[tuple[int, int, int]] = []
         self.parts: list[tuple[int, int, int]] = []
 
     def joins(self, after: Region) -> bool:
@@ -121,9 +123,20 @@ def joined(regions: list[Region]) -> list[Region]:
     return found
 
 
-def padded(content: bytes) -> bytes:
-    """To whole pages."""
-    return content + bytes(-len(content) % _PAGE)
+def in_use(content: bytes) -> list[tuple[int, int]]:
+    """Start and end of what is more than zeros, in whole pages.
+
+    New memory is zeros already. A gap of less than `_GAP` costs less to read than another call.
+    """
+    found: list[tuple[int, int]] = []
+    for at in range(0, len(content), _PAGE):
+        if not any(content[at : at + _PAGE]):
+            continue
+        if found and at - found[-1][1] < _GAP:
+            found[-1] = found[-1][0], at + _PAGE
+        else:
+            found.append((at, at + _PAGE))
+    return found
 
 
 class Errand:
@@ -158,7 +171,7 @@ def head(
         table_at = _BEGIN + len(_code(0, registers))
         if errand:
             calls = _with_errand(calls, errand, texts, _room(heap), BASE + table_at)
-        table = _table(calls)
+        table = rows_of(calls)
         texts_at = table_at + len(table)
         for text in texts:
             texts[text] = BASE + texts_at
@@ -179,7 +192,7 @@ def writing(files: dict[str, bytes]) -> bytes:
     texts = [_text(path) + content for path, content in files.items()]
     count = 2 + 2 * len(files)
     table_at = _BEGIN + len(_BEFORE_TABLE) + 8 + len(_CALLS)
-    at = BASE + table_at + count * _CALL_BYTES + 8
+    at = BASE + table_at + count * ROW_BYTES + 8
     # What is read goes to the page after ours: see `_elf`.
     calls: list[tuple[int, ...]] = [(_READ, 0, BASE + _PAGE, 1)]
     for number, (path, content) in enumerate(files.items()):
@@ -189,7 +202,7 @@ def writing(files: dict[str, bytes]) -> bytes:
         at += len(content)
     calls.append((_EXIT, 0))
     code = _BEFORE_TABLE + struct.pack("<Q", BASE + table_at) + _CALLS
-    program = _elf(BASE + _BEGIN, _PAGE, None) + code + _table(calls) + b"".join(texts)
+    program = _elf(BASE + _BEGIN, _PAGE, None) + code + rows_of(calls) + b"".join(texts)
     if len(program) > _PAGE:
         raise OSError(errno.E2BIG, "too much to write")
     return program.ljust(_PAGE, b"\0")
@@ -199,7 +212,8 @@ def _text(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape") + b"\0"
 
 
-def _table(calls: list[tuple[int, ...]]) -> bytes:
+def rows_of(calls: list[tuple[int, ...]]) -> bytes:
+    """System calls, number first, in `ROW_BYTES` each, and what ends them."""
     rows = (struct.pack(_CALL, *(*call, 0, 0, 0, 0, 0, 0)[:7]) for call in calls)
     return b"".join(rows) + struct.pack("<Q", _NONE)
 
@@ -234,7 +248,7 @@ def _with_errand(
         runners.append((_OPEN, texts[target], _O_WRONLY))
         runners.append((_WRITE_TO, number, room, ERRAND_BYTES))
     ours: list[tuple[int, ...]] = [(_CLOSE, read_fd), *calls, (_NONE,)]
-    runners_at = table + (len(before) + 1 + len(ours)) * _CALL_BYTES
+    runners_at = table + (len(before) + 1 + len(ours)) * ROW_BYTES
     return [*before, (_BRANCH, runners_at), *ours, *runners, (_EXIT, 0)]
 
 
@@ -274,14 +288,24 @@ def _filling(region: Region, size: int) -> list[tuple[int, ...]]:
     """New memory with what was in the old one. The heap is there: see `_elf`."""
     calls = []
     if region.name != _HEAP:
-        calls.append(_mapping(region, region.rights | _WRITE, _MAP_ANONYMOUS, _NONE))
-    if region.content:
-        length = len(region.content)
-        calls.append((_PREAD, _SELF_FD, region.start, length, size + region.at))
-    for start, end, rights in region.parts or [(region.start, region.end, region.rights)]:
-        if rights != region.rights | _WRITE:
+        calls.append(_mapping(region, _R | _W, _MAP_ANONYMOUS, _NONE))
+    for at, start, length in region.pieces:
+        calls.append((_PREAD, _SELF_FD, start, length, size + at))
+    for start, end, rights in _spans(region):
+        if rights != _R | _W:
             calls.append((_MPROTECT, start, end - start, rights))
     return calls
+
+
+def _spans(region: Region) -> list[tuple[int, int, int]]:
+    """Its parts, those side by side with the same rights as one."""
+    found: list[tuple[int, int, int]] = []
+    for start, end, rights in region.parts or [(region.start, region.end, region.rights)]:
+        if found and found[-1][2] == rights:
+            found[-1] = found[-1][0], end, rights
+        else:
+            found.append((start, end, rights))
+    return found
 
 
 def _elf(entry: int, size: int, heap: Region | None) -> bytes:

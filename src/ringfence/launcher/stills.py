@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TUNABLES = "glibc.pthread.rseq=0:glibc.malloc.trim_threshold=0x7fffffffffff"
 _AT_IGNORE, _AT_SYSINFO_EHDR = 1, 33  # include/uapi/linux/auxvec.h
 _STACK_BYTES = 8 << 20  # what Linux gives everybody
+_SMALL_BYTES = 256 << 10
 _ENDS_BELOW = 0x7FFF_FF00_0000  # platforms of gVisor's have code of their own at the very top
 _ATTEMPTS = 8  # where the kernel puts things is a matter of chance
 _OF_THE_KERNEL = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
@@ -91,8 +92,10 @@ def _keep(
     try:
         with open(content, "wb", closefd=False) as file:
             for region in regions:
-                region.at = file.tell()
-                file.write(still_program.padded(region.content))
+                for start, end in still_program.in_use(region.content):
+                    piece = region.content[start:end].ljust(end - start, b"\0")
+                    region.pieces.append((file.tell(), region.start + start, len(piece)))
+                    file.write(piece)
         runs = still_program.Errand(*errand) if errand else None
         return Still(still_program.head(regions, registers, place, runs), content)
     except BaseException:
@@ -178,6 +181,7 @@ def _regions(pid: int) -> list[Region]:
     regions = [region for region in found if region.name not in _OF_THE_KERNEL]
     if not any(region.name.endswith("/libc.so.6") for region in regions):
         raise OSError(errno.ENOSYS, "only programs with glibc are kept")
+    _own_the_small(regions)
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for region in regions:
@@ -187,6 +191,16 @@ def _regions(pid: int) -> list[Region]:
     finally:
         os.close(memory)
     return still_program.joined(regions)
+
+
+def _own_the_small(regions: list[Region]) -> None:
+    """A file of which little is mapped is kept as well: to open it anew takes longer than to read that."""
+    sizes: dict[str, int] = {}
+    for region in regions:
+        sizes[region.name] = sizes.get(region.name, 0) + region.end - region.start
+    for region in regions:
+        if region.name.startswith("/") and sizes[region.name] <= _SMALL_BYTES:
+            region.is_own = True
 
 
 def _region(words: list[str]) -> Region:

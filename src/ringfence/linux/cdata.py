@@ -77,6 +77,7 @@ __all__ = (
     "c_ushort",
     "c_void_p",
     "function",
+    "function_at",
     "get_errno",
     "memmove",
     "memset",
@@ -105,6 +106,14 @@ class _PythonFunction(CFuncPtr):
 def function(name: str, result: type, *types: type) -> Callable[..., int]:
     """The C function `name` with its types declared: each call of this makes a new object."""
     found = _Function(dlsym(_program, name))
+    found.restype = result
+    found.argtypes = types
+    return found
+
+
+def function_at(address: int, result: type, *types: type) -> Callable[..., int]:
+    """A C function by where it lies."""
+    found = _Function(address)
     found.restype = result
     found.argtypes = types
     return found

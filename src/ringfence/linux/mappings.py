@@ -1,4 +1,4 @@
-"""What this process has mapped of files, and giving its pages back: madvise(2)."""
+"""What this process has mapped: giving a file's pages back, and code of our own. madvise(2), mmap(2)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from .libc import declare, raise_errno
 _MADV_DONTNEED = 4  # include/uapi/asm-generic/mman-common.h
 _THERE, _OF_FILE = 0xC0, 0x20  # the highest byte of an entry of pagemap: present or swapped; bit 61
 _PAGE = os.sysconf("SC_PAGESIZE")
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4  # include/uapi/asm-generic/mman-common.h
+_MAP_PRIVATE, _MAP_ANONYMOUS = 0x02, 0x20
+_FAILED = (1 << 64) - 1
 
 _madvise = declare("madvise", cdata.c_ulong, cdata.c_size_t, cdata.c_int)
+_mmap = cdata.function(
+    "mmap", cdata.c_ulong, cdata.c_ulong, cdata.c_size_t, *[cdata.c_int] * 3, cdata.c_long
+)
+_mprotect = cdata.function("mprotect", cdata.c_int, cdata.c_ulong, cdata.c_size_t, cdata.c_int)
 
 
 def of_files() -> list[tuple[int, int]]:
@@ -52,3 +59,18 @@ def give_back(start: int, length: int) -> None:
     """
     if _madvise(start, length, _MADV_DONTNEED) < 0:
         raise_errno("madvise")
+
+
+def map_code(code: bytes) -> int:
+    """The address of a copy of machine code, to be run and not to be written to any more; for good.
+
+    Source: mmap(2), mprotect(2).
+    """
+    size = -(-len(code) // _PAGE) * _PAGE
+    start = _mmap(0, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
+    if start == _FAILED:
+        raise_errno("mmap")
+    cdata.memmove(start, code, len(code))
+    if _mprotect(start, size, _PROT_READ | _PROT_EXEC) < 0:
+        raise_errno("mprotect")
+    return start

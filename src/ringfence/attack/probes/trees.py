@@ -157,7 +157,7 @@ def talking() -> None:
 
 
 def regrouped() -> None:
-    """A process that moves to every control group of which PID 1 has a descriptor"""
+    """A process that moves to every control group of which PID 1 has a descriptor, or of a file in it"""
     if os.fork() == 0:
         os.setsid()
         for group in _groups_of_init():
@@ -171,9 +171,10 @@ def regrouped() -> None:
 
 def _groups_of_init() -> list[str]:
     try:
-        return [f"/proc/1/fd/{fd}/cgroup.procs" for fd in os.listdir("/proc/1/fd")]
+        held = [f"/proc/1/fd/{fd}" for fd in os.listdir("/proc/1/fd")]
     except OSError:
         return []
+    return [*(f"{each}/cgroup.procs" for each in held), *held]
 
 
 # A signal to the one process ends these on a plain host too.

@@ -8,13 +8,14 @@ import marshal
 import os
 import sys
 
+from ...guest import users
 from . import runtime, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
-NAME = "agent"
+NAME = users.AGENT
 _MODULES = (
     "__future__",
     "ringfence",
@@ -46,6 +47,7 @@ _MODULES = (
     "ringfence.launcher.rest",
     "ringfence.launcher.still_program",
     "ringfence.launcher.trees",
+    "ringfence.launcher.vforked",
     "ringfence.launcher.watching",
     "ringfence.launcher.wire",
     "ringfence.linux",
