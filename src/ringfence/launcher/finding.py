@@ -28,11 +28,12 @@ class _Answer:
     """JSON lines into a descriptor, as many as were asked for.
 
     Attributes:
-        too_deep: A directory was not looked into because it lies too deep.
+        too_deep: A directory was not looked into because it lies too deep; None where none is looked for.
     """
 
-    def __init__(self, stream: int, most: int) -> None:
-        self._stream, self._left, self.too_deep = stream, most, False
+    def __init__(self, stream: int, most: int, *, walks: bool = True) -> None:
+        self._stream, self._left = stream, most
+        self.too_deep = False if walks else None
 
     def skip(self, _path: str) -> None:
         """Note that this directory was not looked into."""
@@ -49,7 +50,7 @@ class _Answer:
 
     def end(self, *, truncated: bool = False) -> None:
         """The last line: without it something went wrong."""
-        said = {"too_deep": True} if self.too_deep else {}
+        said = {} if self.too_deep is None else {"too_deep": self.too_deep}
         self._write({"done": True, "truncated": truncated, **said})
 
     def _write(self, facts: dict[str, Any]) -> None:
@@ -206,7 +207,7 @@ def replace(stream: int, path: str, options: str) -> None:
     """Replace `pattern` in `files`; each is written beside itself and put in its place at once."""
     asked = json.loads(options)
     signal.alarm(_PATIENCE_S)
-    wanted, answer = _expression(asked), _Answer(stream, len(asked["files"]))
+    wanted, answer = _expression(asked), _Answer(stream, len(asked["files"]), walks=False)
     new = asked["replacement"].encode()
     for name in asked["files"]:
         file = os.path.join(path, name)

@@ -122,5 +122,5 @@ def read_answer(text: bytes) -> dict[str, Any] | None:
     lines = [jsonform.loads(line) for line in text.splitlines()]
     if not lines or not lines[-1].get("done"):
         return None
-    deep = {"too_deep": True} if lines[-1].get("too_deep") else {}
-    return {"items": lines[:-1], "truncated": lines[-1]["truncated"], **deep}
+    said = {name: bool(lines[-1][name]) for name in ("truncated", "too_deep") if name in lines[-1]}
+    return {"items": lines[:-1], **said}
