@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 ADMIN, USER, SANDBOX = "admin", "user", "sandbox"
-SCOPES = (ADMIN, USER)
 
 _PREFIX = "rf_"
 _SECRET_BYTES = 32

@@ -13,8 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-V4_NETWORK, V4_BITS = bytes([198, 18, 0, 0]), 15
-V6_NETWORK, V6_BITS = bytes.fromhex("20010002" + "00" * 12), 48
+V6_NETWORK = bytes.fromhex("20010002" + "00" * 12)  # and 48 bits
 PROXY_V4 = bytes([198, 18, 0, 1])
 PROXY_V6 = V6_NETWORK[:-1] + b"\1"
 

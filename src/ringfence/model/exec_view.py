@@ -32,15 +32,6 @@ class ExecState(StrEnum):
     LOST = "lost"
 
 
-EXEC_NEXT: dict[ExecState, frozenset[ExecState]] = {
-    ExecState.RUNNING: frozenset({ExecState.ENDED, ExecState.FAILED, ExecState.LOST}),
-    ExecState.ENDED: frozenset(),
-    ExecState.FAILED: frozenset(),
-    ExecState.LOST: frozenset(),
-}
-"""An exec ends once, in one way."""
-
-
 def read_exec_state(value: object) -> ExecState:
     """The state named by a word of JSON."""
     if not isinstance(value, str) or value not in tuple(ExecState):
