@@ -28,10 +28,25 @@ from tests.features import require
 from tests.machines import machine_backend, require_machines
 
 FROM_OUTSIDE = {
-    "docker": ("identity.neighbour-host-id", "resources.fork-bomb", "resources.memory-private"),
-    "bubblewrap": ("identity.neighbour-host-id", "lifecycle.kill-tree", "lifecycle.terminate"),
+    "docker": (
+        "files.working-directory",
+        "identity.neighbour-host-id",
+        "resources.fork-bomb",
+        "resources.memory-private",
+    ),
+    "bubblewrap": (
+        "files.working-directory",
+        "identity.neighbour-host-id",
+        "lifecycle.kill-tree",
+        "lifecycle.terminate",
+    ),
+    "codex": ("files.working-directory", "lifecycle.kill-tree", "lifecycle.stop-the-next"),
 }
-LEAST_HELD = {"docker": 270, "bubblewrap": 265}  # the rest needs mounts or a network policy
+LEAST_HELD = {
+    "docker": 270,
+    "bubblewrap": 265,
+    "codex": 200,
+}  # the rest needs mounts or a network policy
 
 
 @contextmanager
@@ -53,6 +68,15 @@ def bubblewrap() -> Iterator[Backend]:
 
 
 @contextmanager
+def codex() -> Iterator[Backend]:
+    require("user namespaces")
+    require("codex")
+    backend = CommandBackend(launchers.codex())
+    yield backend
+    backend.close()
+
+
+@contextmanager
 def microvm() -> Iterator[Backend]:
     require_machines()
     backend = machine_backend()
@@ -65,6 +89,7 @@ def microvm() -> Iterator[Backend]:
     [
         pytest.param(docker, marks=pytest.mark.root),  # an engine of one's own takes root
         bubblewrap,
+        codex,
     ],
 )
 def test_nothing_escapes(made: Callable[[], AbstractContextManager[Backend]]) -> None:
@@ -101,9 +126,30 @@ def assert_most_say_something(found: list[ProbeResult], name: str) -> None:
     held = [r for r in found if HELD == r.status]
     assert LEAST_HELD[name] <= len(held)
     broken = [f"{r.id}: {r.evidence}" for r in found if "Error: " in r.evidence]
-    assert [] == [line for line in broken if "nsupported" not in line]
+    # Codex lets nobody make a socket, not even to see what else there is.
+    known = ("nsupported", "PermissionError") if name == "codex" else ("nsupported",)
+    assert [] == [line for line in broken if not any(word in line for word in known)]
     assert not [r.id for r in found if NOT_APPLICABLE == r.status]
     assert {CRITICAL, HIGH} <= {r.severity for r in held}
+
+
+def test_below_codex_they_escape_without_the_walls() -> None:
+    """Its helper is then PID 1 beside the guest: what beginning anew is for."""
+    require("user namespaces")
+    require("codex")
+    probes = [
+        *("devices_proc.init-mem", "devices_proc.proc-writable", "devices_proc.init-is-ours"),
+        *("resources.terminals", "files.run-directory"),
+    ]
+    backend = CommandBackend(dataclasses.replace(launchers.codex(), anew=()))
+    with Canaries() as canaries, Lab(backend, canaries).sandbox() as box:
+        found = run_inside(box, probes, canaries.context)
+        told = {each.name: each.status for each in box.protections()}
+    backend.close()
+
+    assert dict.fromkeys(probes, ESCAPED) == {id: status for id, (status, _) in found.items()}
+    for name in ("kernel_interfaces", "nested_user_namespaces"):
+        assert "degraded" == told[name]
 
 
 @pytest.mark.root  # an engine of one's own takes root

@@ -20,7 +20,7 @@ from tests.features import require
 EVERY = {**inside.registered(), **outside.registered()}
 FROM_OUTSIDE = (
     *("files.download-links", "files.set-id-file-mapped", "resources.memory-private"),
-    *("lifecycle.timeout-regrouped", "lifecycle.timeout-stopped"),
+    *("files.working-directory", "lifecycle.timeout-regrouped", "lifecycle.timeout-stopped"),
 )
 
 

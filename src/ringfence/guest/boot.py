@@ -42,6 +42,8 @@ def main(mapper: Mapper | None = None) -> NoReturn:
             step = walls.STEP
             ways = walls.put_up(settings)
             step = "agent"
+        elif not settings["own_kernel"]:
+            users.keep_score(walled=False)
         groups = _boot(settings, mapper) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
         init.refuse(control, exc, step)

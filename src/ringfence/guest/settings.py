@@ -23,4 +23,5 @@ class Settings(TypedDict):
     tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
     covered: list[str]  # hidden behind walls that the agent puts up; empty: it puts up none
     room: Room | None  # behind those walls, what may be written; None: what the root is
+    anew: bool  # the walls are around processes of their own: the launcher's are not to be seen
     place: str  # the directory that the agent came in: to be removed

@@ -98,11 +98,13 @@ def _spawn(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: l
     paths = programs.candidates(argv[0], env)
     run.stage = wire.STAGE_CWD
     with users.As(run.uid):
-        os.chdir(cwd)
+        programs.enter(cwd)
     run.stage = wire.STAGE_COMMAND
     try:
         if not users.is_root:  # there is one user, and nobody to become
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, users.prefer_for_oom)
+            run.pid, run.failure_fd = users.start_preferred(
+                lambda: forked.start(paths, argv, env, actions)
+            )
         elif init.has_children():
             become = users.become_for_good(run.uid)
             run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)

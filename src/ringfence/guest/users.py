@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # The agent's own file; beside it the program that writes down which ids it has, or, for a still, what
 # there is to write.
 AGENT, MAPPER = "agent", "map-ids"
-_proc = -1  # a /proc that can be written to, where the one that everybody sees cannot
+_score, _own_score = -1, b"0"  # see `keep_score`
+_PREFERRED = b"500"
 is_root = os.getuid() == 0  # whoever is may become other users
 
 
@@ -57,21 +58,43 @@ def become_for_good(uid: int) -> Callable[[], None]:
     return become
 
 
-def keep_proc() -> None:
-    """Keep what `prefer_for_oom` writes to, before /proc is made read-only."""
-    global _proc
-    _proc = mounts.open_tree("/proc", recursive=False)
+def keep_score(*, walled: bool) -> None:
+    """Keep hold of how likely we die where memory runs out, before /proc is made read-only.
 
-
-def prefer_for_oom() -> None:
-    """Where memory runs out it is a program of the guest's that dies, and not we."""
-    place = "/proc/self/oom_score_adj" if _proc < 0 else "self/oom_score_adj"
+    Of that one file: a directory could be entered, by a link of the guest's to our /proc/self/fd, as the one
+    to start a program in (CVE-2024-21626).
+    """
+    global _score, _own_score
     try:
-        fd = os.open(place, os.O_WRONLY | os.O_CLOEXEC, dir_fd=None if _proc < 0 else _proc)
-        os.write(fd, b"500")
-        os.close(fd)
+        # By a mount of its own: one with a file that is open for writing cannot be made read-only.
+        proc = mounts.open_tree("/proc", recursive=False) if walled else -1
+        try:
+            where = "self/oom_score_adj" if walled else "/proc/self/oom_score_adj"
+            how = os.O_RDWR | os.O_CLOEXEC
+            _score = os.open(where, how, dir_fd=proc if walled else None)
+        finally:
+            if walled:
+                os.close(proc)
+        _own_score = os.pread(_score, 16, 0)
     except OSError:
-        pass  # its kernel has none, or somebody has forbidden it
+        _score = -1  # its kernel has none, or somebody has forbidden it
+
+
+def start_preferred(start: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Start a program that dies where memory runs out, and not we: it has our score as it is meanwhile."""
+    _set_score(_PREFERRED)
+    try:
+        return start()
+    finally:
+        _set_score(_own_score)
+
+
+def _set_score(score: bytes) -> None:
+    try:
+        if _score >= 0:
+            os.write(_score, score)
+    except OSError:
+        pass  # lower than whoever started us lets it be
 
 
 def keep_only(fds: list[int]) -> None:

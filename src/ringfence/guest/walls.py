@@ -9,6 +9,7 @@ network and the mounts below it are its own too, so that helpers of the host's m
 from __future__ import annotations
 
 import os
+import resource
 import stat
 
 from ..launcher import build
@@ -26,9 +27,17 @@ _APART = (
     | namespaces.CLONE_NEWNET
     | namespaces.CLONE_NEWCGROUP
 )
+# Below a launcher that forbids sockets, and so whatever a network of one's own would take.
+_ANEW = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWCGROUP
+)
 # What the host gets descriptors of: its helpers go into the first three, and an ordinary user may not look.
 WAYS = ("user", "mnt", "net", "pid", "ipc", "uts")
 _PROC = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
+_OF_PROC = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _COVER = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 
@@ -44,21 +53,26 @@ def put_up(settings: Settings) -> list[int]:
         OSError: The host, or what the engine lays around the container, does not allow it.
     """
     owner, group = os.getuid(), os.getgid()
-    namespaces.unshare(_APART)
+    namespaces.unshare(_ANEW if settings["anew"] else _APART)
     uid = settings["uid"]
     uids, gids = f"{uid} {owner} 1", f"{uid} {group} 1"
     namespaces.write_id_maps(os.getpid(), uids, gids, deny_setgroups=True)
-    try:
-        build.leave_host_network(_APART)
-    except build.BuildError as exc:
-        raise exc.cause from exc
+    if settings["anew"]:
+        _begin_anew()
+    else:
+        try:
+            build.leave_host_network(_APART)
+        except build.BuildError as exc:
+            raise exc.cause from exc
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+    if settings["anew"]:
+        mounts.mount("proc", "/proc", "proc", _OF_PROC)
     build.bound_terminals("/dev/pts")
     if settings["room"] is not None:
         room.make(settings["room"], settings["place"])
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
-    users.keep_proc()
+    users.keep_score(walled=True)
     for path in settings["covered"]:
         _cover(path)
     fd = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
@@ -68,6 +82,18 @@ def put_up(settings: Settings) -> list[int]:
     privileges.empty_bounding_set()
     privileges.empty_capability_sets()
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in WAYS]
+
+
+def _begin_anew() -> None:
+    """Go on as the first process of a namespace; who we were waits for its end, and holds nothing."""
+    pid = os.fork()
+    if pid == 0:
+        return
+    privileges.empty_bounding_set()
+    privileges.empty_capability_sets()
+    os.closerange(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.waitpid(pid, 0)
+    os._exit(0)
 
 
 def _restrict_mounts() -> None:

@@ -205,7 +205,7 @@ class Init:
                 actions = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
                 actions += [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
             stage = wire.STAGE_CWD
-            os.chdir(cwd)
+            programs.enter(cwd)
             stage = wire.STAGE_COMMAND
             processes.set_tag(self.plan["tag_key"], run.tag)
             self._spawn(run, argv, env, actions)

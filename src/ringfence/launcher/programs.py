@@ -114,6 +114,20 @@ def _begin(path: str, argv: list[str], begin: Callable[[str, list[str]], int]) -
     return begin("/bin/sh", ["sh", path, *argv[1:]])
 
 
+def enter(path: str) -> None:
+    """Go where a program is to start, in the sandbox: a link of the guest's may name a descriptor of ours.
+
+    Raises:
+        OSError: ENOENT if it leads to a place that the root does not lead to (CVE-2024-21626).
+    """
+    os.chdir(path)
+    try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
+        raise
+
+
 def make_dirs(path: str) -> None:
     """A directory and those above it, where they are not there yet."""
     done = "/" if path.startswith("/") else ""

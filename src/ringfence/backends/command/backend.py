@@ -28,7 +28,7 @@ from ..local.sizes import sizes
 from ..local.trusted import trusted_for
 from ..local.words import last_words, room_for_words
 from . import launchers, limits, place
-from .sandbox import CommandSandbox, end
+from .sandbox import CommandSandbox, end, inodes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class CommandBackend(AgentBackend):
         self.name = self.launcher.name
         self.no_rules = f"{self.name} does not go through the egress engine"
         self.lets_in = bool(self.launcher.within)
-        self._has_walls = self.lets_in  # until the host has refused them
+        self._has_walls = self.lets_in or bool(
+            self.launcher.anew
+        )  # until the host has refused them
         super().__init__(egress, state_dir)
         self._layout: cgroups.Layout | None = None
         self.can_stop = False
@@ -127,6 +129,8 @@ class CommandBackend(AgentBackend):
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> CommandSandbox:
         """With walls that the agent puts up itself; where a host allows none, what the launcher has must do."""
         if self._has_walls and wants_filter(spec):
+            if not self.lets_in:
+                self.check_without_walls(spec)
             try:
                 return self._make_one(spec, sandbox_id, walls=True)
             except NoWallsError:
@@ -195,9 +199,10 @@ class CommandBackend(AgentBackend):
                 spec,
                 uid,
                 filtered=self.launcher.filtered,
-                covered=[*template.masked(), AGENT] if walls else [],
-                # PID 1 and the launcher are the sandbox's user's too, who is nobody else.
-                processes=sizes(spec, host()).pids + 2 if slot and layout.version else 0,
+                covered=[*template.masked(), AGENT, *self.launcher.anew] if walls else [],
+                anew=walls and not self.lets_in,
+                # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.
+                processes=sizes(spec, host()).pids + 4 if slot and layout.version else 0,
                 unix_sockets=not shows_the_host(spec),
             )
             wire.send(ours, told)
@@ -224,6 +229,10 @@ class CommandBackend(AgentBackend):
                 )
             if layout.version:
                 limits.check(group, pid)
+            inodes = None
+            if walls and not self.lets_in:
+                inodes = inodes_of(ways)
+                ways = []
             sandbox = CommandSandbox(
                 self,
                 spec,
@@ -233,6 +242,8 @@ class CommandBackend(AgentBackend):
                 ours,
                 ways,
                 pid,
+                (first_inside(process.pid, below=2) or pid) if inodes else pid,
+                inodes,
                 process,
                 group,
                 made,

@@ -39,6 +39,8 @@ class Launcher:
         shows: More host paths that the program needs to see.
         carries: Why it cannot carry a socket inside; empty for one that can.
         filtered: Whether the agent installs our own system-call filter inside.
+        anew: What is to be covered of its own, where the agent puts up walls inside around processes of its
+            own too, by which nothing comes: the launcher's are then not to be seen. Empty: it does not.
         within: Its argv where the agent puts up walls of its own inside, by which mounts and rules of the
             network come; empty: it cannot.
     """
@@ -54,6 +56,7 @@ class Launcher:
     carries: str = ""
     filtered: bool = False
     within: tuple[str, ...] = ()
+    anew: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Whether all that it needs is here.
@@ -75,7 +78,7 @@ class Launcher:
     ) -> list[str]:
         """Its argv, filled in: around walls of the agent's own, or the other."""
         command: list[str] = []
-        for word in self.within if walls else self.argv:
+        for word in (self.within or self.argv) if walls else self.argv:
             if word == "{masked}":
                 command += _masks()
                 continue
@@ -148,6 +151,7 @@ def codex(path: str = "codex") -> Launcher:
         lacks={"connect": "Codex lets no program connect, and so not the agent either"},
         shows=(_package_of(found),),
         filtered=True,
+        anew=("/run",),
     )
 
 

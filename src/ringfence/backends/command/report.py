@@ -108,7 +108,11 @@ def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
     if sandbox.ways:
         seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
         network = of_network(seen, sandbox.network, sandbox.spec.network)
-        found |= {each.name: each for each in (network, *of_walls(sandbox))}
+        found[network.name] = network
+    # What may be written is the launcher's to mount, and to say; where there are walls, so is nothing else.
+    seals = () if sandbox.namespaces() else tuple(sandbox.owner.launcher.seals)
+    said = () if sandbox.ways else ("read_only_mounts", *seals)
+    found |= {each.name: each for each in of_walls(sandbox) if each.name not in said}
     if found["seccomp"].status != ENFORCED and status_of_agent(sandbox).get("Seccomp") == "2":
         why = "mode 2 on the agent, and so on all that it starts"
         found["seccomp"] = Protection("seccomp", ENFORCED, why)

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 from ...errors import Unsupported
+from ...guest.walls import WAYS
 from ...launcher.cgroups import remove
 from ...model import capabilities as can
 from ...model.state import State
@@ -41,7 +42,7 @@ class CommandSandbox(InCgroup, ContainedSandbox):
     """See `BackendSandbox`.
 
     Attributes:
-        pid: Of PID 1 of its namespace, as the host sees it.
+        pid: Of the agent, as the host sees it.
         launcher: The process that was started; it may be another.
     """
 
@@ -54,18 +55,20 @@ class CommandSandbox(InCgroup, ContainedSandbox):
         mounts: list[ResolvedMount],
         control: wire.Socket,
         ways: list[int],
+        first: int,
         pid: int,
+        inodes: dict[str, int] | None,
         launcher: subprocess.Popen[bytes],
         group: Group,
         place: Place,
         host_ids: int,
         trusted: Trusted | None,
     ) -> None:
-        super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
+        super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(first))
         self.owner: CommandBackend = backend
         self.ways, self.pid, self.place, self.host_ids = ways, pid, place, host_ids
         self.sizes = sizes(spec, host())
-        self._launcher, self.group = launcher, group
+        self._launcher, self.group, self.inodes = launcher, group, inodes
         self.can_suspend = group.can_freeze
         self.network: ContainedNetwork = ContainedNetwork(self, trusted)
 
@@ -94,6 +97,10 @@ class CommandSandbox(InCgroup, ContainedSandbox):
             raise self.owner.refusal("suspend", "", NO_STOP)
         self.group.freeze() if frozen else self.group.thaw()
 
+    def namespaces(self) -> dict[str, int] | None:
+        """As the agent has told, where nobody comes in by them."""
+        return super().namespaces() or self.inodes
+
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         if not self.owner.saves:
             raise self.owner.refusal("snapshot", "", NO_STOP)
@@ -118,6 +125,14 @@ class CommandSandbox(InCgroup, ContainedSandbox):
         remove(self.group.directories)
         self.place.remove()
         self.owner.released(self)
+
+
+def inodes_of(ways: list[int]) -> dict[str, int]:
+    """Which namespaces these descriptors are of; closes them."""
+    found = {name: os.fstat(fd).st_ino for name, fd in zip(WAYS, ways, strict=True)}
+    for fd in ways:
+        os.close(fd)
+    return found
 
 
 def end(launcher: subprocess.Popen[bytes]) -> None:

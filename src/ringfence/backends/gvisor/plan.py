@@ -171,6 +171,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         "tag_key": 0,
         "covered": [],
         "room": None,
+        "anew": False,
         "place": places.AGENT,
     }
 

@@ -215,6 +215,7 @@ def settings(
     *,
     filtered: bool,
     covered: Sequence[str] = (),
+    anew: bool = False,
     processes: int = 0,
     unix_sockets: bool = True,
     room: Room | None = None,
@@ -224,6 +225,7 @@ def settings(
     Args:
         filtered: Whether it is to install our own system-call filter, on top of the launcher's.
         covered: Behind walls of its own: see `Settings`.
+        anew: With processes of its own, too.
         processes: What the user may have, where it is nobody else's; 0: the cgroup alone holds them.
         room: Behind those walls, what may be written.
         unix_sockets: Whether they do no harm: no directory of the host's, with sockets in it, is mounted.
@@ -251,6 +253,7 @@ def settings(
         "tag_key": key if filtered else 0,
         "covered": list(covered),
         "room": room,
+        "anew": anew,
         "place": AGENT,
     }
 

@@ -15,9 +15,9 @@ def status_of(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def first_inside(launcher: int) -> int | None:
-    """The PID 1, in a namespace just below ours, of what a process started; None: there is none."""
-    depth = len(status_of(os.getpid())["NSpid"].split()) + 1
+def first_inside(launcher: int, *, below: int = 1) -> int | None:
+    """The PID 1, in a namespace so far below ours, of what a process started; None: there is none."""
+    depth = len(status_of(os.getpid())["NSpid"].split()) + below
     for pid in (launcher, *descendants(launcher)):
         try:
             numbers = status_of(pid)["NSpid"].split()

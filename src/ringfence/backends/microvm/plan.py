@@ -283,6 +283,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             "tag_key": 0,
             "covered": [],
             "room": None,
+            "anew": False,
             "place": "",
         },
     }
