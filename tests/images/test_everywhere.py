@@ -18,6 +18,7 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import Unsupported
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
+from ringfence.model.limits import MIB, Limits
 from ringfence.sessions import BashConfig, SandboxBash
 from tests.engine import running_engine
 from tests.features import require
@@ -274,3 +275,17 @@ def test_a_container_is_never_the_host_s_root(create: Create, where: Where, imag
 def _tags(client: Any) -> list[str]:
     """Of all images; the engine lists those of one second in any order."""
     return sorted(tag for each in client.images.list() for tag in each.tags)
+
+
+@pytest.mark.parametrize("where", [_docker], indirect=True, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("limits", [Limits(disk_bytes=64 * MIB), Limits(inodes=1000)])
+def test_what_the_engines_storage_cannot_bound_is_refused(
+    create: Create, image: str, limits: Limits
+) -> None:
+    """The engine of the tests lies on a file system without quotas of projects."""
+    with pytest.raises(Unsupported) as refused:
+        create(image, limits=limits)
+
+    assert refused.value.field in ("limits.disk_bytes", "limits.inodes")
+    with create(image) as control:
+        assert control.shell("true").ok
