@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -64,6 +65,8 @@ def running_podman() -> Iterator[str]:
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
+            # Of each image that it loads it leaves a file of no bytes there.
+            env={**os.environ, "TMPDIR": str(place)},
         )
     try:
         _wait_for(address, process, place / "log")
