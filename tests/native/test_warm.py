@@ -67,10 +67,13 @@ def test_one_that_has_rehearsed_is_as_one_that_has_not(backend: NativeBackend) -
 
 def test_it_runs_nothing_and_is_its_namespace_alone(backend: NativeBackend) -> None:
     warm = backend.prewarm(SandboxSpec())
+    assert until(lambda: has_rehearsed(warm.pid))
 
     children = Path(f"/proc/{warm.pid}/task/{warm.pid}/children").read_text()
 
     assert "" == children
+    with Sandbox(warm.claim(SandboxSpec()), SandboxSpec()) as sandbox:
+        assert "2" == sandbox.shell("echo $$").text.strip()  # the first process after PID 1
 
 
 def test_limits_are_those_of_the_claim(backend: NativeBackend) -> None:

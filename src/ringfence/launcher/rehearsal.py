@@ -18,9 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .plan import Plan, Shape
 
-_NO_PROGRAM = "/"  # a directory: looked up, and refused before anything is cloned
+# A directory, found twice on the PATH: looked up, and refused before anything is cloned.
+_NO_PROGRAM, _PATH = ".", "/:/"
 _NUMBER = 0  # of an exec before the first: the tag of the first is lower, as it must be
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+_ENVIRONMENT = {"PATH": _PATH, "HOME": "/", "LANG": "C.UTF-8"}
 _FILTER_BYTES = 4000
 _LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 

@@ -54,7 +54,7 @@ class Errands(ConformanceBase):
         assert [("a", 2, 1)] == [
             (os.path.basename(each["path"]), each["line"], each["column"]) for each in found
         ]
-        assert {"done": True, "truncated": False} == end
+        assert {"done": True, "truncated": False, "too_deep": False} == end
 
     @_or_refused
     def test_text_is_replaced(self, sandbox: Lab) -> None:
