@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
 
-KEEP_S = 0.1  # creates this close together are a burst; so long is one kept that nobody comes for
+KEEP_S = 0.25  # creates this close together are a burst; so long is one kept that nobody comes for
 CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
 _HASTE_S = 0.0005  # who makes one so soon after the end of another will make the next as soon
 MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64

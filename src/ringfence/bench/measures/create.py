@@ -20,7 +20,7 @@ WHAT = "create, first exec, terminate (library, no pool)"
 ALONE = "the same, one alone and not one after the other"
 # Both clear up a little after they have said that they are done. Far less than what ends a burst.
 _PAUSE_S = 0.02
-_ALONE_S = 0.15  # after so long nothing is ready for the next one: decision 16
+_ALONE_S = 0.4  # after so long nothing is ready for the next one: decisions 16 and 109
 _TARGETS = {"bwrap": Target(must=0.8, aim=0.5)}
 _SLOW = {"runc", "runsc", "docker"}
 
