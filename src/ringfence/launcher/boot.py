@@ -62,15 +62,18 @@ class Boot:
         self.pid = b""
         self.trees: list[int] = []
 
-    def run(self, *, warm: bool) -> NoReturn:
+    def run(self, *, warm: bool, rehearses: bool = True) -> NoReturn:
         """Build, wait for a plan if need be, lock down, serve as PID 1.
 
         Args:
             warm: Tell the host that we wait; then a plan may come there, or with another `control`.
+            rehearses: Warm, and with time to prepare for it.
         """
         self.reported(self.build)
         if warm:
             self.reported(self.rest)
+            if rehearses and not offered(0):  # else whoever comes for it is there already
+                rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
         self.reported(self.receive_word)
         self.reported(self.finish)
         os._exit(0)
@@ -162,8 +165,6 @@ class Boot:
             wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
             self.offer, self.control = self.control, None
         privileges.die_with_parent(signal.SIGKILL)
-        if not offered(0):  # else whoever comes for it is there already
-            rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
 
     def receive_word(self) -> None:
         """Wait until somebody gets this sandbox."""

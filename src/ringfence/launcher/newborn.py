@@ -76,6 +76,7 @@ def clone(
     *,
     warm: bool,
     offer: wire.Socket | None = None,
+    rehearses: bool = True,
 ) -> Newborn:
     """A new process, on its way through `boot`."""
     theirs, ours = wire.socketpair()
@@ -88,7 +89,8 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        boot.Boot(theirs, control, shape, template, image, offer).run(warm=warm)
+        birth = boot.Boot(theirs, control, shape, template, image, offer)
+        birth.run(warm=warm, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])
 

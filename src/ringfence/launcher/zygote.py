@@ -65,13 +65,14 @@ class Expected:
 
     Attributes:
         due_s: When it is not in anybody's way any longer.
+        rehearses: Whether there is time for that: who leaves it none comes for it at once.
         keep_s: So long it is kept then.
         offer: Its control, the other end of which the host has already.
     """
 
     def __init__(self, shape: Shape, calm_s: float, keep_s: float, offer: wire.Socket) -> None:
         self.shape, self.keep_s, self.offer = shape, keep_s, offer
-        self.due_s = time.monotonic() + calm_s
+        self.due_s, self.rehearses = time.monotonic() + calm_s, calm_s > 0
 
 
 class Zygote(Parent):
@@ -195,7 +196,9 @@ class Zygote(Parent):
             return
         shape = expected.shape
         try:
-            self.warm[shape["id"]] = self.bear(shape, None, warm=True, offer=expected.offer)
+            self.warm[shape["id"]] = self.bear(
+                shape, None, warm=True, offer=expected.offer, rehearses=expected.rehearses
+            )
         except OSError:
             return  # who comes for it finds nobody there, and hears why from a new one
         finally:
@@ -227,6 +230,7 @@ class Zygote(Parent):
         *,
         warm: bool = False,
         offer: wire.Socket | None = None,
+        rehearses: bool = True,
     ) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
@@ -235,7 +239,9 @@ class Zygote(Parent):
             images = self.open_trees([shape["image"]], [])
         try:
             template, image = self.template(shape["template"]), images[0] if images else -1
-            child = newborn.clone(shape, template, control, image, warm=warm, offer=offer)
+            child = newborn.clone(
+                shape, template, control, image, warm=warm, offer=offer, rehearses=rehearses
+            )
         finally:
             for fd in images:
                 os.close(fd)

@@ -106,6 +106,11 @@ class NativeBackend(LocalBackend):
         """Whether somebody waits for a sandbox just now."""
         return bool(self._under_way)
 
+    @property
+    def others_wait(self) -> bool:
+        """Whether several wait for one."""
+        return len(self._under_way) > 1
+
     def _provision_from(self, spec: SandboxSpec) -> NativeSandbox:
         if spec.image is None:
             return self._provision(spec)

@@ -95,7 +95,8 @@ class Burst:
         """The one ahead, if it can become what `spec` asks for; else it is ended."""
         with self._lock:
             ahead = self._let_go()
-            self._calm_s = 0.0 if time.monotonic() - self._over_s < _HASTE_S else CALM_S
+            in_haste = time.monotonic() - self._over_s < _HASTE_S or self._backend.others_wait
+            self._calm_s = 0.0 if in_haste else CALM_S
         if ahead is None:
             return None
         if ahead.zygote is not zygote:
