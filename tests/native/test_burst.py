@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox, SandboxSpec
-from ringfence.backends.native import burst
+from ringfence.backends.native import burst, making
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest
 from tests.native.callers import Caller
@@ -114,6 +114,23 @@ def test_one_that_is_not_built_yet_can_be_given_up(backend: NativeBackend) -> No
         with Sandbox.create(backend=backend, user="nobody") as other:
             assert expected.id != other.id
         assert [] == cgroups_of(expected.id)
+
+
+@pytest.mark.usefixtures("calm")
+def test_one_that_is_taken_is_not_forgotten_for_the_next(backend: NativeBackend) -> None:
+    """Somebody has it, and has not said so yet, when another one is asked for ahead."""
+    Sandbox.create(backend=backend).terminate()
+    spec, zygote = SandboxSpec(), backend.zygote()
+    profile = backend.checked_profile(spec)
+
+    with Sandbox.create(backend=backend):
+        taken = backend.burst.take(spec, burst.kind_of(spec, profile), zygote)
+        assert taken is not None
+        with Sandbox.create(backend=backend) as between:
+            assert taken.id != between.id
+            made = making.make(backend, spec, profile, taken.id, zygote, taken)
+            with Sandbox(made, spec) as late:
+                assert late.exec(["true"]).ok
 
 
 @pytest.mark.usefixtures("calm")
@@ -323,7 +340,7 @@ def test_the_zygote_is_killed(backend: NativeBackend) -> None:
 
 
 _BURST = """
-from ringfence.backends.native import burst
+from ringfence.backends.native import burst, making
 burst.KEEP_S = 30
 for _ in range(2):
     Sandbox.create().terminate()
@@ -347,7 +364,7 @@ def test_the_caller_is_killed() -> None:
 
 
 _FORK = """
-from ringfence.backends.native import burst
+from ringfence.backends.native import burst, making
 burst.KEEP_S = 30
 for _ in range(2):
     Sandbox.create().terminate()

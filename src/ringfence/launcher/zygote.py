@@ -187,6 +187,8 @@ class Zygote(Parent):
             times: What is waited for the one before it to end, and how long it is kept, in seconds.
             offer_fd: Its control, the other end of which the host has already.
         """
+        # Another may still be expected: taken, and its plan in its socket, but the note not here yet.
+        self.build_expected()
         self.expected = Expected(shape, *times, wire.adopt(offer_fd))
 
     def build_expected(self) -> None:
