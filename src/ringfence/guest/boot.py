@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-_CONTROL_FD = 0
+_STANDARD_INPUT = 0  # the control at first, and /dev/null from then on
 
 
 def main(mapper: Mapper | None = None) -> NoReturn:
@@ -29,7 +29,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     Args:
         mapper: Who is there already to map our ids; None: nobody.
     """
-    control = wire.adopt(os.dup(_CONTROL_FD))
+    control = wire.adopt(os.dup(_STANDARD_INPUT))
     settings, _fds = wire.receive(control)
     if settings is None:
         os._exit(0)
@@ -61,16 +61,16 @@ def main(mapper: Mapper | None = None) -> NoReturn:
 def _say_no_more() -> None:
     """Let go of what errors were told by: from here on they are answers.
 
-    Precondition: our standard input is /dev/null, open for writing too.
+    Precondition: our standard input is /dev/null by now, open for writing too.
     """
     for standard in (1, 2):
-        os.dup2(_CONTROL_FD, standard)
+        os.dup2(_STANDARD_INPUT, standard)
 
 
 def _boot_plainly(settings: Settings) -> Tags:
     """Under a launcher, which has locked us down already but for the filter that we bring."""
     null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, _CONTROL_FD)
+    os.dup2(null, _STANDARD_INPUT)
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o022)
@@ -89,7 +89,7 @@ def _boot_plainly(settings: Settings) -> Tags:
 def _boot(settings: Settings, mapper: Mapper | None) -> Groups:
     """From root of everything inside to what the agent stays."""
     null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, _CONTROL_FD)
+    os.dup2(null, _STANDARD_INPUT)
     os.close(null)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if mapper is None:

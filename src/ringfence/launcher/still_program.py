@@ -30,12 +30,8 @@ ERRAND_BYTES = 128  # of what there is to write, spaces at its end
 _HEAP = "[heap]"
 
 _BEFORE_TABLE = bytes.fromhex("49bf")  # mov r15, table
-_CALLS = bytes.fromhex(
-    "498b07"  # next: mov rax, [r15]
-    "4883f8ff"  # cmp rax, -1
-    "743e"  # je done
-    "4883f8fe"  # cmp rax, -2
-    "742b"  # je branch
+# Do the row at r15, whose number is in rax; then carry is clear if it failed.
+CALL_ROW = (
     "498b7f08"  # mov rdi, [r15 + 8]
     "498b7710"  # mov rsi, [r15 + 16]
     "498b5718"  # mov rdx, [r15 + 24]
@@ -44,6 +40,14 @@ _CALLS = bytes.fromhex(
     "4d8b4f30"  # mov r9, [r15 + 48]
     "0f05"  # syscall
     "483d01f0ffff"  # cmp rax, -4095
+)
+_CALLS = bytes.fromhex(
+    "498b07"  # next: mov rax, [r15]
+    "4883f8ff"  # cmp rax, -1
+    "743e"  # je done
+    "4883f8fe"  # cmp rax, -2
+    "742b"  # je branch
+    f"{CALL_ROW}"
     "7314"  # jae failed
     "4889c3"  # mov rbx, rax
     "4983c738"  # step: add r15, 56

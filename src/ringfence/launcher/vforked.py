@@ -46,14 +46,7 @@ _CODE = bytes.fromhex(
     "498b07"  # next: mov rax, [r15]
     "4883f8ff"  # cmp rax, -1
     "7432"  # je done
-    "498b7f08"  # mov rdi, [r15 + 8]
-    "498b7710"  # mov rsi, [r15 + 16]
-    "498b5718"  # mov rdx, [r15 + 24]
-    "4d8b5720"  # mov r10, [r15 + 32]
-    "4d8b4728"  # mov r8, [r15 + 40]
-    "4d8b4f30"  # mov r9, [r15 + 48]
-    "0f05"  # syscall
-    "483d01f0ffff"  # cmp rax, -4095
+    f"{still_program.CALL_ROW}"
     "7306"  # jae failed
     "4983c738"  # add r15, 56
     "ebcf"  # jmp next
