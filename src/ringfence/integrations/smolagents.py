@@ -6,16 +6,19 @@
     with CodeAgent(tools=[], model=model, executor=RingfenceExecutor()) as agent:
         agent.run("...")
 
-Source: smolagents.remote_executors (1.26).
+Source: smolagents.remote_executors and smolagents.tools (1.26).
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import CodeOutput
 from smolagents.monitoring import AgentLogger, LogLevel
 from smolagents.remote_executors import RemotePythonExecutor
+from smolagents.tools import get_tools_definition_code
 from smolagents.utils import AgentError
 
 from ..errors import ExecError, TimeoutExceeded
@@ -35,6 +38,8 @@ for name in sys.argv[1:]:
     except importlib.metadata.PackageNotFoundError:
         print(name)
 """
+_OPTIONAL = re.compile(r"^(import (?:PIL|numpy))$", re.MULTILINE)
+_PACKAGES = {"PIL": "pillow"}
 
 
 class RingfenceExecutor(RemotePythonExecutor):
@@ -87,6 +92,30 @@ class RingfenceExecutor(RemotePythonExecutor):
             text = f"{cell.output}\nExecuting code yielded an error:\n{cell.traceback}"
             raise AgentError(text, self.logger)
         return CodeOutput(output=cell.result, logs=cell.output, is_final_answer=False)
+
+    def send_tools(self, tools: dict[str, Any]) -> None:
+        """Define the agent's tools, with the packages that they import.
+
+        smolagents' tool of final answers tries Pillow and numpy, for images and arrays, and does
+        without where they are not. Its source comes with these imports at its head, where they
+        would have to be.
+
+        Raises:
+            AgentError: pip could not.
+        """
+        needing = [tool for tool in tools.values() if not isinstance(tool, FinalAnswerTool)]
+        required = {name for tool in needing for name in tool.to_dict()["requirements"]}
+        if "final_answer" in tools:
+            self._patch_final_answer_with_exception(tools["final_answer"])
+        wanted = {_PACKAGES.get(name, name) for name in required} - {
+            "smolagents",
+            *self.installed_packages,
+        }
+        self.installed_packages += self.install_packages(sorted(wanted))
+        code = _OPTIONAL.sub(
+            r"try:\n    \1\nexcept ImportError:\n    pass", get_tools_definition_code(tools)
+        )
+        self.logger.log(self.run_code_raise_errors(code).logs)
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
         """Install what is not there yet.

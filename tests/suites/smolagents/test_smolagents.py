@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from smolagents import FinalAnswerTool
+from smolagents import FinalAnswerTool, Tool
 from smolagents.utils import AgentError
 
 from ringfence.integrations.smolagents import RingfenceExecutor
@@ -80,6 +80,48 @@ def test_a_long_value_is_cut_and_a_long_final_answer_is_whole(executor: Ringfenc
     assert (900_002, False) == (len(whole), "[...]" in whole)
     assert (True, True) == (len(cut) < 2 << 20, "[...]" in cut)
     assert (True, 9_000_000) == (answer.is_final_answer, len(answer.output))
+
+
+def test_what_only_a_final_answer_tries_is_not_installed_and_what_a_tool_needs_is(
+    executor: RingfenceExecutor,
+) -> None:
+    """A sandbox has no network unless one is given, and need have neither package."""
+    asked: list[str] = []
+    executor.sandbox = Asked(executor.sandbox, asked)
+    executor.send_tools({"final_answer": FinalAnswerTool()})
+    executor.send_tools({"final_answer": FinalAnswerTool()})
+    assert [] == asked
+
+    executor.send_tools({"shape": Shape()})
+    assert ["numpy"] == asked
+
+
+class Shape(Tool):
+    name, description, output_type = "shape", "The shape of an array.", "string"
+    inputs: ClassVar[Any] = {}
+
+    def forward(self) -> str:
+        import numpy
+
+        return str(numpy.zeros(3).shape)
+
+
+class Asked:
+    """A sandbox whose Python lacks every package, and whose pip says what it was asked for."""
+
+    def __init__(self, sandbox: Any, asked: list[str]) -> None:
+        self._sandbox, self._asked = sandbox, asked
+
+    def exec(self, argv: list[str], **options: Any) -> Any:
+        if "pip" in argv:
+            self._asked += argv[argv.index("--break-system-packages") + 1 :]
+            argv = ["true"]
+        elif "-c" in argv:
+            argv = ["printf", "%s\\n", *argv[3:]]
+        return self._sandbox.exec(argv, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
 
 
 _FORGED = """
