@@ -15,6 +15,7 @@ from ringfence.attack import again, inside, outside, runner
 from ringfence.attack.canaries import Canaries
 from ringfence.attack.inside import run_inside
 from ringfence.attack.lab import Lab
+from ringfence.attack.outside import descriptors
 from ringfence.attack.probes.kit import BOTH, PLAIN
 from ringfence.attack.result import CRITICAL, ESCAPED, HELD, HIGH, NOT_APPLICABLE, ProbeResult
 from ringfence.attack.scope import why_not
@@ -115,7 +116,9 @@ def test_nothing_escapes_from_a_machine() -> None:
     chosen = [id for id in probes if not why_not(id, "microvm")]
     with microvm() as backend, Canaries() as canaries, Lab(backend, canaries).sandbox() as sandbox:
         found = run_inside(sandbox, chosen, canaries.context)
+        entered = descriptors.entered(sandbox)
 
+    assert [] == entered, "a program was started in a directory of the agent's"
     assert {} == {id: said for id, (status, said) in found.items() if ESCAPED == status}
     assert len(chosen) * 9 // 10 <= [status for status, _ in found.values()].count(HELD)
     assert 60 <= len(chosen)

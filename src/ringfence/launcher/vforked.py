@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # arch/x86/include/generated/uapi/asm/unistd_64.h
 _OPEN, _CLOSE, _RT_SIGACTION, _RT_SIGPROCMASK, _DUP2 = 2, 3, 13, 14, 33
-_EXECVE, _CHDIR, _SETSID, _SETRESUID, _SETRESGID = 59, 80, 112, 117, 119
-_SIG_SETMASK, _SIGSET_BYTES = 2, 8
+_EXECVE, _CHDIR, _SETSID, _SETRESUID, _SETRESGID, _CLOSE_RANGE = 59, 80, 112, 117, 119, 436
+_SIG_SETMASK, _SIGSET_BYTES, _EVERY_FD = 2, 8, 0x7FFFFFFF
 # struct kernel_sigaction with SIG_DFL, no flags and nothing blocked; and a set of no signals.
 _DEFAULT = bytes(32)
 
@@ -104,6 +104,8 @@ class Start:
         ]
         for action in actions:
             self._rows += self._action(*action)
+        # Before it goes anywhere: a link of the guest's may name one of our descriptors (CVE-2024-21626).
+        self._rows.append((_CLOSE_RANGE, 3, _EVERY_FD, 0))
         self._chdir: Row = (_CHDIR, self._text(cwd))
         self._rows.append(self._chdir)
         self._rows += [(_RT_SIGACTION, n, default, 0, _SIGSET_BYTES) for n in ignored]

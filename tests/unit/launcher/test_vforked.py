@@ -80,6 +80,20 @@ def test_a_directory_that_is_not_there_is_told_apart(tmp_path: Path) -> None:
     assert errno.ENOENT == caught.value.errno
 
 
+def test_no_program_begins_in_a_directory_of_ours_that_a_link_names(tmp_path: Path) -> None:
+    """CVE-2024-21626: who chooses where a program begins may write a link to a descriptor there."""
+    fd = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    (tmp_path / "link").symlink_to(f"/proc/self/fd/{fd}")
+    try:
+        assert (tmp_path / "link/passwd").exists(), "the control: it leads there"
+        with pytest.raises(vforked.NoDirectory) as caught:
+            _start(tmp_path / "link").begin("/bin/true", ["true"])
+    finally:
+        os.close(fd)
+
+    assert errno.ENOENT == caught.value.errno
+
+
 def test_the_first_that_can_be_begun_is(tmp_path: Path) -> None:
     """As a shell looks: past what may not be run, what is a directory, and what is not there."""
     for name, mode in (("one", 0o644), ("two", 0o755)):

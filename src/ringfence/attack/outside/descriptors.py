@@ -37,12 +37,17 @@ def working_directory(lab: Lab) -> Outcome:
     if not lab.protected:
         return _started_naively()
     with lab.sandbox() as sandbox:
-        numbers = map(str, range(3, _MOST))
-        sandbox.exec([_PYTHON, "-I", "-S", "-c", _LINKS, *numbers], cwd="/home/sandbox")
-        found = [number for number in range(3, _MOST) if _is_outside(sandbox, number)]
+        found = entered(sandbox)
     if found:
         return escaped(f"started in what its descriptors {found} were, and no path leads to")
     return held(f"{_MOST - 3} descriptors, none could be entered")
+
+
+def entered(sandbox: Sandbox) -> list[int]:
+    """The descriptors of whoever starts programs there in which one could be started, and no path leads to."""
+    numbers = map(str, range(3, _MOST))
+    sandbox.exec([_PYTHON, "-I", "-S", "-c", _LINKS, *numbers], cwd="/home/sandbox")
+    return [number for number in range(3, _MOST) if _is_outside(sandbox, number)]
 
 
 def _is_outside(sandbox: Sandbox, number: int) -> bool:
