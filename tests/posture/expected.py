@@ -16,7 +16,7 @@ OUTPUTS = {1: "pipe w", 2: "pipe w"}
 TERMINAL = dict.fromkeys(range(3), "/dev/pts/0 rw")
 
 # What PID 1 always holds: its three streams, the host's control socket, its signals, its own
-# likelihood to be killed for memory (see decision 0002) and its own I/O counters.
+# likelihood to be killed for memory (see decision 0002), its own I/O counters, and what it sleeps in.
 INIT = {
     0: "/dev/null rw",
     1: "/dev/null rw",
@@ -25,6 +25,12 @@ INIT = {
     4: "anon_inode:[signalfd] rw nonblock cloexec",
     5: "/1/oom_score_adj w cloexec",
     6: "/proc/1/io r cloexec",
+    7: "/memfd:ringfence-asleep (deleted) r cloexec",
+}
+# While it sleeps, these outlive execve(2), with what it knew before.
+ASLEEP = {
+    **{fd: text.removesuffix(" cloexec") for fd, text in INIT.items()},
+    8: "/memfd:known (deleted) rw",
 }
 # And for each running exec: where its end is reported and, where something else ran already when
 # it was started, whether it ever began.

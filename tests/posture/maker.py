@@ -28,7 +28,7 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     Args:
         writable: Empty for none, where a root of its own must not have one.
         way: `claimed` is one of a pool, `burst` the third of three; each was built ahead. What ends
-            in `limited` may reach a host.
+            in `limited` may reach a host. In one that is `idle` nothing runs.
     """
     from ringfence import Mount, NetworkPolicy, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
@@ -44,6 +44,8 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
         sandbox = Sandbox(backend.prewarm(SandboxSpec(profile=spec.profile)).claim(spec), spec)
     else:
         sandbox = third_of_three(spec) if "burst" == way else Sandbox.create(spec)
+    if "idle" == way:
+        return sandbox
     sandbox.start(PROGRAMS["threaded"])
     sandbox.start(PROGRAMS["terminal"], pty=(24, 80))
     sandbox.start(PROGRAMS["fed"], stream_stdin=True)

@@ -13,7 +13,7 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import build, cgroups, init, lockdown, network, rehearsal, wire
+from . import asleep, build, cgroups, init, lockdown, network, rehearsal, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     Template = tuple[list[Tree], list[tuple[Any, ...]]]
 
-# What PID 1 holds. The first four for good.
-_CONTROL, _SIGNAL, _OOM_SCORE, _IO = range(3, 7)
+_CONTROL, _SIGNAL, _OOM_SCORE, _IO = asleep.CONTROL, asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO
 # What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
 # our mount and PID namespace. The first of them tells who owns both.
-_TOLD = range(7, 10)
-_GO = 10
+_TOLD = range(asleep.PROGRAM + 1, asleep.PROGRAM + 4)
+_GO = _TOLD[-1] + 1
 _TREES = (
-    11  # and up: the plan's own mounts, where they had to be opened in the host's view of files
+    _GO
+    + 1  # and up: the plan's own mounts, where they had to be opened in the host's view of files
 )
 
 
@@ -44,6 +44,7 @@ class Boot:
         offer: Built ahead: where a plan may come straight from the host, as the first word on what is
             then our `control`. One that is warm hears it where it told the host that it waits.
         template: Trees and steps.
+        bed: What it sleeps in: see `beds`.
         image: The tree of its image, where the zygote had to open it; -1 for none.
     """
 
@@ -54,8 +55,10 @@ class Boot:
         shape: Shape,
         template: Template,
         image: int,
+        bed: int,
         offer: wire.Socket | None = None,
     ) -> None:
+        self.bed = bed
         self.image, self.offer = image, offer
         self.go, self.control, self.shape = go, control, shape
         self.template_trees, self.template_steps = template
@@ -145,7 +148,7 @@ class Boot:
         go = self.go.detach()
         first = self.control or self.offer
         control = go if first is None else first.detach()
-        wanted = [control, signal_fd, oom_score_fd, io_fd, *told, go, *self.trees]
+        wanted = [control, signal_fd, oom_score_fd, io_fd, self.bed, *told, go, *self.trees]
         try:
             kept = init.pack_descriptors(wanted)
         except OSError as exc:
@@ -204,7 +207,10 @@ class Boot:
         wire.send_raw(self.control, b"READY" + self.pid, [*_TOLD, *sockets])
         self.go.detach()
         files.close_from(_TOLD[0])
-        init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO).run()
+        # Where root inside belongs to a range of the caller's ids, who has run a program belongs to
+        # that user namespace, and not any longer to the host's: such a PID 1 stays what it is.
+        sleep = None if plan["id_helpers"] else asleep.fall
+        init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO, sleep=sleep).run()
 
 
 def offered(timeout_ms: int | None = None) -> bool:

@@ -22,7 +22,7 @@ from . import forked, processes, programs, rest, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from .plan import Plan
@@ -35,6 +35,8 @@ _WATCHDOG_S = 0.05
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
 # include/uapi/asm-generic/ioctls.h
 _TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
+# Until there is something to sleep in: see `beds`.
+_NOT_YET_S, _TRIES = 0.5, 8
 _LOOPBACK = {4: (socket.AF_INET, "127.0.0.1"), 6: (socket.AF_INET6, "::1")}
 
 
@@ -66,7 +68,14 @@ class Init:
     """The event loop of PID 1."""
 
     def __init__(
-        self, plan: Plan, control: wire.Socket, signal_fd: int, oom_score_fd: int, io_fd: int
+        self,
+        plan: Plan,
+        control: wire.Socket,
+        signal_fd: int,
+        oom_score_fd: int,
+        io_fd: int,
+        *,
+        sleep: Callable[[Plan], None] | None = None,
     ) -> None:
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
         self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
@@ -83,6 +92,8 @@ class Init:
         self.memory_device = (
             -1
         )  # where the kernel keeps files of memfd_create(2); -1: not known yet
+        self.sleep = sleep  # where there is nothing else to do: `asleep.fall`
+        self.tries = 0
         self.rest_at = self._rest_later(time.monotonic())
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
@@ -111,11 +122,26 @@ class Init:
         """Give back what a PID 1 without work does not need, once it has had none for a while."""
         now = time.monotonic()
         if has_work:
-            self.rest_at = self._rest_later(now)
+            self.rest_at, self.tries = self._rest_later(now), 0
         elif self.rest_at and now >= self.rest_at:
             self.rest_at = self._rest_later(now) if self.must_watch else 0.0
             if not self.rest_at:
                 rest.give_back()
+                self._sleep(now)
+
+    def _sleep(self, now: float) -> None:
+        """Sleep, where nothing runs that could need us."""
+        if self.sleep is None or self.execs or has_children():
+            return
+        try:
+            self.sleep(self.plan)
+        except BlockingIOError:  # there is nothing to sleep in yet
+            self.tries += 1
+            self.rest_at = now + _NOT_YET_S if self.tries < _TRIES else 0.0
+        except OSError:
+            self.sleep = (
+                None  # a kernel or a filter says no, and will not say otherwise the next time
+            )
 
     def _rest_later(self, now: float) -> float:
         """When, in seconds of the monotonic clock; 0 for never."""

@@ -73,6 +73,7 @@ def clone(
     template: Template,
     control: wire.Socket | None,
     image: int,
+    bed: int,
     *,
     warm: bool,
     offer: wire.Socket | None = None,
@@ -89,7 +90,7 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        birth = boot.Boot(theirs, control, shape, template, image, offer)
+        birth = boot.Boot(theirs, control, shape, template, image, bed, offer)
         birth.run(warm=warm, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])

@@ -172,7 +172,7 @@ def head(
     # Once to know how long it is, once to know where all of it lies.
     for _ in range(2):
         calls = _calls(regions, texts, place, size, registers["fs_base"], file_fd)
-        table_at = _BEGIN + len(_code(0, registers))
+        table_at = _BEGIN + len(code(0, registers))
         if errand:
             calls = _with_errand(calls, errand, texts, _room(heap), BASE + table_at)
         table = rows_of(calls)
@@ -180,10 +180,10 @@ def head(
         for text in texts:
             texts[text] = BASE + texts_at
             texts_at += len(_text(text))
-        size = -(-texts_at // _PAGE) * _PAGE
+        size = whole_pages(texts_at)
     if size > MOST_BYTES or min(region.start for region in regions) < BASE + MOST_BYTES:
         raise OSError(errno.ENOSYS, "the program lies where a still begins")
-    whole = _elf(BASE + _BEGIN, size, heap) + _code(BASE + table_at, registers) + table
+    whole = _elf(BASE + _BEGIN, size, heap) + code(BASE + table_at, registers) + table
     return (whole + b"".join(map(_text, texts))).ljust(size, b"\0")
 
 
@@ -222,7 +222,8 @@ def rows_of(calls: list[tuple[int, ...]]) -> bytes:
     return b"".join(rows) + struct.pack("<Q", _NONE)
 
 
-def _code(table: int, registers: dict[str, int]) -> bytes:
+def code(table: int, registers: dict[str, int]) -> bytes:
+    """Make the calls of a table, then go on where a process stood."""
     moves = [move + struct.pack("<Q", registers[name]) for name, move in _MOVES.items()]
     jump = _MOVE_RCX + struct.pack("<Q", registers["rip"]) + _JUMP_RCX
     return _BEFORE_TABLE + struct.pack("<Q", table) + _CALLS + b"".join(moves) + jump
@@ -310,6 +311,21 @@ def _spans(region: Region) -> list[tuple[int, int, int]]:
         else:
             found.append((start, end, rights))
     return found
+
+
+def code_at() -> int:
+    """Where that lies in a program, behind what `elf` says."""
+    return _BEGIN
+
+
+def elf(size: int) -> bytes:
+    """What a program of `size` bytes begins with; behind them it has a page to write to."""
+    return _elf(BASE + _BEGIN, size, None)
+
+
+def whole_pages(count: int) -> int:
+    """So many bytes, and up to the end of their last page."""
+    return -(-count // _PAGE) * _PAGE
 
 
 def _elf(entry: int, size: int, heap: Region | None) -> bytes:

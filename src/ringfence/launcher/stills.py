@@ -12,11 +12,13 @@ import _struct as struct
 import errno
 import posix as os
 
-from ..linux import files, libc, ptrace
+from ..linux import files, libc, privileges, ptrace, seccomp
 from . import still_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from .still_program import Region
 
 # No thread notes for the kernel, which would be another one's; no giving back of memory by brk(2),
@@ -29,6 +31,16 @@ _ENDS_BELOW = 0x7FFF_FF00_0000  # platforms of gVisor's have code of their own a
 _ATTEMPTS = 8  # where the kernel puts things is a matter of chance
 _OF_THE_KERNEL = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
 _CODE_FD = 3
+# brk(2) answers 0, as if it could not: for x86-64 and a program of our own. Source: seccomp(2), bpf.
+_WITHOUT_BRK = b"".join(
+    struct.pack("=HBBI", *each)
+    for each in (
+        (0x20, 0, 0, 0),  # the number of the call
+        (0x15, 0, 1, 12),  # is it brk?
+        (0x06, 0, 0, 0x0005_0000),  # SECCOMP_RET_ERRNO, 0
+        (0x06, 0, 0, 0x7FFF_0000),  # SECCOMP_RET_ALLOW
+    )
+)
 
 
 class Still:
@@ -70,16 +82,36 @@ def take(
     if libc.MACHINE != "x86_64":
         raise OSError(errno.ENOSYS, f"no stills on {libc.MACHINE}")
     for _ in range(_ATTEMPTS):
-        pid = _start(argv, {**env, "GLIBC_TUNABLES": TUNABLES}, code)
+        pid = _start(argv, env, code)
         try:
             _run(pid)
             regions = _regions(pid)
             if max(region.end for region in regions) < _ENDS_BELOW:
-                return _keep(regions, ptrace.registers(pid), place, errand)
+                return _keep(still_program.joined(regions), ptrace.registers(pid), place, errand)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     raise OSError(errno.EAGAIN, "the stack lies too high, time and again")
+
+
+def take_memory(argv: list[str], code: int) -> tuple[list[Region], dict[str, int]]:
+    """Run a program until it sends itself SIGSTOP: all of its memory, without a heap, and registers.
+
+    Args:
+        code: As in `take`.
+
+    Raises:
+        OSError: As `take`.
+    """
+    if libc.MACHINE != "x86_64":
+        raise OSError(errno.ENOSYS, f"no stills on {libc.MACHINE}")
+    pid = _start(argv, {}, code, heap=False)
+    try:
+        _run(pid)
+        return _regions(pid, whole=True), ptrace.registers(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _keep(
@@ -91,11 +123,7 @@ def _keep(
     content = os.memfd_create("still", os.MFD_CLOEXEC)
     try:
         with open(content, "wb", closefd=False) as file:
-            for region in regions:
-                for start, end in still_program.in_use(region.content):
-                    piece = region.content[start:end].ljust(end - start, b"\0")
-                    region.pieces.append((file.tell(), region.start + start, len(piece)))
-                    file.write(piece)
+            write_pieces(regions, file)
         runs = still_program.Errand(*errand) if errand else None
         return Still(still_program.head(regions, registers, place, runs), content)
     except BaseException:
@@ -103,10 +131,25 @@ def _keep(
         raise
 
 
-def _start(argv: list[str], env: dict[str, str], code: int) -> int:
+def write_pieces(regions: list[Region], file: BinaryIO) -> None:
+    """What is in them, from where `file` stands; each says then where its own lies, from there on."""
+    begin = file.tell()
+    for region in regions:
+        for start, end in still_program.in_use(region.content):
+            piece = region.content[start:end].ljust(end - start, b"\0")
+            region.pieces.append((file.tell() - begin, region.start + start, len(piece)))
+            file.write(piece)
+
+
+def _start(argv: list[str], env: dict[str, str], code: int, *, heap: bool = True) -> int:
+    us = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
+            # Until `ptrace.kill_with_us` it would go on when we end, stop itself, and stand there for ever.
+            privileges.die_with_parent(signal.SIGKILL)
+            if os.getppid() != us:
+                os._exit(127)
             os.setsid()
             null = os.open("/dev/null", os.O_RDWR)
             moved = os.dup(code)  # that may be one of the first three
@@ -118,8 +161,12 @@ def _start(argv: list[str], env: dict[str, str], code: int) -> int:
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            if not heap:
+                # Linux begins it elsewhere in every new program, and malloc would not look again.
+                privileges.set_no_new_privs()
+                seccomp.install_filter(_WITHOUT_BRK)
             ptrace.trace_me()
-            os.execve(argv[0], argv, env)
+            os.execve(argv[0], argv, {**env, "GLIBC_TUNABLES": TUNABLES})
         finally:
             os._exit(127)
     return pid
@@ -168,8 +215,8 @@ def _take_away_vdso(pid: int) -> None:
         os.close(memory)
 
 
-def _regions(pid: int) -> list[Region]:
-    """All that is mapped. Source: proc_pid_smaps(5)."""
+def _regions(pid: int, *, whole: bool = False) -> list[Region]:
+    """All that is mapped; of files only what was written to, or the whole. Source: proc_pid_smaps(5)."""
     found: list[Region] = []
     with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -181,6 +228,10 @@ def _regions(pid: int) -> list[Region]:
     regions = [region for region in found if region.name not in _OF_THE_KERNEL]
     if not any(region.name.endswith("/libc.so.6") for region in regions):
         raise OSError(errno.ENOSYS, "only programs with glibc are kept")
+    if whole:
+        regions = [region for region in regions if region.rights]
+        for region in regions:
+            region.is_own = True
     _own_the_small(regions)
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -190,7 +241,7 @@ def _regions(pid: int) -> list[Region]:
                 region.content = region.content.rstrip(b"\0")
     finally:
         os.close(memory)
-    return still_program.joined(regions)
+    return regions
 
 
 def _own_the_small(regions: list[Region]) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 
 from ..linux import files, mounts, privileges
-from . import build, cgroups, enter, idmap, init, newborn, placeholders, rest, wire
+from . import beds, build, cgroups, enter, idmap, init, newborn, placeholders, rest, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_TEMPLATES = 16
 _DYING_S = 5.0
+_IDLE_S = 0.5  # less than PID 1 waits itself: what it is to sleep in takes a moment to make
 
 
 def main() -> None:
@@ -54,10 +55,12 @@ class Owned:
 
     Attributes:
         read: Whether the host wants to read its cgroups even then; it says when it has.
+        since_s: When it was made.
     """
 
     def __init__(self, sandbox_id: str, directories: list[str], *, read: bool) -> None:
         self.id, self.directories, self.read = sandbox_id, directories, read
+        self.since_s = time.monotonic()
 
 
 class Expected:
@@ -89,6 +92,8 @@ class Zygote(Parent):
         self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
         self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
         self.expected: Expected | None = None
+        self.bed = beds.Bed()
+        self.look_s = 0.0  # when to see whether somebody has nothing to do, until there is a bed
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
 
     def serve_one(self) -> bool:
@@ -242,7 +247,14 @@ class Zygote(Parent):
         try:
             template, image = self.template(shape["template"]), images[0] if images else -1
             child = newborn.clone(
-                shape, template, control, image, warm=warm, offer=offer, rehearses=rehearses
+                shape,
+                template,
+                control,
+                image,
+                self.bed.fd,
+                warm=warm,
+                offer=offer,
+                rehearses=rehearses,
             )
         finally:
             for fd in images:
@@ -347,6 +359,25 @@ class Zygote(Parent):
     # -- ending -----------------------------------------------------------------------------
 
     def drop_late(self) -> float | None:
+        """What is due; how long, in ms, to wait for the next."""
+        waits = [wait for wait in (self.tend_ahead(), self.tend_bed()) if wait is not None]
+        return min(waits, default=None)
+
+    def tend_bed(self) -> float | None:
+        """Make what PID 1s sleep in, once one has had nothing to do for a while; when to look again."""
+        if self.bed.is_made or not self.sandboxes:
+            return None
+        now = time.monotonic()
+        if now >= self.look_s:
+            self.look_s = now + _IDLE_S
+            waiting = {child.pid for child in self.warm.values()}
+            for pid, owned in self.sandboxes.items():
+                if now >= owned.since_s + _IDLE_S and pid not in waiting and beds.is_idle(pid):
+                    self.bed.make()
+                    return None
+        return (self.look_s - now) * 1000 + 1
+
+    def tend_ahead(self) -> float | None:
         """Build what is due, end those ahead that nobody came for; how long, in ms, to wait for the next."""
         if self.expected is not None:
             left = self.expected.due_s - time.monotonic()

@@ -20,8 +20,8 @@ WHAT_PARKED = "parked sandbox, PSS of its processes"
 WHAT_LIVE = "live sandboxes at once"
 _MIB = 1 << 20
 # After a burst the zygote keeps a process ready for a moment, which is no sandbox; and parked is
-# who has had nothing to do for a while: launcher.rest.
-_CALM_S = 1.5
+# who has had nothing to do for a while: launcher.asleep.
+_CALM_S = 2.5
 
 
 def measure_memory(settings: Settings) -> Iterator[Row]:
@@ -44,6 +44,7 @@ def _memory_row(count: int) -> Row:
     try:
         each = sum(processes.pss_bytes(pid) for pid in launched.sandboxed) / count
         shared = sum(processes.pss_bytes(pid) for pid in launched.serving)
+        shared += sum(processes.memory_file_bytes(pid) for pid in launched.serving)
     except PermissionError:
         note = "needs root: the processes of a sandbox hide from their own user too"
         return Row("parked", what, "MiB", None, target=target, note=note)

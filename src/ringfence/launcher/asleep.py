@@ -1,0 +1,71 @@
+"""Sleep: how PID 1 of a sandbox in which nothing runs becomes a program of one page, until it is needed.
+
+An interpreter that waits has two megabytes of its own. They are in one memory for all that a zygote
+has made, which has each again when it wakes; what one alone knows it hands to itself. See
+`sleep_program` for what runs meanwhile, `sleeper` for what that memory is of, `beds` for who makes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import marshal
+import posix as os
+
+from ..linux import privileges
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .plan import Plan
+
+# What PID 1 holds, for good: where the host speaks, SIGCHLD, its rank for the OOM killer, its counts of
+# bytes, and the program; while it sleeps, also what it knows.
+CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, KNOWN = range(3, 9)
+NAME = b"ringfence-init"
+_KNOWN = ("tag_key", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests")
+# include/uapi/linux/fcntl.h
+_GET_SEALS, _SEAL_WRITE = 1034, 8
+
+
+def fall(plan: Plan) -> None:
+    """Become that program. What is needed of the plan comes back from `wake`.
+
+    Raises:
+        BlockingIOError: It is not there yet.
+        OSError: We are still awake, and as before.
+
+    Precondition: this process has no children, and only the descriptors up to `PROGRAM`.
+    Source: execveat(2), AT_EMPTY_PATH.
+    """
+    if not fcntl.fcntl(PROGRAM, _GET_SEALS) & _SEAL_WRITE:
+        raise BlockingIOError(errno.EAGAIN, "somebody may still write to it")
+    known = {key: plan[key] for key in _KNOWN}  # type: ignore[literal-required]
+    privileges.set_name(NAME)  # by calls that the program makes as well: what may fail fails here
+    privileges.set_dumpable(False)
+    fd = os.memfd_create("known", os.MFD_CLOEXEC)
+    try:
+        if fd != KNOWN:
+            raise OSError(errno.EBUSY, "another descriptor is open")
+        os.write(fd, marshal.dumps(known))
+        _pass_on(True)
+        os.execve(PROGRAM, [NAME], {})
+    finally:
+        os.close(fd)
+        _pass_on(False)
+
+
+def wake() -> Plan:
+    """What we knew: of the plan, what PID 1 needs once it serves."""
+    _pass_on(False)
+    known: Plan = marshal.loads(os.pread(KNOWN, os.fstat(KNOWN).st_size, 0))
+    os.close(KNOWN)
+    return known
+
+
+def _pass_on(inheritable: bool) -> None:
+    for fd in (CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM):
+        os.set_inheritable(fd, inheritable)
+    try:
+        os.set_inheritable(KNOWN, inheritable)
+    except OSError:
+        pass  # there is none

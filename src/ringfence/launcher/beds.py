@@ -1,0 +1,103 @@
+"""What the PID 1s of a zygote sleep in: `asleep`, made once, when the first of them has nothing to do."""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import fcntl
+import io
+import posix as os
+import sys
+
+from ..linux import privileges
+from . import asleep, sleep_program, stills
+
+_CODE = (
+    "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
+    "from ringfence.launcher.sleeper import main; main()"
+)
+# include/uapi/linux/fcntl.h: nobody may seal, shrink, grow or write it
+_ADD_SEALS, _SEALS = 1033, 1 | 2 | 4 | 8
+_MFD_EXEC = 0x10  # Linux 6.3, memfd_create(2); a host may have others not be programs
+
+
+class Bed:
+    """The memory, empty at first.
+
+    Attributes:
+        fd: By which it can be read and run; every PID 1 has a copy from before it was filled.
+    """
+
+    def __init__(self) -> None:
+        self._writable = _memfd("ringfence-asleep")
+        self.fd = os.open(f"/proc/self/fd/{self._writable}", os.O_RDONLY | os.O_CLOEXEC)
+        # Who runs what it may not read is not dumpable from the start, and, as host root, belongs to
+        # the host's user namespace as before: no capability inside reaches it. Source: exec.c, would_dump.
+        os.fchmod(self._writable, 0o111)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether somebody has begun to fill it, or it cannot be."""
+        return self._writable < 0
+
+    def make(self) -> None:
+        """Have it filled by a process of its own. What fails leaves everybody awake."""
+        us = os.getpid()
+        try:
+            if os.fork() == 0:
+                _fill_and_end(self._writable, us)
+        except OSError:
+            pass  # no process to be had
+        finally:
+            os.close(self._writable)  # nothing can be run that somebody may write to
+            self._writable = -1
+
+
+def _memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_EXEC)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    return os.memfd_create(name, flags)
+
+
+def _fill_and_end(fd: int, parent: int) -> None:
+    try:
+        privileges.die_with_parent(signal.SIGKILL)
+        if os.getppid() == parent:
+            fill(fd)
+    finally:
+        os._exit(0)
+
+
+def fill(fd: int) -> None:
+    """Write the program, and close it to all change.
+
+    Raises:
+        OSError: There is none for this machine, or it could not be kept: see `stills`.
+    """
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    argv = [sys.executable, "-I", "-S", "-c", _CODE, sys.argv[1]]
+    regions, registers = stills.take_memory(argv, null)
+    memory = io.BytesIO()
+    stills.write_pieces(regions, memory)
+    waits = [asleep.CONTROL, asleep.SIGNAL]
+    head = sleep_program.head(regions, registers, asleep.PROGRAM, asleep.NAME, waits)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(head)
+        file.write(memory.getbuffer())
+    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+
+
+def is_idle(pid: int) -> bool:
+    """Whether it has no children, as far as can be seen: proc(5), children."""
+    try:
+        fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it has just ended, or nobody can tell
+    try:
+        return not os.read(fd, 1)
+    finally:
+        os.close(fd)

@@ -1,0 +1,73 @@
+"""The program that PID 1 of a sandbox is while it sleeps: an ELF file for x86-64 of one page and a memory.
+
+It waits until there is something to do. Then it maps that memory, of a PID 1 that has just started
+and waits as well, and goes on there: privately, so that whoever sleeps has none of it, and those who
+are awake share what they have not written to.
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+import errno
+
+from . import still_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .still_program import Region
+
+# include/uapi/asm-generic/unistd.h's of x86-64, prctl.h, mman.h, asm-generic/poll.h
+_POLL, _MMAP, _PREAD, _PRCTL, _ARCH_PRCTL = 7, 9, 17, 157, 158
+_PR_SET_DUMPABLE, _PR_SET_NAME, _ARCH_SET_FS = 4, 15, 0x1002
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
+_POLLIN, _FOR_EVER, _NO_FD = 1, (1 << 64) - 1, (1 << 64) - 1
+_POLLFD = "<ihh"
+
+
+def head(
+    regions: list[Region], registers: dict[str, int], program: int, name: bytes, waits: list[int]
+) -> bytes:
+    """What goes before the kept memory, in whole pages.
+
+    Args:
+        regions: Each with its pieces: where in what follows, the address, and bytes, in whole pages.
+        program: The descriptor by which it finds itself.
+        name: Of the process.
+        waits: The descriptors at which it waits for something to read, or for their other end to close.
+    """
+    data = b"".join(struct.pack(_POLLFD, fd, _POLLIN, 0) for fd in waits) + name + b"\0"
+    size = 0
+    # Once to know how long it is, once to know where all of it lies.
+    for _ in range(2):
+        room = still_program.BASE + size  # the page behind, which may be written to
+        count = struct.calcsize(_POLLFD) * len(waits)
+        table_at = still_program.code_at() + len(still_program.code(0, registers))
+        calls: list[tuple[int, ...]] = [(_PREAD, program, room, len(data), 0)]
+        calls.append((_PRCTL, _PR_SET_NAME, room + count))
+        calls.append((_PRCTL, _PR_SET_DUMPABLE, 0))
+        calls.append((_POLL, room, len(waits), _FOR_EVER))
+        for region in regions:
+            calls += _mappings(region, program, size)
+        calls.append((_ARCH_PRCTL, _ARCH_SET_FS, registers["fs_base"]))
+        data_at = table_at + len(still_program.rows_of(calls))
+        calls[0] = (_PREAD, program, room, len(data), data_at)
+        size = still_program.whole_pages(data_at + len(data))
+    least = min(region.start for region in regions)
+    if size > still_program.MOST_BYTES or least < still_program.BASE + still_program.MOST_BYTES:
+        raise OSError(errno.ENOSYS, "the program lies where the one that sleeps is")
+    table = still_program.rows_of(calls)
+    whole = still_program.elf(size) + still_program.code(still_program.BASE + table_at, registers)
+    return (whole + table + data).ljust(size, b"\0")
+
+
+def _mappings(region: Region, program: int, size: int) -> list[tuple[int, ...]]:
+    """Zeros, and over them what is kept of it. The stack of this program may lie there: nobody needs it."""
+    flags, length = _MAP_PRIVATE | _MAP_FIXED, region.end - region.start
+    calls: list[tuple[int, ...]] = []
+    if [(start, bytes_) for _, start, bytes_ in region.pieces] != [(region.start, length)]:
+        start = region.end - max(region.room, length)
+        zeros = flags | _MAP_ANONYMOUS
+        calls.append((_MMAP, start, region.end - start, region.rights, zeros, _NO_FD, 0))
+    for at, start, bytes_ in region.pieces:
+        calls.append((_MMAP, start, bytes_, region.rights, flags, program, size + at))
+    return calls

@@ -1,0 +1,170 @@
+"""PID 1 of a sandbox in which nothing runs sleeps in next to no memory, and wakes up as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ringfence import ExecResult, Limits, Sandbox
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.profiles import Profile
+from ringfence.errors import RingfenceError
+from ringfence.policy.seccomp import SeccompPolicy
+from tests.native.asleep import falls_asleep, is_asleep
+from tests.native.outside import (
+    children_of,
+    descendants_of,
+    init_pid,
+    pin,
+    survivors,
+    until,
+)
+
+GONE_WITHIN_S = 10.0
+
+
+def test_it_wakes_for_whatever_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Each after it has slept: commands, files, background processes, limits and statistics."""
+    assert falls_asleep(sandbox)
+    done = sandbox.exec(["sh", "-c", "echo one; exit 3"])
+    assert (b"one\n", 3) == (done.stdout, done.exit_code)
+
+    assert falls_asleep(sandbox)
+    sandbox.files.write("/tmp/kept.txt", b"kept")
+    assert falls_asleep(sandbox)
+    assert b"kept" == sandbox.files.read("/tmp/kept.txt")
+
+    assert falls_asleep(sandbox)
+    late = sandbox.exec(["sh", "-c", "setsid sleep 60 & sleep 60"], timeout_s=0.2)
+    assert late.timed_out
+
+    assert falls_asleep(sandbox)
+    process = sandbox.start(["sleep", "60"])
+    process.send_signal(signal.SIGTERM)
+    assert signal.SIGTERM == process.wait().signal
+
+    assert falls_asleep(sandbox)
+    usage = sandbox.stats()
+    assert usage.cpu_ns
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "file").write_bytes(b"mounted")
+    sandbox.mount(f"{tmp_path / 'more'}:/mnt/more:ro")
+    assert b"mounted" == sandbox.exec(["cat", "/mnt/more/file"]).stdout
+
+
+def test_what_an_exec_used_is_counted_as_before(sandbox: Sandbox) -> None:
+    """Its bytes and its memory are its own, not of PID 1, which has read its own memory to wake."""
+    script = "import sys; sys.stdout.write('x' * 100_000); b = bytearray(30 << 20)"
+    before = sandbox.exec(["python3", "-c", script])
+    assert falls_asleep(sandbox)
+    after = sandbox.exec(["python3", "-c", script])
+    (was, peak), (now, other_peak) = (_read_and_peak(done) for done in (before, after))
+    assert abs(was - now) < 1 << 20
+    assert all(30 << 20 < each < 120 << 20 for each in (peak, other_peak))
+
+
+def _read_and_peak(done: ExecResult) -> tuple[int, int]:
+    usage = done.resource_usage
+    assert usage.io_read_bytes is not None
+    assert usage.peak_memory_bytes is not None
+    return usage.io_read_bytes, usage.peak_memory_bytes
+
+
+def test_where_something_runs_it_stays_awake_and_sleeps_when_that_has_ended(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.exec(["sh", "-c", "sleep 2.5 & :"])
+    time.sleep(
+        1.8
+    )  # a second of rest is what it sleeps after: nothing can be awaited that never comes
+    assert not is_asleep(init_pid(sandbox))
+    assert falls_asleep(sandbox)
+
+
+def test_the_tags_of_execs_go_on_where_they_were(sandbox: Sandbox) -> None:
+    """A process left behind by one exec is not killed with another, before and after it has slept."""
+    assert falls_asleep(sandbox)
+    sandbox.exec(["sh", "-c", "setsid sleep 61 & :"])
+    assert sandbox.exec(["sleep", "60"], timeout_s=0.2).timed_out
+    assert b"sleep" in sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/comm"]).stdout
+
+
+def test_a_full_memory_is_no_reason_not_to_wake() -> None:
+    """Files in memory up to the limit: what it gave up, it gets again."""
+    with Sandbox.create(limits=Limits(memory_bytes=64 << 20), allow_degraded=("*",)) as sandbox:
+        filled = sandbox.exec(["sh", "-c", "head -c 100M /dev/zero > /tmp/full; ls -s /tmp/full"])
+        assert filled.exit_code is not None
+        assert falls_asleep(sandbox)
+        assert sandbox.exec(["rm", "-f", "/tmp/full"]).ok
+        assert falls_asleep(sandbox)
+        assert b"on\n" == sandbox.exec(["echo", "on"]).stdout
+
+
+def test_many_wake_at_once_and_each_is_its_own() -> None:
+    sandboxes = [Sandbox.create(env={"WHO": str(number)}) for number in range(5)]
+    try:
+        for sandbox in sandboxes:
+            assert falls_asleep(sandbox)
+        started = [sandbox.start(["sh", "-c", "echo $WHO"]) for sandbox in sandboxes]
+        assert [f"{n}\n".encode() for n in range(5)] == [each.stdout.read() for each in started]
+    finally:
+        for sandbox in sandboxes:
+            sandbox.terminate()
+
+
+def test_it_ends_while_it_sleeps() -> None:
+    """Ended by its owner; its process is gone then."""
+    with Sandbox.create() as sandbox:
+        pid = init_pid(sandbox)
+        assert falls_asleep(sandbox)
+    assert until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_under_a_users_own_filter_it_stays_awake(tmp_path: Path) -> None:
+    """That filter may kill who calls execveat(2)."""
+    policy = SeccompPolicy.from_json(
+        {"default_action": "allow", "rules": [{"names": ["execveat"], "action": "kill"}]}
+    )
+    backend = NativeBackend(
+        profiles={"own": Profile("own", policy=policy)}, state_dir=str(tmp_path)
+    )
+    try:
+        with (
+            Sandbox.create(profile="own", backend=backend) as own,
+            Sandbox.create(backend=backend) as other,
+        ):
+            assert falls_asleep(other)
+            assert not is_asleep(init_pid(own))
+            assert own.exec(["true"]).ok
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("suspends", [False, True])
+def test_it_can_be_suspended_asleep(sandbox: Sandbox, suspends: bool) -> None:
+    assert falls_asleep(sandbox)
+    if suspends:
+        sandbox.suspend()
+        sandbox.resume()
+    assert sandbox.exec(["true"]).ok
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05, 0.1])
+def test_who_makes_what_they_sleep_in_ends_with_the_zygote(tmp_path: Path, delay_s: float) -> None:
+    """Killed in the middle of it, at any moment: neither it nor the program it traces is left."""
+    backend = NativeBackend(state_dir=str(tmp_path))
+    try:
+        with suppress(RingfenceError), Sandbox.create(backend=backend) as sandbox:
+            zygote, first = backend.zygote().pid, {init_pid(sandbox)}
+            assert until(lambda: first != set(children_of(zygote)))
+            time.sleep(delay_s)  # not awaited: whatever it does then is what is tested
+            family = pin(descendants_of(zygote))
+            os.kill(zygote, signal.SIGKILL)
+            assert [] == survivors(family, GONE_WITHIN_S)
+    finally:
+        backend.close()
