@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from ringfence.backends.native.profiles import Profile
 from ringfence.errors import RingfenceError
 from ringfence.policy.seccomp import SeccompPolicy
 from tests.native.asleep import falls_asleep, is_asleep
+from tests.native.callers import SOURCE, Caller
 from tests.native.outside import (
     children_of,
     descendants_of,
@@ -168,3 +171,57 @@ def test_who_makes_what_they_sleep_in_ends_with_the_zygote(tmp_path: Path, delay
             assert [] == survivors(family, GONE_WITHIN_S)
     finally:
         backend.close()
+
+
+@pytest.mark.parametrize(("says", "status"), [(b"", 0), (b"?", 1)], ids=["closes", "asks"])
+def test_when_its_owner_is_gone_it_ends_without_waking(says: bytes, status: int) -> None:
+    """Here it knows nothing: an interpreter that wakes to that fails."""
+    program = subprocess.run(
+        [sys.executable, "-c", _ASLEEP, SOURCE, says.decode()],
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert status == program.returncode, program.stderr
+
+
+def test_many_asleep_are_gone_with_their_owner() -> None:
+    with Caller(_MANY) as caller:
+        pids = caller.hear()
+        held = pin(pids)
+        assert until(lambda: all(is_asleep(pid) for pid in pids))
+        caller.kill()
+        assert [] == survivors(held, GONE_WITHIN_S)
+
+
+_MANY = """
+sandboxes = [Sandbox.create() for _ in range(40)]
+say([sandbox._inner.pid for sandbox in sandboxes])
+listen()
+"""
+_ASLEEP = """
+import os, socket, sys
+source, says = sys.argv[1:]
+sys.path.insert(0, source)
+sys.argv[1:] = [source]
+from ringfence.launcher import asleep, beds
+bed = beds.Bed()
+beds.fill(bed._writable)
+os.close(bed._writable)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+pid = os.fork()
+if pid == 0:
+    moved = [os.dup2(fd, 20 + fd) for fd in (theirs.fileno(), bed.fd)]
+    ours.close()
+    os.dup2(moved[0], asleep.CONTROL)
+    os.dup2(os.eventfd(0), asleep.SIGNAL)
+    os.dup2(moved[1], asleep.PROGRAM)
+    os.closerange(asleep.PROGRAM + 1, 64)
+    os.execve(asleep.PROGRAM, [asleep.NAME], {})
+theirs.close()
+if says:
+    ours.send(says.encode())
+else:
+    ours.close()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""

@@ -79,7 +79,8 @@ def fill(fd: int) -> None:
         OSError: There is none for this machine, or it could not be kept: see `stills`.
     """
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    argv = [sys.executable, "-I", "-S", "-c", _CODE, sys.argv[1]]
+    # With UTF-8 for a fact it needs no locale, which would be kept: 0.4 MB.
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _CODE, sys.argv[1]]
     regions, registers = stills.take_memory(argv, null)
     memory = io.BytesIO()
     stills.write_pieces(regions, memory)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .still_program import Region
 
 # include/uapi/asm-generic/unistd.h's of x86-64, prctl.h, mman.h, asm-generic/poll.h
-_POLL, _MMAP, _PREAD, _PRCTL, _ARCH_PRCTL = 7, 9, 17, 157, 158
+_POLL, _MMAP, _PREAD, _PRCTL, _ARCH_PRCTL, _EXIT_GROUP = 7, 9, 17, 157, 158, 231
 _PR_SET_DUMPABLE, _PR_SET_NAME, _ARCH_SET_FS = 4, 15, 0x1002
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
 _POLLIN, _FOR_EVER, _NO_FD = 1, (1 << 64) - 1, (1 << 64) - 1
@@ -33,19 +33,25 @@ def head(
         regions: Each with its pieces: where in what follows, the address, and bytes, in whole pages.
         program: The descriptor by which it finds itself.
         name: Of the process.
-        waits: The descriptors at which it waits for something to read, or for their other end to close.
+        waits: The descriptors at which it waits for something to read. Where the other end of the
+            first is closed, it ends: a thousand that wake to see that would have nobody die for seconds.
     """
-    data = b"".join(struct.pack(_POLLFD, fd, _POLLIN, 0) for fd in waits) + name + b"\0"
+    polled = [(fd, _POLLIN, 0) for fd in waits] + [(waits[0], 0, 0)]
+    data = b"".join(struct.pack(_POLLFD, *each) for each in polled) + name + b"\0"
     size = 0
     # Once to know how long it is, once to know where all of it lies.
     for _ in range(2):
         room = still_program.BASE + size  # the page behind, which may be written to
-        count = struct.calcsize(_POLLFD) * len(waits)
+        closed = room + struct.calcsize(_POLLFD) * len(waits)
         table_at = still_program.code_at() + len(still_program.code(0, registers))
         calls: list[tuple[int, ...]] = [(_PREAD, program, room, len(data), 0)]
-        calls.append((_PRCTL, _PR_SET_NAME, room + count))
+        calls.append((_PRCTL, _PR_SET_NAME, closed + struct.calcsize(_POLLFD)))
         calls.append((_PRCTL, _PR_SET_DUMPABLE, 0))
         calls.append((_POLL, room, len(waits), _FOR_EVER))
+        calls.append((_POLL, closed, 1, 0))
+        behind = len(calls) + 2
+        calls.append(still_program.branch(still_program.BASE + table_at, behind))
+        calls.append((_EXIT_GROUP, 0))
         for region in regions:
             calls += _mappings(region, program, size)
         calls.append((_ARCH_PRCTL, _ARCH_SET_FS, registers["fs_base"]))

@@ -216,6 +216,11 @@ def _text(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape") + b"\0"
 
 
+def branch(table: int, number: int) -> tuple[int, ...]:
+    """No call: where the last one answered 0, go on at the row of that number in the table at an address."""
+    return _BRANCH, table + number * ROW_BYTES
+
+
 def rows_of(calls: list[tuple[int, ...]]) -> bytes:
     """System calls, number first, in `ROW_BYTES` each, and what ends them."""
     rows = (struct.pack(_CALL, *(*call, 0, 0, 0, 0, 0, 0)[:7]) for call in calls)
