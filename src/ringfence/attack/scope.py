@@ -45,6 +45,8 @@ _NOT_OF_OWN_KERNELS = {
     "resources.core-dump": _LIMITS,
     "resources.inotify-instances": _LIMITS,
     "resources.memory-pipes": _LIMITS,
+    "resources.memory-tcp": _LIMITS,
+    "resources.memory-udp": _LIMITS,
     "resources.open-files": _LIMITS,
     "resources.raise-processes": _LIMITS,
     "resources.real-time": _LIMITS,

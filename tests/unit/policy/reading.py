@@ -148,6 +148,16 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
             return EPERM if strict else ALLOW
         case "madvise":
             return fail(errno.EINVAL) if low[2] == 12 else ALLOW
+        case "mmap":
+            return fail(errno.ENOMEM) if low[3] & 0x40000 else ALLOW
+        case "memfd_create":
+            return fail(errno.ENOMEM) if low[1] & 4 else ALLOW
+        case "shmget":
+            return fail(errno.ENOMEM) if low[2] & 0o4000 else ALLOW
+        case "setsockopt":
+            if low[1] == 1 and low[2] in (26, 50, 51, 52):
+                return EPERM
+            return fail(errno.ENOENT) if (low[1], low[2]) == (6, 31) else ALLOW
         case "personality":
             fine = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF, *((0x40000,) if debug else ()))
             return ALLOW if low[0] in fine else EPERM

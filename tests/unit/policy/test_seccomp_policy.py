@@ -218,7 +218,7 @@ def test_programs_are_valid_short_and_without_dead_code() -> None:
     for program in PROGRAMS.values():
         simulator.check(program)
         assert set() == simulator.unreachable(program)
-        assert len(program) < 330
+        assert len(program) < 360
 
 
 # -- the way through the program ---------------------------------------------------------------
@@ -253,7 +253,9 @@ def constant_verdict(program: list[simulator.Instruction], number: int) -> int |
 
 
 @pytest.mark.parametrize(
-    "name", ["read", "write", "futex", "close", "mmap", "epoll_wait", "execve"]
+    # mmap, too, but for huge pages: of 10 us for a pair with munmap a look at its flags takes 0.3.
+    "name",
+    ["read", "write", "futex", "close", "munmap", "epoll_wait", "execve"],
 )
 def test_the_kernel_answers_the_hot_calls_from_its_cache(name: str) -> None:
     program = PROGRAMS["x86_64", (), True]

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import socket
 import threading
 import time
 
@@ -17,6 +18,9 @@ _PAUSE_S = 20
 _PIECE = 4 << 20
 PIECES = 40  # 160 MiB in all
 _F_SETPIPE_SZ = 1031
+_SO_MEMINFO = (
+    55  # asm-generic/socket.h; its first number: bytes that wait to be read, as they are counted
+)
 _keep: list[object] = []
 
 
@@ -113,7 +117,40 @@ def pipes() -> None:
             _keep.append(ends)
 
 
-MEMORY = (private, shared, dropped, unmapped, system_v, tmpfs, pipes)
+def tcp() -> None:
+    """What nobody has read of a TCP connection"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = _PIECE
+        for _ in range(4):  # one takes some 4 MiB where nothing bounds it
+            ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+            ends[0].setblocking(False)
+            _keep.append(ends)
+            try:
+                while left > 0:
+                    left -= ends[0].send(bytes(min(left, 65536)))
+            except BlockingIOError:
+                continue
+            return
+    raise MemoryError("the kernel takes no more")
+
+
+def udp() -> None:
+    """What nobody has read of UDP"""
+    held = 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(64):  # one takes some 200 KiB
+            receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            receiver.bind(("127.0.0.1", 0))
+            _keep.append(receiver)
+            for _ in range(8):  # what there is no room for is dropped without a word
+                sender.sendto(bytes(32768), receiver.getsockname())
+            held += int.from_bytes(receiver.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 4), "little")
+            if held >= _PIECE:
+                return
+    raise MemoryError("the kernel takes no more")
+
+
+MEMORY = (private, shared, dropped, unmapped, system_v, tmpfs, pipes, tcp, udp)
 
 
 def memory(kind: str) -> None:

@@ -13,7 +13,7 @@ import os
 import signal
 import struct
 
-from . import mount_calls, of_init  # noqa: F401  they register probes of their own
+from . import mount_calls, of_init, stock  # noqa: F401  they register probes of their own
 from .kit import (
     BARE,
     BOTH,

@@ -13,7 +13,7 @@ from ..local.guest_granted import status_of_agent
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.posture_inside import of_walls
-from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_or_last, unavailable
 from .sandbox import NO_STOP
 
@@ -134,12 +134,16 @@ def _limits(sandbox: CommandSandbox) -> list[Protection]:
     how = f"by cgroup v{group.version}"
     found = []
     for name, value, text in (
-        (can.MEMORY_LIMIT, memory, f"{(memory or 0) >> 20} MiB"),
-        (can.PIDS_LIMIT, pids, f"{pids}, the launcher's own included,"),
+        (
+            can.MEMORY_LIMIT,
+            memory,
+            f"{(memory or 0) >> 20} MiB {memory_said(group, memory or 0)}",
+        ),
+        (can.PIDS_LIMIT, pids, f"{pids}, the launcher's own included, {how}"),
     ):
         is_held = value is not None and value < _NO_LIMIT
         found.append(
-            Protection(name, ENFORCED, f"{text} {how}")
+            Protection(name, ENFORCED, text)
             if is_held
             else Protection(name, MISSING, "the cgroup has none")
         )

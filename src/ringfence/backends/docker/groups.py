@@ -1,12 +1,16 @@
-"""What a container uses, read where its engine's cgroups are; nothing is written there."""
+"""What a container uses, read where its engine's cgroups are; written is only what the engine leaves out."""
 
 from __future__ import annotations
+
+from ...launcher import cgroups
+from ..local.cgroups import for_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ROOT = "/sys/fs/cgroup"
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 
 
 class Group:
@@ -38,6 +42,28 @@ class Group:
     def memory_limit(self) -> int | None:
         """As the kernel has it."""
         return self._either(("memory", "memory.limit_in_bytes"), ("", "memory.max"))
+
+    @property
+    def counts_sockets_apart(self) -> bool:
+        """Whether what sockets hold is not part of the memory limit: in version 1."""
+        return "memory" in self._places
+
+    def sockets_limit(self) -> int | None:
+        """As the kernel has it; only of version 1."""
+        return self._number("memory", _SOCKETS)
+
+    def limit_sockets(self) -> None:
+        """Have what sockets hold counted, too: engines do not know of it. Who may not leaves it at that.
+
+        Precondition: nothing of the user's has run; what is open already is not counted.
+        """
+        place, limit = self._places.get("memory"), self.memory_limit()
+        if place is None or limit is None:
+            return
+        try:
+            cgroups.write(f"{place}/{_SOCKETS}", str(for_sockets(limit)))
+        except OSError:
+            return  # an engine of somebody else's, or on another machine: the report says so
 
     def pids_limit(self) -> int | None:
         """As the kernel has it."""

@@ -13,6 +13,7 @@ from ..local.contained import NO_WAYS
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.posture_inside import of_walls
+from ..local.readback import sockets_said
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -117,7 +118,10 @@ def _memory(sandbox: DockerSandbox) -> Protection:
     limit = sandbox.group.memory_limit()
     if limit is None or limit > 1 << 60:
         return Protection(can.MEMORY_LIMIT, MISSING, "the container's cgroup has none")
-    return Protection(can.MEMORY_LIMIT, ENFORCED, f"{limit >> 20} MiB by cgroup")
+    text = f"{limit >> 20} MiB by cgroup"
+    if sandbox.group.counts_sockets_apart:
+        text += f" v1, {sockets_said(sandbox.group.sockets_limit(), limit)}"
+    return Protection(can.MEMORY_LIMIT, ENFORCED, text)
 
 
 def _pids(sandbox: DockerSandbox) -> Protection:

@@ -76,6 +76,7 @@ class DockerSandbox(ContainedSandbox):
         own = room["places"] if room is not None else in_memory
         self.places = [path for path in own if not path.startswith("/dev/")]
         self.group = groups.Group(pid)
+        self.group.limit_sockets()
         self.network: ContainedNetwork = ContainedNetwork(self, draft.trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:

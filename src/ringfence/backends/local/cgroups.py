@@ -18,6 +18,10 @@ _ABANDONED_S = 60
 _HOST_LEAF = "ringfence-host"  # no sandbox's, so never swept: what runs in it may be the user's
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
+MEMORY_AND_SWAP = "/memory.memsw.limit_in_bytes"
+# v1 counts the buffers of TCP and UDP, on loopback too, apart, and only where this is set.
+SOCKETS = "/memory.kmem.tcp.limit_in_bytes"
+_MOST_FOR_SOCKETS = 256 << 20  # all of a host's TCP shares what net.ipv4.tcp_mem says
 OWN_PROCESSES = 1  # PID 1 counts against pids.max, and is not the user's
 _MOST_PIDS = 4_194_304  # include/linux/threads.h PID_MAX_LIMIT
 
@@ -162,8 +166,11 @@ class Group:
             (memory + "/memory.limit_in_bytes", str(memory_bytes)),
             (self.paths["pids"] + "/pids.max", str(min(pids + OWN_PROCESSES, _MOST_PIDS))),
         ]
-        if os.path.exists(os.path.dirname(memory) + "/memory.memsw.limit_in_bytes"):
-            values.insert(1, (memory + "/memory.memsw.limit_in_bytes", str(memory_bytes)))
+        above = os.path.dirname(memory)
+        if os.path.exists(above + MEMORY_AND_SWAP):
+            values.insert(1, (memory + MEMORY_AND_SWAP, str(memory_bytes)))
+        if os.path.exists(above + SOCKETS):
+            values.append((memory + SOCKETS, str(for_sockets(memory_bytes))))
         if self._quota:
             values.append((self.paths["cpu"] + "/cpu.cfs_period_us", str(_PERIOD_US)))
             values.append((self.paths["cpu"] + "/cpu.cfs_quota_us", str(self._quota)))
@@ -262,6 +269,11 @@ class Group:
             verb = "freeze" if freezing else "thaw"
             raise TimeoutError(110, f"the kernel did not {verb} every process within 10 s")
         time.sleep(0.001)
+
+
+def for_sockets(memory_bytes: int) -> int:
+    """How much of a memory limit version 1 allows for the buffers of sockets, beside that limit."""
+    return min(memory_bytes // 4, _MOST_FOR_SOCKETS)
 
 
 def group_name(sandbox_id: str, label: str = "") -> str:

@@ -8,10 +8,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .cgroups import Group
 
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+
 
 def memory_limit_bytes(group: Group) -> int | None:
     """What the memory cgroup says."""
     return _number(_control(group, "memory", "memory.max", "memory.limit_in_bytes"))
+
+
+def memory_said(group: Group, found: int) -> str:
+    """Who keeps a memory limit, and what of sockets: version 1 counts their buffers apart, if at all."""
+    if group.version != 1:
+        return f"by cgroup v{group.version}"
+    return f"by cgroup v1, {sockets_said(_number(_control(group, 'memory', '', _SOCKETS)), found)}"
+
+
+def sockets_said(beside: int | None, found: int) -> str:
+    """What version 1 allows for the buffers of sockets, beside a memory limit of so many bytes."""
+    if beside is None or beside > found:
+        return "without what sockets hold"
+    return f"and {beside / (1 << 20):.0f} MiB for what sockets hold"
 
 
 def pids_limit(group: Group) -> int | None:

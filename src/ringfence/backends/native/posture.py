@@ -13,7 +13,7 @@ from ..local import cgroups
 from ..local.host import host
 from ..local.identity import IDS_EACH
 from ..local.netns import of_network
-from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_all
 from .attach import may_reach_sockets
 from .inspection import Inspection
@@ -247,7 +247,7 @@ def _memory_limit(seen: Inspection) -> Protection:
     found = memory_limit_bytes(group)
     if found is None or found > wanted + _PAGE:
         return Protection(name, MISSING, f"the cgroup says {found}, not {wanted}")
-    return Protection(name, ENFORCED, f"{_mib(found)} by cgroup v{group.version}")
+    return Protection(name, ENFORCED, f"{_mib(found)} {memory_said(group, found)}")
 
 
 def _cpu_limit(seen: Inspection) -> Protection | None:

@@ -1,0 +1,81 @@
+"""What the host has once for all, and no limit counts: whoever takes it, takes it from others."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+
+from .kit import NO_SECCOMP, Outcome, call, escaped, first_escape, held, inconclusive, probe, said
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# asm-generic/socket.h: a classic program, one for all that share a port; and programs of bpf(2).
+_FILTERS = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_REUSEPORT_CBPF": 51}
+_PROGRAMS = {"SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_EBPF": 52}
+_SO_REUSEPORT, _TCP_ULP = 15, 31
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
+_PRIVATE_ANONYMOUS, _READ_WRITE = 0x22, 3
+
+
+def _option(level: int, option: int, value: bytes) -> int:
+    """0, or the errno below zero, of an option of a new socket."""
+    kind = socket.SOCK_STREAM if level == socket.IPPROTO_TCP else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET, kind) as made:
+        made.setsockopt(socket.SOL_SOCKET, _SO_REUSEPORT, 1)
+        try:
+            made.setsockopt(level, option, value)
+        except OSError as exc:
+            return -(exc.errno or errno.EIO)
+    return 0
+
+
+@probe("syscalls.socket-filter", "medium", NO_SECCOMP)
+def socket_filter(_context: dict[str, Any]) -> Outcome:
+    """No program may be put on a socket: the kernel compiles it, into room that the whole host shares."""
+    allow = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 1), 8)
+    program = struct.pack("=H6xQ", 1, ctypes.addressof(allow))
+    tried = [(name, _option(socket.SOL_SOCKET, n, program)) for name, n in _FILTERS.items()]
+    # A descriptor that is not open: that it is missed tells that the kernel has looked for it.
+    none = struct.pack("=i", -1)
+    tried += [(name, _option(socket.SOL_SOCKET, n, none)) for name, n in _PROGRAMS.items()]
+    outcomes = [
+        held(f"{name}: {said(result)}")
+        if result == -errno.EPERM
+        else escaped(f"{name} reached the kernel: {said(result)}")
+        for name, result in tried
+    ]
+    return first_escape(outcomes)
+
+
+@probe("syscalls.tcp-in-kernel", "low", NO_SECCOMP)
+def tcp_in_kernel(_context: dict[str, Any]) -> Outcome:
+    """No protocol may be put on TCP in the kernel: TLS there has been a way to root, and libraries have it."""
+    # Without a name: that this is missed tells that the kernel has looked.
+    result = _option(socket.IPPROTO_TCP, _TCP_ULP, b"")
+    if result == -errno.ENOENT:
+        return held(f"TCP_ULP: {said(result)}")
+    return escaped(f"TCP_ULP reached the kernel: {said(result)}")
+
+
+@probe("syscalls.huge-pages", "medium", NO_SECCOMP)
+def huge_pages(_context: dict[str, Any]) -> Outcome:
+    """Pages that the host has set aside must not be had: they count against no memory limit."""
+    size = os.sysconf("SC_PAGE_SIZE")
+    # None takes any: the first has no length, the second is an empty file, the third needs a privilege.
+    mapped = call("mmap", 0, 0, _READ_WRITE, _PRIVATE_ANONYMOUS | _MAP_HUGETLB, -1, 0)
+    file = call("memfd_create", b"huge", _MFD_HUGETLB)
+    segment = call("shmget", 0, size, 0o1600 | _SHM_HUGETLB)
+    if file in (-errno.ENOSYS, -errno.EINVAL):
+        return inconclusive("this kernel has no huge pages")
+    outcomes = [
+        held(f"{name}: {said(result)}")
+        if result == -errno.ENOMEM
+        else escaped(f"{name} reached the kernel: {said(result)}")
+        for name, result in (("mmap", mapped), ("memfd_create", file), ("shmget", segment))
+    ]
+    return first_escape(outcomes)
