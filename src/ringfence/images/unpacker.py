@@ -49,11 +49,18 @@ def confine(target: str) -> None:
 
     Precondition: everything is imported and every descriptor open.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # With 0, a core_pattern with a pipe would run; of a caller who has none it stays that.
+    core = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1
+    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     program = _filter()
     privileges.empty_capability_sets()
     privileges.set_no_new_privs()
+    _restrict_files(target)
+    seccomp.install_filter(program)
+
+
+def _restrict_files(target: str) -> None:
     plan = rules.plan_landlock(landlock.abi_version(), writable=[target], network=False)
     if plan.is_empty:
         return  # an old kernel: names are resolved below the target all the same
@@ -65,7 +72,6 @@ def confine(target: str) -> None:
             landlock.allow_beneath(ruleset, path, access)
     landlock.restrict_self(ruleset)
     os.close(ruleset)
-    seccomp.install_filter(program)
 
 
 def _filter() -> bytes:
