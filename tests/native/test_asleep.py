@@ -206,8 +206,7 @@ sys.path.insert(0, source)
 sys.argv[1:] = [source]
 from ringfence.launcher import asleep, beds
 bed = beds.Bed()
-beds.fill(bed._writable)
-os.close(bed._writable)
+beds.fill(bed.fd)
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 pid = os.fork()
 if pid == 0:

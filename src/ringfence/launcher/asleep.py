@@ -49,6 +49,10 @@ def fall(plan: Plan) -> None:
         os.write(fd, marshal.dumps(known))
         _pass_on(True)
         os.execve(PROGRAM, [NAME], {})
+    except OSError as exc:
+        if exc.errno == errno.ETXTBSY:  # who has made it has not closed it yet
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from exc
+        raise
     finally:
         os.close(fd)
         _pass_on(False)

@@ -18,6 +18,7 @@ _CODE = (
 )
 # include/uapi/linux/fcntl.h: nobody may seal, shrink, grow or write it
 _ADD_SEALS, _SEALS = 1033, 1 | 2 | 4 | 8
+_RUN_ONLY = 0o111
 _MFD_EXEC = 0x10  # Linux 6.3, memfd_create(2); a host may have others not be programs
 
 
@@ -26,31 +27,26 @@ class Bed:
 
     Attributes:
         fd: By which it can be read and run; every PID 1 has a copy from before it was filled.
+        is_made: Whether somebody has begun to.
     """
 
     def __init__(self) -> None:
-        self._writable = _memfd("ringfence-asleep")
-        self.fd = os.open(f"/proc/self/fd/{self._writable}", os.O_RDONLY | os.O_CLOEXEC)
+        writable = _memfd("ringfence-asleep")
+        self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
         # Who runs what it may not read is not dumpable from the start, and, as host root, belongs to
         # the host's user namespace as before: no capability inside reaches it. Source: exec.c, would_dump.
-        os.fchmod(self._writable, 0o111)
-
-    @property
-    def is_made(self) -> bool:
-        """Whether somebody has begun to fill it, or it cannot be."""
-        return self._writable < 0
+        os.fchmod(self.fd, _RUN_ONLY)
+        os.close(writable)  # nothing can be run that somebody may write to
+        self.is_made = False
 
     def make(self) -> None:
         """Have it filled by a process of its own. What fails leaves everybody awake."""
-        us = os.getpid()
+        self.is_made, us = True, os.getpid()
         try:
             if os.fork() == 0:
-                _fill_and_end(self._writable, us)
+                _fill_and_end(self.fd, us)
         except OSError:
             pass  # no process to be had
-        finally:
-            os.close(self._writable)  # nothing can be run that somebody may write to
-            self._writable = -1
 
 
 def _memfd(name: str) -> int:
@@ -78,6 +74,9 @@ def fill(fd: int) -> None:
     Raises:
         OSError: There is none for this machine, or it could not be kept: see `stills`.
     """
+    os.fchmod(fd, 0o600)
+    writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    os.fchmod(fd, _RUN_ONLY)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     # With UTF-8 for a fact it needs no locale, which would be kept: 0.4 MB.
     argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _CODE, sys.argv[1]]
@@ -86,10 +85,11 @@ def fill(fd: int) -> None:
     stills.write_pieces(regions, memory)
     waits = [asleep.CONTROL, asleep.SIGNAL]
     head = sleep_program.head(regions, registers, asleep.PROGRAM, asleep.NAME, waits)
-    with open(fd, "wb", closefd=False) as file:
+    with open(writable, "wb") as file:
         file.write(head)
         file.write(memory.getbuffer())
-    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        file.flush()
+        fcntl.fcntl(writable, _ADD_SEALS, _SEALS)
 
 
 def is_idle(pid: int) -> bool:
