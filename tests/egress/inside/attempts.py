@@ -1,4 +1,7 @@
-"""What code inside a sandbox tries, as a script: `python3 attempts.py FUNCTION JSON` prints what came of it.
+"""What code inside a sandbox tries, as a script. It reads a JSON list a line, a function and its arguments.
+
+Each is called in a process of its own, forked from this one, and what came of it is printed as a line of JSON:
+to start Python and load its TLS takes seconds in a machine whose processor is imitated.
 
 Every function gives up after `PATIENCE_S` by itself: "timeout" is what no refusal may look like.
 """
@@ -334,9 +337,19 @@ def interfaces() -> Found:
 
 
 def main() -> None:
-    function, arguments = sys.argv[1], json.loads(sys.argv[2])
-    found = globals()[function](**arguments)
-    os.write(1, json.dumps(found).encode() + b"\n")
+    for line in sys.stdin:
+        function, arguments = json.loads(line)
+        pid = os.fork()
+        if 0 == pid:
+            _answer(globals()[function](**arguments))
+            os._exit(0)  # what is buffered here is the parent's
+        _, status = os.waitpid(pid, 0)
+        if status:
+            _answer(None)  # why, it has said on standard error
+
+
+def _answer(found: Found | None) -> None:
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from ringfence import Sandbox
 from tests.egress.inside import attempts
+from tests.egress.inside.asked import Asked
 from tests.egress.world import World
 
 Found = dict[str, Any]
@@ -61,10 +63,18 @@ def new_sandbox(world: World, *, trust: bool = True, **options: Any) -> Sandbox:
     return sandbox
 
 
+_idle: WeakKeyDictionary[Sandbox, list[Asked]] = WeakKeyDictionary()
+
+
 def attempt(sandbox: Sandbox, function: str, **arguments: Any) -> Found:
     """Call a function of `attempts.py` inside, and return what it found."""
-    argv = ["python3", _SCRIPT, function, json.dumps(arguments)]
-    result = sandbox.exec(argv, timeout_s=30.0)
-    assert result.ok, result.stderr_text
-    found: Found = json.loads(result.stdout_text)
+    idle = _idle.setdefault(sandbox, [])
+    asked = idle.pop() if idle else Asked(sandbox, "python3", _SCRIPT)
+    try:
+        found: Found | None = asked.do(function, **arguments)
+    except queue.Empty:
+        found = None
+    if found is None:
+        raise AssertionError(asked.end() or f"{function} has not answered")
+    idle.append(asked)
     return found

@@ -165,13 +165,13 @@ def test_a_server_inside_is_its_own_affair(limited: Sandbox, world: World) -> No
     script = """
 import socket
 server = socket.create_server(("127.0.0.1", 8080))
-with socket.create_connection(("127.0.0.1", 8080), 2) as client:
+with socket.create_connection(("127.0.0.1", 8080), 20) as client:
     server.accept()[0].sendall(b"own")
     print(client.recv(3).decode())
 """
     mark = world.mark()
 
-    assert "own\n" == limited.exec(["python3", "-c", script], timeout_s=10).stdout_text
+    assert "own\n" == limited.exec(["python3", "-c", script], timeout_s=60).stdout_text
     assert [] == world.left(mark)
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import queue
-from types import TracebackType
-from typing import Any, Self
-
 from ringfence import Sandbox
+from tests.egress.inside.asked import Asked
 
 # Reads one JSON list a line: a function and its arguments; answers with one JSON value a line.
 _SCRIPT = r"""
@@ -48,40 +44,8 @@ for line in sys.stdin:
 """
 
 
-class Client:
+class Client(Asked):
     """One process inside, which keeps connections by name. A context manager."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._lines: queue.Queue[bytes] = queue.Queue()
-        self._rest = b""
-        self._process = sandbox.start(
-            ["python3", "-c", _SCRIPT], stream_stdin=True, on_stdout=self._hear
-        )
-
-    def _hear(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._lines.put(line)
-
-    def do(self, function: str, **arguments: Any) -> Any:
-        self.begin(function, **arguments)
-        return self.answer()
-
-    def begin(self, function: str, **arguments: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
-
-    def answer(self) -> Any:
-        return json.loads(self._lines.get(timeout=60))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _value: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
+        super().__init__(sandbox, "python3", "-c", _SCRIPT)
