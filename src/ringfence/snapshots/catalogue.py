@@ -7,10 +7,12 @@ has another name and is never read. The content's SHA-256 is checked before anyt
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 
 from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound, StorageFull
@@ -126,15 +128,23 @@ class Catalogue:
         return size, digest.hexdigest()
 
     def _take_in(self, partial: str, memory: str) -> tuple[int, str]:
-        """Whoever wrote it has it no longer; whoever continues from it may read it."""
+        """Whoever wrote it has it no longer; whoever continues from it may read it.
+
+        Raises:
+            OSError: It is no file of its own: a runtime that a guest has taken over may have left a link there.
+        """
         path = os.path.join(partial, _MEMORY)
-        os.rename(memory, path)
-        os.chown(path, os.geteuid(), os.getegid())
-        os.chmod(path, 0o444)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        os.rename(memory, path)  # where nobody else may write: what it is now, it stays
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise OSError(errno.EINVAL, "the memory is not in a file of its own", memory)
+            os.fchown(fd, os.geteuid(), os.getegid())
+            os.fchmod(fd, 0o444)
+            os.fsync(fd)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return os.path.getsize(path), digest
+            return os.fstat(fd).st_size, digest
 
     def memory_of(self, snapshot_id: str) -> str:
         """The path of its verified memory; empty for one that has only files.
