@@ -60,6 +60,8 @@ _SESSIONS = (
 
 def __getattr__(name: str) -> object:
     """Import `name` from the library, the model or the errors (PEP 562)."""
+    if name == "__all__":
+        return _for_everybody()
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
@@ -85,7 +87,19 @@ def _rooms_of(name: str) -> tuple[str, ...]:
 
 
 def __dir__() -> list[str]:
+    return sorted({*globals(), *_public()})
+
+
+def _public() -> set[str]:
     from . import errors, model
 
-    public = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
-    return sorted({*globals(), *_LIBRARY, *_CLIENT, *_SESSIONS, *model.__all__, *public})
+    raised = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
+    return {*_LIBRARY, "Template", *_CLIENT, *_SESSIONS, *model.__all__, *raised}
+
+
+def _for_everybody() -> list[str]:
+    """What `from ringfence import *` brings: the client only where its extra is installed."""
+    from importlib.util import find_spec
+
+    has_client = all(find_spec(name) for name in ("httpx2", "anyio"))
+    return sorted(_public() - (set() if has_client else set(_CLIENT)))

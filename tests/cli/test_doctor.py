@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.backends.local.readback import cores
 from ringfence.cli import doctor
 from ringfence.model.capabilities import STATUSES
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run_json
@@ -99,6 +100,11 @@ def test_limits_are_read_back() -> None:
     assert why["open_files_limit"].startswith("99 ")
 
 
+@pytest.mark.parametrize(("count", "said"), [(1.0, "1 core"), (0.5, "0.5 cores"), (2, "2 cores")])
+def test_cores_are_counted(count: float, said: str) -> None:
+    assert said == cores(count)
+
+
 # -- hosts that refuse ------------------------------------------------------------------------
 
 
@@ -137,6 +143,18 @@ def test_a_masked_proc_as_in_a_container() -> None:
     assert (1, False) == (code, report["available"])
     assert "proc" in {each["name"] for each in report["protections"]}
     assert any("systempaths=unconfined" in each["fix"] for each in report["protections"])
+
+
+def test_a_proc_of_another_pid_namespace() -> None:
+    """As `unshare --pid --fork` leaves it: no fault of user namespaces; the control has its own."""
+    _, control = _in_namespaces("true", "-m", "-p", "-f", "--mount-proc")
+    code, report = _in_namespaces("true", "-p", "-f")
+
+    assert control["available"]
+    assert (1, False) == (code, report["available"])
+    assert "/proc is not of the PID namespace" in report["reason"]
+    assert ["sandbox"] == [each["name"] for each in report["protections"]]
+    assert all("--mount-proc" in each["fix"] for each in report["protections"])
 
 
 def test_inside_a_sandbox_of_ours() -> None:

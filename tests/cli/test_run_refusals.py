@@ -20,7 +20,10 @@ REFUSED = [
     (["--mount", ".:/proc", "--", "true"], "--mount", "mount.target"),
     (["--mount", ".:/proc/self", "--", "true"], "--mount", "mount.target"),
     (["--mount", ".:/", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/home", "--", "true"], "--mount", "mounts.target"),
+    (["--mount", ".:/home", "--workdir", "/home/x", "--", "true"], "--workdir", "cwd"),
     (["--memory-dir", "/no/such/path", "--", "true"], "--memory-dir", ""),
+    (["--memory-dir", "/etc/passwd", "--", "true"], "--memory-dir", "memory_dir"),
     (["--memory", "lots", "--", "true"], "--memory", "limits.memory_bytes"),
     (["--memory", "-1", "--", "true"], "--memory", "limits.memory_bytes"),
     (["--memory", "1", "--", "true"], "--memory", ""),
@@ -146,3 +149,12 @@ def test_a_directory_that_is_gone_is_no_place_to_start_from(
 
     assert 125 == result.returncode
     assert f"ringfence: {option[0]}: the current directory is gone".encode() in result.stderr
+
+
+def test_a_mount_that_takes_nothing_new_is_named() -> None:
+    """Not somebody else's sandbox, who might let go of it: /proc never has a directory more."""
+    result = run("--mount", "/proc:/x:rw", "--", "true")
+
+    assert 125 == result.returncode
+    assert b"no directory can be made in /proc" in result.stderr
+    assert b"try again" not in result.stderr

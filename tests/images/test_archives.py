@@ -61,6 +61,32 @@ def test_damaged_layouts(made: Made, tmp_path: Path, store: ImageStore) -> None:
     assert 1 == len(store.images()), "the control"
 
 
+def test_a_damaged_archive_of_an_image_that_is_here(
+    made: Made, tmp_path: Path, store: ImageStore
+) -> None:
+    """Its configuration says which image it is; what else is in it is looked at all the same."""
+    archive = Path(made.as_docker_archive(tmp_path / "docker.tar", "x:1"))
+    whole = archive.read_bytes()
+    load(str(archive), "x:1", store=store)
+    load(str(archive), "x:2", store=store)
+
+    archive.write_bytes(whole.replace(b"old" + bytes(400), b"bad" + bytes(400)))
+    with pytest.raises(ImageRefused, match="should be"):
+        load(str(archive), "x:3", store=store)
+    assert ["docker.io/library/x:1", "docker.io/library/x:2"] == [
+        image.reference for image in store.images()
+    ]
+
+
+def test_an_archive_without_one_of_its_layers(tmp_path: Path, store: ImageStore) -> None:
+    told = [{"Config": "config.json", "Layers": ["0/layer.tar"]}]
+    members = [Entry("manifest.json", json.dumps(told).encode()), Entry("config.json", b"{}")]
+    (tmp_path / "x.tar").write_bytes(layer(*members))
+
+    with pytest.raises(ImageRefused, match="is missing"):
+        load(str(tmp_path / "x.tar"), "x", store=store)
+
+
 @pytest.mark.parametrize(
     "members",
     [

@@ -81,7 +81,7 @@ def _load_oci(path: str, name: str, store: ImageStore) -> Image:
             break
         digest, document = chosen, _blob(path, chosen)
     found = manifest.read(document)
-    layers = [Layer(_blob_path(path, layer.digest)) for layer in found.layers]
+    layers = [Layer(_blob_path(path, layer.digest), is_known=True) for layer in found.layers]
     return store.add(name, _blob(path, found.config.digest), layers, digest=digest)
 
 
@@ -89,7 +89,7 @@ def _load_docker(path: str, name: str, store: ImageStore) -> Image:
     try:
         listed = json.loads(_read(path, "manifest.json"))
         first = next((each for each in listed if name in (each.get("RepoTags") or [])), listed[0])
-        layers = [Layer(_inside(path, each)) for each in first["Layers"]]
+        layers = [Layer(_there(path, each)) for each in first["Layers"]]
         configuration = _read(path, first["Config"])
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise ImageRefused(f"manifest.json cannot be read: {exc!r}") from exc
@@ -114,7 +114,9 @@ def _load_root(path: str, name: str, store: ImageStore, scratch: str) -> Image:
         "config": {},
         "rootfs": {"type": "layers", "diff_ids": [diff_id]},
     }
-    return store.add(name, json.dumps(configuration, sort_keys=True).encode(), [Layer(layer)])
+    return store.add(
+        name, json.dumps(configuration, sort_keys=True).encode(), [Layer(layer, is_known=True)]
+    )
 
 
 # -- archives ------------------------------------------------------------------------------------
@@ -148,6 +150,12 @@ def _inside(path: str, name: object) -> str:
     if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise ImageRefused(f"{name!r} is not a file of an image")
     return os.path.join(path, os.path.normpath(name))
+
+
+def _there(path: str, name: object) -> str:
+    found = _inside(path, name)
+    with _opened(found):
+        return found
 
 
 def _read(path: str, name: str) -> bytes:

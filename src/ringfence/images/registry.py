@@ -71,7 +71,7 @@ def pull(
             registry.fetch(blob, into.blob(blob.digest), progress)
     with open(into.blob(found.config.digest), "rb") as file:
         configuration = file.read()
-    layers = [Layer(into.blob(layer.digest)) for layer in found.layers]
+    layers = [Layer(into.blob(layer.digest), is_known=True) for layer in found.layers]
     image = into.add(name, configuration, layers, digest=digest)
     into.remember_blobs(image, [found.config.digest, *(layer.digest for layer in found.layers)])
     return image

@@ -26,7 +26,7 @@ from ..errors import ImageNotFound, ImageRefused
 from ..model.image import Image
 from . import config
 from .reference import Reference, is_digest
-from .unpack import Layer, unpack
+from .unpack import Layer, check, unpack
 from .unpacker import remove_tree
 
 _PARTIAL = ".partial"
@@ -124,7 +124,8 @@ class ImageStore:
             configuration: The image's, as JSON; its digest is the id.
 
         Raises:
-            ImageRefused: A layer is not what the configuration says, or is made to do harm.
+            ImageRefused: A layer is not what the configuration says, whether the files are here or not,
+                or is made to do harm.
         """
         image_id = f"sha256:{hashlib.sha256(configuration).hexdigest()}"
         told = config.read(configuration)
@@ -134,9 +135,12 @@ class ImageStore:
                 f"{name} has {len(layers)} layers and its configuration names {len(diff_ids)}"
             )
         checked = [
-            Layer(layer.path, diff_ids[i] if diff_ids else layer.diff_id)
+            replace(layer, diff_id=diff_ids[i] if diff_ids else layer.diff_id)
             for i, layer in enumerate(layers)
         ]
+        unread = [layer for layer in checked if layer.diff_id and not layer.is_known]
+        if unread and os.path.exists(self._root(image_id)):
+            check(unread)  # what would not do where the image is new does not do here
         with self._locked():
             if not os.path.exists(self._root(image_id)):
                 self._make_root(image_id, configuration, checked, bounds)

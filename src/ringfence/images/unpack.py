@@ -26,10 +26,12 @@ class Layer:
 
     Attributes:
         diff_id: Digest of the plain tar stream, which is checked; empty: not known.
+        is_known: Its file has been compared with a digest of its own.
     """
 
     path: str
     diff_id: str = ""
+    is_known: bool = False
 
 
 def unpack(
@@ -51,12 +53,33 @@ def unpack(
     with contextlib.ExitStack() as opened:
         root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, root)
-        told: list[Any] = []
-        for layer in layers:
-            fd = os.open(layer.path, os.O_RDONLY | os.O_CLOEXEC)
-            opened.callback(os.close, fd)
-            told.append([fd, compression_of(layer.path), layer.diff_id])
-        answer = _ask([root, most_bytes, most_entries, told], [root, *(each[0] for each in told)])
+        return _tell(opened, root, layers, most_bytes, most_entries)
+
+
+def check(layers: Sequence[Layer]) -> None:
+    """Read `layers` as `unpack` would, and put nothing anywhere.
+
+    Raises:
+        ImageRefused: One is damaged, of another digest, or too large.
+    """
+    with contextlib.ExitStack() as opened:
+        _tell(opened, -1, layers, MOST_BYTES, MOST_ENTRIES)
+
+
+def _tell(
+    opened: contextlib.ExitStack,
+    root: int,
+    layers: Sequence[Layer],
+    most_bytes: int,
+    most_entries: int,
+) -> int:
+    told: list[Any] = []
+    for layer in layers:
+        fd = os.open(layer.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, fd)
+        told.append([fd, compression_of(layer.path), layer.diff_id])
+    roots = [root] if root >= 0 else []
+    answer = _ask([root, most_bytes, most_entries, told], [*roots, *(each[0] for each in told)])
     if "bytes" in answer:
         return int(answer["bytes"])
     if answer.get("errno") in _FULL:

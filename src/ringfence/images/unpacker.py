@@ -44,8 +44,8 @@ class RefusedError(Exception):
     """The layer is not one that may be unpacked; the text says why."""
 
 
-def confine(target: str) -> None:
-    """Give up everything but writing below `target`.
+def confine(*targets: str) -> None:
+    """Give up everything but writing below `targets`.
 
     Precondition: everything is imported and every descriptor open.
     """
@@ -56,19 +56,19 @@ def confine(target: str) -> None:
     program = _filter()
     privileges.empty_capability_sets()
     privileges.set_no_new_privs()
-    _restrict_files(target)
+    _restrict_files(targets)
     seccomp.install_filter(program)
 
 
-def _restrict_files(target: str) -> None:
-    plan = rules.plan_landlock(landlock.abi_version(), writable=[target], network=False)
+def _restrict_files(targets: tuple[str, ...]) -> None:
+    plan = rules.plan_landlock(landlock.abi_version(), writable=targets, network=False)
     if plan.is_empty:
         return  # an old kernel: names are resolved below the target all the same
     ruleset = landlock.create_ruleset(
         plan.handled_fs, plan.handled_net, plan.scoped, abi=landlock.abi_version()
     )
     for path, access in plan.rules:
-        if path == target:  # and nothing to read: every layer is open by now
+        if path in targets:  # and nothing to read: every layer is open by now
             landlock.allow_beneath(ruleset, path, access)
     landlock.restrict_self(ruleset)
     os.close(ruleset)
@@ -324,19 +324,25 @@ _MAKERS: dict[int, Callable[[Tree, Entries, Entry, int, str], None]] = {
 
 
 def main() -> None:
-    """`[root fd, most bytes, most entries, [[layer fd, compression, diff id], ...]]` on argv."""
+    """`[root fd, most bytes, most entries, [[layer fd, compression, diff id], ...]]` on argv.
+
+    Without a root, -1, the layers are only compared with their digests.
+    """
     root, most_bytes, most_entries, layers = json.loads(sys.argv[1])
     started = time.monotonic()
     try:
         streams = [opened(fd, compression) for fd, compression, _ in layers]  # nothing is read yet
-        confine(os.readlink(f"/proc/self/fd/{root}"))
+        confine(*([os.readlink(f"/proc/self/fd/{root}")] if root >= 0 else []))
         os.umask(0)
         tree = Tree(root, most_bytes, most_entries)
         for number, (opened_layer, (_, _, diff_id)) in enumerate(
             zip(streams, layers, strict=True), 1
         ):
             stream = Ahead(opened_layer, most_bytes + (most_entries << 10))
-            tree.apply(stream)
+            if root >= 0:
+                tree.apply(stream)
+            else:
+                Entries(stream).rest()
             found = stream.digest()
             if diff_id and found != diff_id:
                 raise RefusedError(f"layer {number} is {found}, and should be {diff_id}")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ringfence
+
+SOURCE = Path(ringfence.__file__).parents[1]
 HEAVY = ("typing", "re", "json", "pathlib", "uuid", "ipaddress", "enum", "inspect", "dataclasses")
 
 
@@ -31,7 +35,6 @@ def test_nouns_load_nothing_heavy() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    import ringfence
     from ringfence import errors, model
 
     assert all(getattr(model, name) is getattr(ringfence, name) for name in model.__all__)
@@ -39,3 +42,27 @@ def test_every_public_name_is_there() -> None:
     assert {*model.__all__, "Sandbox", "AsyncSandbox", "InvalidRequest"} <= set(dir(ringfence))
     with pytest.raises(AttributeError):
         _ = ringfence.no_such_name
+
+
+_STAR = "from ringfence import *; print(sorted(name for name in globals() if name[0] != '_'))"
+
+
+def test_a_star_brings_every_public_name() -> None:
+    from ringfence import model
+
+    scope: dict[str, object] = {}
+    exec("from ringfence import *", scope)
+
+    assert {*model.__all__, "Sandbox", "Template", "SessionManager", "InvalidRequest"} <= set(scope)
+    assert all(scope[name] is getattr(ringfence, name) for name in scope if name[0] != "_")
+    assert not {"annotations", "TYPE_CHECKING"} & set(scope)
+
+
+def test_a_star_needs_no_extra() -> None:
+    """Where the client cannot be had, it is left out; asked for by name, it says what is missing."""
+    script = f"import sys; sys.path[:0] = [{str(SOURCE)!r}]; {_STAR}"
+    command = [sys.executable, "-I", "-S", "-c", script]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert "'Mount'" in names
+    assert "'Client'" not in names

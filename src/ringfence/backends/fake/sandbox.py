@@ -268,7 +268,9 @@ def _host_directory(path: str | None, field: str) -> Node | None:
     if path is None:
         return None
     try:
-        return host_node(os.path.realpath(path, strict=True))
+        if not os.path.isdir(found := os.path.realpath(path, strict=True)):
+            raise NotADirectoryError(20, os.strerror(20))
+        return host_node(found)
     except OSError as exc:
         raise InvalidRequest(f"{path}: {exc.strerror}", field=field) from exc
 

@@ -12,7 +12,7 @@ from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ..local.host import host
 from ..local.netns import of_network
-from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.readback import cores, cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import UNREADABLE, read_all, unreadable
 from . import views
 from .inspection import Inspection
@@ -198,7 +198,7 @@ def _cpu_limit(seen: Inspection) -> Protection | None:
     if found is None:
         return Protection(can.CPU_LIMIT, MISSING, _no_cgroup(seen), DELEGATE)
     version = seen.sandbox.group.version
-    return Protection(can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{version}")
+    return Protection(can.CPU_LIMIT, ENFORCED, f"{cores(found)} by cgroup v{version}")
 
 
 def _pids_limit(seen: Inspection) -> Protection:

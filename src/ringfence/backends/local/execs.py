@@ -54,6 +54,10 @@ if TYPE_CHECKING:
             """How often something inside was killed for lack of memory."""
             ...
 
+        def no_directory(self, cwd: str, why: str) -> InvalidRequest:
+            """The error for a directory that nothing can start in."""
+            ...
+
         def forget(self, run: LocalExec) -> None:
             """It has ended, or is no longer watched."""
             ...
@@ -222,7 +226,7 @@ class LocalExec:
     def _settle_unstarted(self, report: wire.ExecReport) -> None:
         text = os.strerror(report.spawn_errno)
         if report.failed_stage == wire.STAGE_CWD:
-            self._problem = InvalidRequest(f"{self._cwd}: {text}", field="cwd")
+            self._problem = self._sandbox.no_directory(self._cwd, text)
         elif report.failed_stage == wire.STAGE_TERMINAL:
             self._problem = ExecError(f"no terminal: {text}")
         elif report.spawn_errno in (2, 13, 8, 20, 21, 36, 40, errno.ELIBACC):

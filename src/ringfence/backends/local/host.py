@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ...errors import ResourceExhausted
+from ...errors import IsolationError, ResourceExhausted
 from ...linux import landlock
 
 TYPE_CHECKING = False
@@ -29,12 +29,33 @@ class Host:
     """
 
     def __init__(self) -> None:
+        _check_proc()
         self.uid, self.gid = os.geteuid(), os.getegid()
         self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
         self.opens_namespaces = self.trusted_root and _has_capability(_CAP_SYS_PTRACE)
         self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.landlock_abi = landlock.abi_version()
         self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))
+
+
+def _check_proc() -> None:
+    """Refuse to work where /proc tells of other processes: what is written there would be theirs.
+
+    So it is after `unshare --pid --fork` without `--mount-proc`.
+
+    Raises:
+        IsolationError: It is none, or that of another PID namespace.
+    """
+    try:
+        seen = os.readlink("/proc/self")
+    except OSError:
+        seen = "nobody"
+    if seen != str(os.getpid()):
+        raise IsolationError(
+            f"/proc is not of the PID namespace that this process is in, as {os.getpid()}: "
+            f"there it is {seen}",
+            hint="mount its own, `mount -t proc proc /proc` (with unshare: `--mount-proc`), and try again",
+        )
 
 
 def _owns_initial_user_namespace() -> bool:

@@ -294,18 +294,28 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
         result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
         if os.geteuid() == 0:
             os.chown(names[-1], owner.st_uid, owner.st_gid, dir_fd=parent, follow_symlinks=False)
-    except (FileExistsError, FileNotFoundError):
+    except FileExistsError:
         raise
     except OSError as exc:
-        raise InvalidRequest(
-            f"{'/'.join(names)}: {os.strerror(exc.errno or errno.EIO)}: the stand-in for an absent "
-            "protected path could not be made",
-            field="protect",
-            hint="make the mount's source writable for you, or mount it read-only",
-        ) from exc
+        # A directory that is there and takes nothing new, as /proc, is not one that somebody removed.
+        if exc.errno == errno.ENOENT and not os.fstat(parent).st_nlink:
+            raise
+        raise _no_stand_in(source, names, exc.errno or errno.EIO) from exc
     finally:
         os.close(parent)
     return kind
+
+
+def _no_stand_in(source: str, names: list[str], number: int) -> InvalidRequest:
+    why = os.strerror(number)
+    hint = "make the mount's source writable for you, or mount it read-only"
+    if number == errno.ENOENT:
+        why, hint = f"no directory can be made in {source}", "mount it read-only"
+    return InvalidRequest(
+        f"{'/'.join(names)}: {why}: the stand-in for an absent protected path could not be made",
+        field="protect",
+        hint=hint,
+    )
 
 
 def _keep(result: Protected, source: str, names: list[str], path: str) -> None:

@@ -45,6 +45,11 @@ def cpu_limit(group: Group) -> float | None:
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
+def cores(count: float) -> str:
+    """So many, in words."""
+    return f"{count:g} core{'' if count == 1 else 's'}"
+
+
 def _control(group: Group, controller: str, v2: str, v1: str) -> str:
     directory = group.paths.get("" if group.version == 2 else controller)
     if not group.version or directory is None:

@@ -7,13 +7,13 @@ import os
 import select
 from _thread import RLock, allocate_lock
 
-from ...errors import ExecError, LifecycleError, SandboxLost
+from ...errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from .answers import answer
 from .host import out_of_files
-from .session import session_root
+from .session import is_below, session_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,6 +102,16 @@ class LocalSandbox:
 
     def working_directory(self, cwd: str | None) -> str:
         return os.path.join(self.root, cwd) if cwd else self.root
+
+    def no_directory(self, cwd: str, why: str) -> InvalidRequest:
+        """The error for a directory that nothing can start in."""
+        if hiding := [each.target for each in self.mounts if is_below(cwd, each.target)]:
+            hint = f"the mount at {hiding[-1]} hides what else would be there"
+            if cwd == self.root and self.spec.workdir is None:  # nobody named it
+                hint += ": mount it elsewhere, or name a workdir that is there"
+                return InvalidRequest(f"{cwd}: {why}", field="mounts.target", hint=hint)
+            return InvalidRequest(f"{cwd}: {why}", field="cwd", hint=hint)
+        return InvalidRequest(f"{cwd}: {why}", field="cwd")
 
     def as_asked(self, request: ExecRequest, own: Mapping[str, str]) -> tuple[Any, ...]:
         """What who starts programs inside is told of one; `own` is what its user's account adds."""

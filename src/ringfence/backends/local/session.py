@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from ...errors import InvalidRequest
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount, outermost_first
@@ -77,11 +79,11 @@ def steps_of_own(spec: SandboxSpec, mount: Mount) -> list[tuple[Any, ...]]:
 
 def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     """The error for a mount whose source cannot be had."""
-    return InvalidRequest(
-        f"{mount.source}: {exc.strerror}",
-        field="memory_dir" if mount.target == MEMORY_DIR else "mounts.source",
-        hint="a mount source must exist on the host; nothing is created there",
-    )
+    field, what = "mounts.source", "a mount source must exist on the host"
+    if mount.target == MEMORY_DIR:
+        field, what = "memory_dir", "it must be a directory on the host"
+    hint = f"{what}; nothing is created there"
+    return InvalidRequest(f"{mount.source}: {exc.strerror}", field=field, hint=hint)
 
 
 def check_least(spec: SandboxSpec, least: Mapping[str, tuple[int, str]]) -> None:
@@ -97,7 +99,9 @@ def check_sources(spec: SandboxSpec) -> None:
     for mount in all_mounts(spec):
         try:
             if mount.is_host_path:
-                os.stat(mount.source)
+                mode = os.stat(mount.source).st_mode
+                if mount.target == MEMORY_DIR and not stat.S_ISDIR(mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         except OSError as exc:
             raise no_source(mount, exc) from exc
 

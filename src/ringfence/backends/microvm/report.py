@@ -12,7 +12,7 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local import posture
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.readback import cpu_limit, memory_limit_bytes
+from ..local.readback import cores, cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
 from .plan import EMULATOR_BYTES
@@ -160,4 +160,4 @@ def _cpus(sandbox: MicrovmSandbox) -> Protection:
         why = sandbox.owner.layout().why or "its controller is not there"
         return Protection(can.CPU_LIMIT, MISSING, f"no cgroup may be used: {why}", _DELEGATE)
     version = sandbox.group.version
-    return Protection(can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{version}")
+    return Protection(can.CPU_LIMIT, ENFORCED, f"{cores(found)} by cgroup v{version}")

@@ -13,7 +13,7 @@ from ..local import cgroups
 from ..local.host import host
 from ..local.identity import IDS_EACH
 from ..local.netns import of_network
-from ..local.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
+from ..local.readback import cores, cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_all
 from .attach import may_reach_sockets
 from .inspection import Inspection
@@ -258,7 +258,7 @@ def _cpu_limit(seen: Inspection) -> Protection | None:
     if found is None:
         return Protection(can.CPU_LIMIT, MISSING, _no_cgroup(seen), DELEGATE)
     return Protection(
-        can.CPU_LIMIT, ENFORCED, f"{found:g} cores by cgroup v{seen.sandbox.group.version}"
+        can.CPU_LIMIT, ENFORCED, f"{cores(found)} by cgroup v{seen.sandbox.group.version}"
     )
 
 

@@ -9,7 +9,7 @@ from ...model.limits import Limits
 from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
 from ..local import blockers
 from ..local.netns import of_rules
-from ..local.reports import read_or_last
+from ..local.reports import read_or_last, unavailable
 from .inspection import Inspection
 from .posture import read_posture
 
@@ -47,12 +47,12 @@ def backend_report(backend: NativeBackend) -> BackendReport:
 
 def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
     found = blockers.find(exc)
-    reasons = "; ".join(each.why for each in found) or str(exc)
     names = (*_ALWAYS, *_OF_RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
+    if not found:
+        return unavailable(backend.name, exc, names)
+    reasons = "; ".join(each.why for each in found)
     lacking = tuple(Capability(name, False, reasons) for name in names)
     missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
-    if not missing:
-        missing = (Protection("sandbox", MISSING, str(exc)),)
     return BackendReport(
         backend=backend.name,
         available=False,

@@ -384,6 +384,16 @@ class Mounts(ConformanceBase):
 
         assert "memory_dir" == refusal.value.field
 
+    @needs(can.MOUNT)
+    def test_a_memory_dir_that_is_a_file_is_refused(
+        self, make_sandbox: MakeSandbox, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InvalidRequest) as refusal:
+            make_sandbox(memory_dir=str(tmp_path / "file"))
+
+        assert "memory_dir" == refusal.value.field
+
     @needs(can.MOUNT, can.PROTECTED_PATHS)
     def test_protected_paths_stay(self, make_sandbox: MakeSandbox, source: Path) -> None:
         """Those that exist, and those that do not exist yet; the rest is writable."""
