@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import AsyncSandbox, Sandbox
+from ringfence import AsyncSandbox, Limits, Sandbox
 from ringfence.client import AsyncClient, Client, RemoteSandbox
 from ringfence.errors import (
     InvalidRequest,
@@ -168,6 +168,19 @@ async def test_a_cancelled_exec_is_killed(async_client: AsyncClient) -> None:
         (told,) = await sandbox.execs()
         assert not told.running or not (await (await sandbox.process(told.id)).wait(20)).ok
         assert "" == (await sandbox.shell("pgrep -x sleep || true")).stdout_text
+
+
+async def test_a_cancelled_exec_leaves_its_place_to_the_next(async_client: AsyncClient) -> None:
+    limits = Limits(pids=1)
+    async with await async_client.create(limits=limits, allow_degraded=("*",)) as sandbox:
+        for turn in range(20):
+            task = asyncio.create_task(sandbox.exec(["sleep", "1000"]))
+            for _ in range(turn % 4 + 1):  # what is cancelled again is seen through all the same
+                await asyncio.sleep(turn / 1000)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await sandbox.exec(["true"])).ok
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.005, 0.02])

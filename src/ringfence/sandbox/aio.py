@@ -11,7 +11,7 @@ from .aio_process import AsyncProcess
 from .pump import Pump
 from .reactor import reactor
 from .sync import DEFAULT_BACKEND, Sandbox
-from .waiting import control, in_thread, resolve, shield
+from .waiting import control, in_thread, resolve, see_through, shield
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class AsyncSandbox:
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """Run one process to its end; cancelled, the whole tree is killed first.
+        """Run one process to its end; cancelled, the whole tree is killed first, and is gone.
 
         `on_stdout` and `on_stderr` are called from a background thread.
         """
@@ -146,9 +146,10 @@ class AsyncSandbox:
         future = reactor().drive(pump)
         try:
             return await resolve(shield(future))
-        except BaseException:
+        except BaseException as exc:
             if not future.done():
                 run.kill()
+                await see_through(future, exc)
             raise
 
     async def shell(self, script: str, **options: Any) -> ExecResult:

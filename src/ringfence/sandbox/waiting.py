@@ -9,7 +9,7 @@ from math import inf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -47,6 +47,37 @@ async def resolve(future: Future[T], timeout_s: float | None = None) -> T:
     if not done.is_set():
         raise TimeoutError
     return future.result()
+
+
+async def see_through(future: Future[Any], cause: BaseException, most_s: float = 5.0) -> None:
+    """Wait for the end of what was killed for `cause`, a cancellation: until then it counts, for limits too.
+
+    However often the caller is cancelled meanwhile. Nothing is waited for where no event loop would let
+    us, as for a coroutine that is thrown away.
+    """
+    trio = _running_trio()
+    if trio is not None:
+        if isinstance(cause, trio.Cancelled):
+            with trio.CancelScope(shield=True):
+                await _settled(resolve(shield(future), most_s))
+        return
+    import asyncio
+
+    if not isinstance(cause, asyncio.CancelledError):
+        return
+    task = asyncio.ensure_future(_settled(resolve(shield(future), most_s)))
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            pass  # one is on its way already
+
+
+async def _settled(waiting: Awaitable[object]) -> None:
+    try:
+        await waiting
+    except Exception:  # noqa: BLE001  how it ended is nobody's business any more
+        pass
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:

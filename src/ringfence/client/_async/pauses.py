@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import anyio
@@ -43,8 +44,21 @@ async def pause(seconds: float) -> None:
 async def to_the_end(function: Callable[[], Awaitable[T]]) -> T:
     """Call it, and see it through although the caller is being cancelled."""
     with anyio.CancelScope(shield=True):
-        result = await function()
+        result = await (function() if _running_trio() else _seen_through(function()))
     return result  # noqa: RET504  the type checker does not see that the scope swallows nothing
+
+
+async def _seen_through(awaitable: Awaitable[T]) -> T:
+    """Its result, however often asyncio's own `Task.cancel` is called meanwhile: no scope shields of that."""
+    task = asyncio.ensure_future(awaitable)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            pass  # whoever calls this is on its way out already
+        except Exception:  # noqa: BLE001  it is raised below
+            break
+    return task.result()
 
 
 async def made(
@@ -54,8 +68,8 @@ async def made(
 
     A request that is cut off may have been obeyed all the same: it is seen through, to know what to end.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    trio = _running_trio()
+    if trio is not None:
         with trio.CancelScope(shield=True):
             found = await make()
         try:
@@ -65,18 +79,21 @@ async def made(
                 await end(found)
             raise
         return found
-    import asyncio
-
     task = asyncio.ensure_future(make())
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         try:
-            found = await task
+            found = await _seen_through(task)
         except RingfenceError:
             raise asyncio.CancelledError from None  # nothing was made
-        await end(found)
+        await _seen_through(end(found))
         raise
+
+
+def _running_trio() -> Any:
+    trio = sys.modules.get("trio")
+    return trio if trio is not None and trio.lowlevel.in_trio_run() else None
 
 
 async def blocking(function: Callable[..., T], *args: Any) -> T:

@@ -94,7 +94,7 @@ class AsyncRemoteSandbox:
         check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
-            process = await made(lambda: self._start(form), AsyncRemoteProcess.kill)
+            process = await made(lambda: self._start(form), AsyncRemoteProcess.end)
             return await process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = await self._transport.json(

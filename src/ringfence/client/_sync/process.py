@@ -8,7 +8,7 @@ import signal
 import time
 from contextlib import closing
 
-from ...errors import ExecError, LifecycleError, ServerUnreachable
+from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
 from ...model.exec_view import ExecView
 from ...model.jsonform import bytes_from_json
 from ..answers import pause_s
@@ -31,6 +31,7 @@ _SPARE_S = 30.0  # beyond what a request was asked to wait
 _HEARTBEAT_S = 10.0
 _PATIENCE = 5  # connections in a row that bring nothing
 _PIECE = 1 << 20
+_DYING_S = 5.0
 
 
 class RemoteProcess:
@@ -101,13 +102,15 @@ class RemoteProcess:
                 self._pass_on({"stdout": on_stdout, "stderr": on_stderr})
             return self.wait()
         except BaseException:
-            to_the_end(self._kill_quietly)
+            to_the_end(self.end)
             raise
 
-    def _kill_quietly(self) -> None:
+    def end(self) -> None:
+        """Kill it for a caller who waits no more; only then is it gone, and counts for no limit."""
         try:
             self.kill()
-        except ServerUnreachable:
+            self.wait(_DYING_S)
+        except (ServerUnreachable, SandboxLost, LifecycleError, TimeoutError):
             pass  # what went wrong before is what the caller is told
 
     def _pass_on(self, callbacks: dict[str, Callback]) -> None:

@@ -95,7 +95,7 @@ class RemoteSandbox:
         check_callbacks(on_stdout, on_stderr)
         form = {name: value for name, value in request.to_json().items() if value is not None}
         if CANCELLABLE or on_stdout or on_stderr:
-            process = made(lambda: self._start(form), RemoteProcess.kill)
+            process = made(lambda: self._start(form), RemoteProcess.end)
             return process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = self._transport.json(
