@@ -12,13 +12,16 @@ import os
 import re
 import signal
 import stat
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-_PATIENCE_S = 30
+_PATIENCE_S = 30  # with a pattern, which may take for ever over one name or one line
+_LOOKS_S = 25
+_LONGEST_PATH = 4096  # with the byte that ends it
 _MOST_FILE_BYTES = 64 << 20
 _LONGEST_LINE = 2000
 _MOST_DEEP = 500
@@ -60,37 +63,59 @@ class _Answer:
 
 
 def walk(
-    path: str, skip: Callable[[str], None], depth: int = 0
-) -> Iterator[tuple[str, os.stat_result]]:
+    path: str, skip: Callable[[str], None], deepest: int = -1, depth: int = 0
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Everything below `path`, by name, directories before what is in them.
+
+    The kernel tells names with their kinds: nothing is asked of each, which in gVisor takes longest.
 
     Args:
         skip: Called for each directory that lies too deep to be looked into: Python calls itself for
             each level, and the kernel takes no longer path than 4,095 bytes.
+        deepest: Directories so many levels below are of no interest; negative: all are.
     """
     try:
-        names = sorted(os.listdir(path))
+        with os.scandir(path) as found:
+            entries = sorted(found, key=_name)
     except (PermissionError, FileNotFoundError, NotADirectoryError):
         if depth == 0:
             raise
         return  # it is not ours to see, or went away
-    for name in names:
-        child = os.path.join(path, name)
-        try:
-            info = os.lstat(child)
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            if exc.errno != errno.ENAMETOOLONG:
-                raise
+    for entry in entries:
+        child = entry.path
+        if len(child) >= _LONGEST_PATH // 4 and len(os.fsencode(child)) >= _LONGEST_PATH:
             skip(path)
             return
-        yield child, info
-        if stat.S_ISDIR(info.st_mode):
+        yield child, entry
+        if depth != deepest and is_directory(entry):
             if depth < _MOST_DEEP:
-                yield from walk(child, skip, depth + 1)
+                yield from walk(child, skip, deepest, depth + 1)
             else:
                 skip(child)
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one itself, as far as anybody may know."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False  # only where the file system tells no kinds
+
+
+def _in_time(
+    found: Iterator[tuple[str, os.DirEntry[str]]],
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What is found, until somebody has waited for long enough."""
+    ends = time.monotonic() + _LOOKS_S
+    for each in found:
+        if time.monotonic() > ends:
+            said = f"more lies below than can be looked through in {_LOOKS_S} s: name a directory in it"
+            raise OSError(errno.ETIMEDOUT, said)
+        yield each
 
 
 def pattern_of(glob: str) -> re.Pattern[str]:
@@ -121,8 +146,17 @@ def find(stream: int, path: str, options: str) -> None:
     asked = json.loads(options)
     signal.alarm(_PATIENCE_S)
     wanted, answer = pattern_of(asked["pattern"]), _Answer(stream, asked["most"])
-    for child, info in walk(path, answer.skip):
-        if wanted.match(os.path.relpath(child, path)) and not answer.add(**described(child, info)):
+    inner = len(os.path.join(path, ""))
+    names = asked["pattern"].removeprefix("./")
+    deepest = -1 if "**" in names else names.count("/")
+    for child, entry in _in_time(walk(path, answer.skip, deepest)):
+        if not wanted.match(child, inner):
+            continue
+        try:
+            info = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue  # it is not ours to see, or went away
+        if not answer.add(**described(child, info)):
             return
     answer.end()
 
@@ -185,8 +219,12 @@ def _files(path: str, answer: _Answer) -> Iterator[str]:
     if not stat.S_ISDIR(os.stat(path).st_mode):
         yield path
         return
-    for child, info in walk(path, answer.skip):
-        if stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_FILE_BYTES:
+    for child, entry in _in_time(walk(path, answer.skip)):
+        try:
+            is_file = entry.is_file(follow_symlinks=False)
+        except OSError:
+            continue  # it is not ours to see
+        if is_file:
             yield child
 
 
@@ -197,7 +235,8 @@ def _text_of(path: str) -> bytes:
     except OSError:
         return b""
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_FILE_BYTES:
             return b""
         data = file.read(_MOST_FILE_BYTES)
     return b"" if b"\0" in data[:8192] else data

@@ -9,7 +9,7 @@ import select
 import stat
 
 from ..linux import inotify
-from .finding import walk
+from .finding import is_directory, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class _Watcher:
         number = inotify.inotify_add_watch(self._fd, os.fsencode(path), _MASK)
         self._paths[number] = path
         if self._recursive and stat.S_ISDIR(os.lstat(path).st_mode):
-            for child, info in walk(path, _refuse_depth):
-                if stat.S_ISDIR(info.st_mode):
+            for child, entry in walk(path, _refuse_depth):
+                if is_directory(entry):
                     self._add_one(child)
         return number
 
@@ -98,17 +98,17 @@ class _Watcher:
             del self._paths[number]
             return number != self._root
         path = os.path.join(base, name) if name else base
-        is_directory = bool(mask & inotify.IN_ISDIR)
+        of_directory = bool(mask & inotify.IN_ISDIR)
         for bit, kind in _KINDS.items():
             if not mask & bit:
                 continue
             if not name and number != self._root and "deleted" != kind:
                 continue  # its parent tells
-            facts = {"kind": kind, "path": path, "is_directory": is_directory}
+            facts = {"kind": kind, "path": path, "is_directory": of_directory}
             if cookie:
                 facts["cookie"] = cookie
             self._say(facts)
-        if is_directory and self._recursive and mask & (inotify.IN_CREATE | inotify.IN_MOVED_TO):
+        if of_directory and self._recursive and mask & (inotify.IN_CREATE | inotify.IN_MOVED_TO):
             self._follow(path)
         return True
 
@@ -120,10 +120,10 @@ class _Watcher:
             below = list(walk(path, unseen.append))
         except OSError:
             return
-        for child, info in below:
-            is_directory = stat.S_ISDIR(info.st_mode)
-            self._say({"kind": "created", "path": child, "is_directory": is_directory})
-            if is_directory:
+        for child, entry in below:
+            inner = is_directory(entry)
+            self._say({"kind": "created", "path": child, "is_directory": inner})
+            if inner:
                 self._add_one(child)
         for deepest in unseen:
             self._say({"kind": "overflow", "path": deepest, "is_directory": True})

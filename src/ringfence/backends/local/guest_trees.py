@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from .guest import GuestSandbox
 
 
+def killed_inside(path: str) -> IoError:
+    """The error for a helper that said nothing to its end."""
+    return IoError(
+        f"{path}: who worked on it inside was killed",
+        hint="for lack of memory, by a program of the sandbox's, or after 30 s with one pattern: a simpler "
+        "one, or a smaller directory, may do",
+        retryable=True,
+    )
+
+
 class Helper:
     """A helper inside, at the other end of a pipe; it dies with the sandbox.
 
@@ -51,8 +61,7 @@ class Helper:
         except SandboxLost as exc:
             if self._sandbox.state == State.TERMINATED:
                 raise self._sandbox.lost_error() from exc
-            text = f"{path}: the process that copies was killed inside"
-            raise IoError(text, retryable=True) from exc
+            raise killed_inside(path) from exc
         finally:
             self._reply.close()
 

@@ -6,9 +6,10 @@ import errno
 import os
 import threading
 
-from ...errors import IoError, SandboxLost, file_error
+from ...errors import SandboxLost, file_error
 from ...model.state import State
 from ..local.answers import Refused
+from ..local.guest_trees import killed_inside
 from .inner import replay, send
 
 TYPE_CHECKING = False
@@ -90,9 +91,7 @@ class Helper:
                 self._problem.errno or 5, path, self._problem.strerror or ""
             ) from self._problem
         if isinstance(self._problem, SandboxLost) and self._sandbox.state != State.TERMINATED:
-            raise IoError(
-                f"{path}: the process that copies was killed inside", retryable=True
-            ) from self._problem
+            raise killed_inside(path) from self._problem
         if self._problem is not None:
             raise self._problem
 
