@@ -391,6 +391,8 @@ def _protect(root: NewRoot, path: str) -> None:
 
 def _hide(root: NewRoot, path: str, make: bool) -> None:
     """Put something at `path` that nobody may read or write; where nothing is, only if asked to."""
+    if make:
+        _hold_way(root, path)
     try:
         fd = root.open(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -412,6 +414,28 @@ def _hide(root: NewRoot, path: str, make: bool) -> None:
     finally:
         os.close(covers)
     _bind_inside(root, f"{root.covers}/{cover}", path, mounts.MOUNT_ATTR_RDONLY)
+
+
+def _hold_way(root: NewRoot, path: str) -> None:
+    """Pin what those inside could rename on the way to `path`: made again, it would not be hidden."""
+    above = ""
+    for name in path.strip("/").split("/")[:-1]:
+        here = f"{above}/{name}"
+        root.make_dir(here)
+        directory, entry = (_stat(root, each) for each in (above or "/", here))
+        owner = root.shape["uid"]
+        is_sticky = directory.st_mode & stat.S_ISVTX and entry.st_uid != owner
+        if directory.st_uid == owner or (directory.st_mode & stat.S_IWOTH and not is_sticky):
+            _pin(root, here)
+        above = here
+
+
+def _stat(root: NewRoot, path: str) -> os.stat_result:
+    fd = root.open(path)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def _mask(_root: NewRoot, path: str) -> None:

@@ -41,13 +41,9 @@ def check(spec: SandboxSpec) -> None:
     check_profile(spec.profile, NAME)
     identity.uid_of(spec.user)
     check_network(spec)
-    limits = ("io_bytes_per_s", "idle_timeout_s")
-    for operation, field, asked in (
-        ("denied_paths", "deny", bool(spec.deny)),
-        *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None) for n in limits),
-    ):
-        if asked:
-            raise Unsupported(backend=NAME, operation=operation, field=field)
+    for name in ("io_bytes_per_s", "idle_timeout_s"):
+        if getattr(spec.limits, name) is not None:
+            raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
     check_least(spec, _LEAST)
     check_sources(spec)
     check_names(spec.unprotect)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 from ..local import template
+from ..local.hull_mounts import HullMounts
+from . import places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
     from ..local.images import Held
-    from ..local.protect import Protected
     from ..local.trusted import Trusted
 
     Steps = list[tuple[Any, ...]]
 
 
-class Draft:
+class Draft(HullMounts):
     """See above.
 
     Args:
@@ -34,23 +32,14 @@ class Draft:
         first_host_id: int,
         image: Held | None = None,
     ) -> None:
-        self.spec, self.id, self.uid, self.first_host_id = spec, sandbox_id, uid, first_host_id
-        self.image = image
+        super().__init__(spec, first_host_id, places.MOUNTS)
+        self.id, self.uid, self.image = sandbox_id, uid, image
         self.guest, self.trees = (
             (template.image_guest_root(uid), []) if image else template.guest_root(uid)
         )
+        self.mounted = self.trees  # one list: they are opened with all the others
         self.hull: Steps = []
-        self.after: Steps = []
         self.shown: list[dict[str, Any]] = []  # mounts of the guest's, as OCI has them
-        self.fds: list[int] = []
-        self.mounts: list[ResolvedMount] = []
-        self.protected: list[Protected] = []
         self.note: str | None = None  # of the journal
         self.trusted: Trusted | None = None
         self.shares_pages = ""  # why, where it does
-
-    def close(self) -> None:
-        """Close what pinned the mount sources."""
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()

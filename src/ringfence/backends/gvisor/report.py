@@ -57,6 +57,7 @@ _ALWAYS = (
     can.PTY,
     can.CONNECT,
     can.PROTECTED_PATHS,
+    can.DENIED_PATHS,
     can.PREWARM,
     can.IMAGE,
     can.PIDS_LIMIT,
@@ -78,7 +79,6 @@ _NOT = {
     can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
     can.GPU: "the gVisor backend passes none on",
     can.IO_LIMIT: "gVisor does not measure I/O",
-    can.DENIED_PATHS: "gVisor hides no single path of a mount",
 }
 _EVERYTHING = (*_ALWAYS, *_OF_RULES, can.SECRETS, *_LIMITS)
 

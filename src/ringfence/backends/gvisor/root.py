@@ -6,8 +6,7 @@ import os
 
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
-from ..local import agent_code, sources, template
-from ..local.protect import protect_mount
+from ..local import agent_code, template
 from ..local.session import all_mounts, is_below, must_make, session_root
 from . import places, statx
 
@@ -24,9 +23,10 @@ def furnish(draft: Draft, host: Host, *, needs_statx: bool) -> int:
     _show_python(draft)
     if draft.trusted is not None:
         draft.guest += draft.trusted.steps
-    _add_mounts(draft, host)
+    _add_mounts(draft)
     _make_workdir(draft)
     _preload(draft, needs_statx)
+    _deny(draft)
     return below
 
 
@@ -60,7 +60,7 @@ def _preload(draft: Draft, needs_statx: bool) -> None:
         draft.guest.append((verb, statx.PRELOAD, content, 0o644, *replace))
 
 
-def _add_mounts(draft: Draft, host: Host) -> None:
+def _add_mounts(draft: Draft) -> None:
     spec = draft.spec
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
@@ -69,30 +69,12 @@ def _add_mounts(draft: Draft, host: Host) -> None:
     for i, mount in enumerate(wanted):
         hidden = any(is_below(mount.target, later.target) for later in wanted[i + 1 :])
         if mount.is_host_path:
-            _add_host_mount(draft, mount, host, hidden)
+            # Served by a connection of its own, which looks again at every use.
+            place = draft.add_of_host(mount)
+            if not hidden:
+                _show(draft, mount, place)
         else:
             _add_session_mount(draft, mount, hidden)
-
-
-def _add_host_mount(draft: Draft, mount: Mount, host: Host, hidden: bool) -> None:
-    """Bound in the hull and served by a connection of its own, which looks again at every use."""
-    owner = draft.first_host_id if host.trusted_root else None
-    tree, fd = sources.pin(mount, owner)
-    draft.fds.append(fd)
-    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
-    place = f"{places.MOUNTS}/{len(draft.trees)}"
-    draft.after.append(("bind", place, len(draft.trees)))
-    draft.trees.append(tree)
-    draft.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
-    if mount.is_writable:
-        protected = protect_mount(mount, draft.spec, tree)
-        draft.protected.append(protected)
-        # Decided for where the guest sees it; done where the hull has it.
-        draft.after += [
-            (verb, place + path.removeprefix(mount.target)) for verb, path in protected.steps
-        ]
-    if not hidden:
-        _show(draft, mount, place)
 
 
 def _show(draft: Draft, mount: Mount, source: str) -> None:
@@ -132,3 +114,11 @@ def _make_workdir(draft: Draft) -> None:
     workdir = session_root(draft.spec)
     if must_make(workdir, draft.mounts, of_image=draft.image is not None):
         draft.guest.append(("session_dir", workdir))
+
+
+def _deny(draft: Draft) -> None:
+    """Hidden before gVisor starts, in mounts that it has no right to undo: see decision 0111."""
+    if draft.spec.deny:
+        draft.after += [
+            (verb, f"{places.ROOTFS}{path}", make) for verb, path, make in draft.deny_of_host()
+        ]

@@ -13,12 +13,15 @@ from .inspection import HostProcess
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 
-_ROOT = {"path": places.ROOTFS, "shown": [runtime.PLACE]}
+
+def _root(sandbox: GvisorSandbox) -> dict[str, Any]:
+    return {"path": places.ROOTFS, "shown": [runtime.PLACE, *sandbox.spec.deny]}
 
 
 def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
@@ -26,7 +29,7 @@ def save(sandbox: GvisorSandbox, catalogue: Catalogue, metadata: Mapping[str, st
     with _names(sandbox) as names, sandbox.stand_still():
 
         def pack(write: int) -> None:
-            sandbox.enter("pack", _ROOT, [write, *names])
+            sandbox.enter("pack", _root(sandbox), [write, *names])
 
         return keep(sandbox, catalogue, metadata, pack)
 
@@ -46,7 +49,7 @@ def save_with_memory(
             *("checkpoint", "--image-path=/proc/self/fd/3", sandbox.id),
         ],
         "env": {"PATH": "/bin"},
-        **_ROOT,
+        **_root(sandbox),
     }
     workspace = catalogue.workspace(HostProcess(sandbox.pid).uid)
     with _names(sandbox) as names, workspace as directory:

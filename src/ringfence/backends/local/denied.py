@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.session import ResolvedMount
+    from ...model.spec import SandboxSpec
 
 _SYSTEM = ("usr", "etc")  # read-only to everybody inside: nothing can be made there
 
 
 def deny_paths(
-    paths: Sequence[str], mounts: Sequence[ResolvedMount]
+    spec: SandboxSpec, mounts: Sequence[ResolvedMount]
 ) -> tuple[list[tuple[Any, ...]], list[Protected]]:
-    """The steps that hide `paths`, and the placeholders they need.
+    """The steps that hide what it denies, and the placeholders they need.
 
     Raises:
         InvalidRequest: A mount is at or in a denied path, or a symlink on the way to it.
@@ -33,7 +34,7 @@ def deny_paths(
     steps: list[tuple[Any, ...]] = []
     made: list[Protected] = []
     try:
-        for given in paths:
+        for given in spec.deny:
             path = _without_links(given)
             check_overlap(path, mounts)
             mount = next((m for m in reversed(mounts) if is_below(path, m.target)), None)
@@ -42,7 +43,8 @@ def deny_paths(
                 made.append(prepare(mount.target, mount.host_path, names, "hide"))
                 steps += made[-1].steps
             else:
-                steps.append(("hide", path, not _is_system(path)))
+                # Of an image all is the user's, wherever it is.
+                steps.append(("hide", path, spec.image is not None or not _is_system(path)))
     except BaseException:
         for each in made:
             each.remove_placeholders()

@@ -63,7 +63,7 @@ class Mounting:
                 self.mounts.append(ResolvedMount(target, READ_WRITE))
         for mount in all_mounts(self._spec):
             self.add(mount, owner)
-        self.hidden, covered = deny_paths(self._spec.deny, self.mounts)
+        self.hidden, covered = deny_paths(self._spec, self.mounts)
         self.protected += covered
 
     def add(self, mount: Mount, owner: int | None) -> None:

@@ -150,7 +150,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     if spec.deny:
-        steps, covered = deny_paths(spec.deny, draft.mounts)
+        steps, covered = deny_paths(spec, draft.mounts)
         draft.steps += steps
         draft.protected += covered
     return _plan(draft, host, profile, isolated)

@@ -341,6 +341,20 @@ class Mounts(ConformanceBase):
         assert "from the host\n" == (source / "file").read_text()
         assert "secret" == (source / "secrets" / "key").read_text()
 
+    @needs(can.DENIED_PATHS)
+    def test_what_is_denied_is_not_made_again(self, make_sandbox: MakeSandbox) -> None:
+        """Not even where all on the way to it is the sandbox's own, and may be moved elsewhere."""
+        again = "mv own/deep own/moved; mv own moved; mkdir -p own/deep; echo x > own/deep/denied"
+        control = make_sandbox()
+        assert control.sh("mkdir -p own/deep").ok
+        assert control.sh(f"{again}; cat own/deep/denied").ok
+        control.sandbox.terminate()
+
+        lab = make_sandbox(deny=("/home/sandbox/own/deep/denied",))
+
+        assert not lab.sh(again).ok
+        assert not lab.run("cat", "own/deep/denied").ok
+
     @needs(can.MOUNT, can.DENIED_PATHS)
     def test_nothing_is_mounted_at_what_is_denied(
         self, make_sandbox: MakeSandbox, source: Path

@@ -1,0 +1,100 @@
+"""What a gVisor sandbox sees of the host's directories: decided in its hull, where no guest has a say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.backends.gvisor.backend import GvisorBackend
+from ringfence.backends.gvisor.inspection import Inspection
+from ringfence.model.mount import READ_WRITE, Mount
+from ringfence.model.spec import OWN_ROOT, STRONG, SandboxSpec
+from ringfence.sandbox import Sandbox
+from tests.features import require
+
+DENY = ("/rw/secret", "/rw/dir", "/usr/bin/env", "/tmp/own/later")
+UNDO = """
+umount /rw/secret /rw/dir /rw; umount -l /rw/secret; mount -o remount,rw,bind /rw/secret
+mkdir /tmp/under; mount --bind /rw /tmp/under; cat /tmp/under/secret
+chmod 777 /rw/secret /rw/dir; rm -rf /rw/secret; mv /rw/dir /rw/elsewhere; mv /tmp/own /tmp/moved
+ln /rw/secret /rw/link; cat /rw/link /rw/secret /rw/dir/key /usr/bin/env /tmp/own/later
+mkdir -p /tmp/own; echo x >/tmp/own/later && cat /tmp/own/later
+"""
+
+
+@pytest.fixture
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GvisorBackend]:
+    require("user namespaces")
+    require("runsc")
+    made = GvisorBackend(state_dir=str(tmp_path_factory.mktemp("state")))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text("hidden")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "key").write_text("hidden")
+    return tmp_path
+
+
+def _spec(source: Path, **more: Any) -> SandboxSpec:
+    mounts = (Mount("/rw", str(source), READ_WRITE, protect=()),)
+    return SandboxSpec(tier=STRONG, mounts=mounts, **more)
+
+
+def _served(backend: GvisorBackend, spec: SandboxSpec) -> list[str]:
+    """What lies at the first of the denied paths for who serves the guest's files."""
+    inner = backend.provision(spec)
+    try:
+        paths = [f"/proc/{each.pid}/root/rw/secret" for each in Inspection(inner).server]
+        return [Path(path).read_text() for path in paths]
+    finally:
+        inner.terminate()
+
+
+def test_who_serves_the_files_has_nothing_of_what_is_denied(
+    backend: GvisorBackend, source: Path
+) -> None:
+    """So a guest that rules its kernel, and asks the file server what it likes, gets nothing either."""
+    require("root")  # to look with its eyes
+
+    assert ["hidden"] == _served(backend, _spec(source))
+    assert [""] == _served(backend, _spec(source, deny=DENY))
+
+
+def test_no_root_inside_undoes_it(backend: GvisorBackend, source: Path) -> None:
+    require("root")
+    spec = _spec(source, deny=DENY, profile=OWN_ROOT)
+    with Sandbox(backend.provision(spec), spec) as sandbox:
+        said = sandbox.exec(["sh", "-c", UNDO], user="root")
+
+    assert "" == said.stdout_text, said
+    assert "hidden" == (source / "secret").read_text()
+    assert "hidden" == (source / "dir" / "key").read_text()
+    assert {"secret", "dir"} == {each.name for each in source.iterdir()}
+
+
+def test_what_is_denied_is_in_no_snapshot(backend: GvisorBackend, source: Path) -> None:
+    spec = _spec(source, deny=DENY)
+    with Sandbox(backend.provision(spec), spec) as sandbox:
+        assert sandbox.shell("echo kept >/home/sandbox/file").ok
+        saved = sandbox.snapshot()
+    for deny in (DENY, ()):
+        with Sandbox.restore(saved.id, _spec(source, deny=deny), backend=backend) as again:
+            shown = again.shell("cat /home/sandbox/file; cat /tmp/own/later /rw/secret")
+            assert shown.stdout_text == ("kept\n" if deny else "kept\nhidden"), shown
+
+
+def test_memory_goes_on_with_what_was_denied(backend: GvisorBackend, source: Path) -> None:
+    require("root")
+    spec = _spec(source, deny=DENY)
+    with Sandbox(backend.provision(spec), spec) as sandbox:
+        saved = sandbox.checkpoint()
+    with Sandbox.restore(saved.id, backend=backend) as again:
+        assert not again.exec(["cat", "/rw/secret"]).ok
+        assert again.exec(["ls", "/rw"]).ok
