@@ -10,11 +10,15 @@ import pytest
 
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
+from ringfence.backends.local.mountinfo import MountLine
+from ringfence.errors import InvalidRequest, Unsupported
+from ringfence.model.capabilities import ENFORCED, MISSING
 from ringfence.model.mount import READ_WRITE, Mount
 from ringfence.model.spec import OWN_ROOT, STRONG, SandboxSpec
 from ringfence.sandbox import Sandbox
 from tests.features import require
 
+_BARE = SandboxSpec(tier=STRONG)
 DENY = ("/rw/secret", "/rw/dir", "/usr/bin/env", "/tmp/own/later")
 UNDO = """
 umount /rw/secret /rw/dir /rw; umount -l /rw/secret; mount -o remount,rw,bind /rw/secret
@@ -88,6 +92,81 @@ def test_what_is_denied_is_in_no_snapshot(backend: GvisorBackend, source: Path) 
         with Sandbox.restore(saved.id, _spec(source, deny=deny), backend=backend) as again:
             shown = again.shell("cat /home/sandbox/file; cat /tmp/own/later /rw/secret")
             assert shown.stdout_text == ("kept\n" if deny else "kept\nhidden"), shown
+
+
+def _access(pid: int) -> dict[str, str]:
+    """Of what one process has there: whether the host's kernel lets it write."""
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
+        lines = [MountLine(line) for line in file.read().splitlines()]
+    place = "/.ringfence-mounts"
+    return {
+        each.target.partition(place)[2]: "ro" if "ro" in each.options else "rw"
+        for each in lines
+        if place in each.target
+    }
+
+
+def test_what_is_attached_is_read_only_for_who_serves_it(
+    backend: GvisorBackend, source: Path
+) -> None:
+    """Also for a guest's kernel that is somebody's: the host's own says no. Writable ones are the control."""
+    require("root")
+    inner = backend.provision(_BARE)
+    with Sandbox(inner, _BARE) as sandbox:
+        sandbox.mount(Mount("/writable", str(source), READ_WRITE, protect=("dir",)))
+        sandbox.mount(Mount("/shown", str(source)))
+        said = sandbox.exec(["sh", "-c", "cat /.ringfence-mounts/0/secret; ls /.ringfence-mounts"])
+        found = [_access(each.pid) for each in Inspection(inner).server]
+        status = {each.name: each.status for each in inner.protections()}
+
+    assert "" == said.stdout_text
+    assert [{"": "ro", "/0": "rw", "/0/dir": "ro", "/1": "ro"}] == found
+    assert {ENFORCED} == {status["read_only_mounts"], status["protected_paths"]}
+    assert MISSING not in status.values()
+
+
+def test_no_link_inside_leads_a_mount_elsewhere(backend: GvisorBackend, source: Path) -> None:
+    with Sandbox(backend.provision(_BARE), _BARE) as sandbox:
+        assert sandbox.shell(
+            "mkdir real; ln -s real link; ln -s real/file file; echo x >real/file"
+        ).ok
+        for target, what in (("link/in", source), ("link", source), ("file", source / "secret")):
+            with pytest.raises(InvalidRequest):
+                sandbox.mount(Mount(f"/home/sandbox/{target}", str(what)))
+        assert "file\n" == sandbox.exec(["ls", "real"]).text
+        sandbox.mount(Mount("/home/sandbox/real/file", str(source / "secret")))
+        assert "hidden" == sandbox.exec(["cat", "file"]).text
+
+
+def test_own_directories_are_attached(backend: GvisorBackend) -> None:
+    with Sandbox(backend.provision(_BARE), _BARE) as sandbox:
+        for mount in (
+            Mount("/own", "", READ_WRITE),
+            Mount("/also", "work/in", READ_WRITE),
+            Mount("/shown", "work/in"),
+            Mount("/empty"),
+        ):
+            sandbox.mount(mount)
+        assert sandbox.shell("echo x >/own/file; echo y >/also/file").ok
+        assert "x\ny\ny\n" == sandbox.exec(["cat", "/own/file", "/shown/file", "work/in/file"]).text
+        for path in ("/shown/new", "/shown/file", "/empty/new"):
+            assert not sandbox.shell(f"echo z >{path}").ok
+
+
+def test_memory_is_not_saved_with_what_was_attached(backend: GvisorBackend, source: Path) -> None:
+    require("root")
+    with Sandbox(backend.provision(_BARE), _BARE) as sandbox:
+        sandbox.mount(Mount("/own", "work", READ_WRITE))
+        saved = sandbox.checkpoint()
+    with Sandbox.restore(saved.id, backend=backend) as sandbox:
+        assert sandbox.shell("echo x >/own/file; cat work/file").ok
+        sandbox.mount(Mount("/late", str(source)))
+        assert "hidden" == sandbox.exec(["cat", "/late/secret"]).text
+        with pytest.raises(Unsupported):
+            sandbox.checkpoint()
+        files = sandbox.snapshot()
+    with Sandbox.restore(files.id, backend=backend) as again:
+        assert "x\n" == again.exec(["cat", "work/file"]).text
 
 
 def test_memory_goes_on_with_what_was_denied(backend: GvisorBackend, source: Path) -> None:

@@ -127,11 +127,23 @@ def _be_ferry(line: int, control: int, program: bytes, token: bytes) -> None:
 
 
 def _run(request: dict[str, Any], fds: list[int]) -> Answer:
-    """Run a command of the hull's program beside it; fds are a pidfd. Answers with what it said."""
+    """Run a command of the hull's program beside it; fds are a pidfd. Answers with what it said.
+
+    With a "file", its path and content, that is there as long as the command takes.
+    """
     namespaces.setns(fds[0], _ALL)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    return _said_by(request, []), []
+    if "file" not in request:
+        return _said_by(request, []), []
+    path, content = request["file"]
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+    try:
+        os.write(fd, content)
+        os.close(fd)  # a program that somebody may write to does not start
+        return _said_by(request, []), []
+    finally:
+        os.unlink(path)
 
 
 def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
@@ -206,8 +218,15 @@ def _said_by(request: dict[str, Any], more: list[int]) -> bytes:
         said = (said + piece)[-_MOST_SAID:]
     status = os.waitpid(child, 0)[1]
     if status:
-        text = said.decode("utf-8", "replace").strip() or f"wait status {status}"
-        raise OSError(errno.EIO, text)
+        if text := said.decode("utf-8", "replace").strip():
+            raise OSError(errno.EIO, text)
+        # Programs of ours say nothing, but end with the errno: see `mount_program`.
+        number = os.waitstatus_to_exitcode(status)
+        raise (
+            OSError(number, os.strerror(number))
+            if number > 0
+            else OSError(errno.EIO, f"ended by signal {-number}")
+        )
     return said
 
 

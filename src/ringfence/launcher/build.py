@@ -389,6 +389,11 @@ def _protect(root: NewRoot, path: str) -> None:
     _bind_inside(root, path, path, mounts.MOUNT_ATTR_RDONLY)
 
 
+def _share(_root: NewRoot, path: str) -> None:
+    """What is mounted below `path` later is seen by who has copied our mounts; not the other way round."""
+    mounts.mount("none", path[1:], "none", mounts.MS_SHARED)
+
+
 def _hide(root: NewRoot, path: str, make: bool) -> None:
     """Put something at `path` that nobody may read or write; where nothing is, only if asked to."""
     if make:
@@ -521,6 +526,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "bind_inside": _bind_inside,
     "pin": _pin,
     "protect": _protect,
+    "share": _share,
     "hide": _hide,
     "mask": _mask,
     "proc": _proc,

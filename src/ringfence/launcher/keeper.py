@@ -248,7 +248,10 @@ class Keeper(Parent):
         from . import ferry as _for_the_hull  # noqa: F401  there our files may be out of sight
 
         self.remember(request)
-        fork_helper(aboard.serve, request, reply, fds)
+        serve = aboard.serve
+        if self.den is not None and request["op"] == "mount":
+            serve = partial(self.den.from_outside, serve)
+        fork_helper(serve, request, reply, fds)
 
     def join(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         """Fork a helper that goes into what somebody else has started; it answers on `reply` itself.

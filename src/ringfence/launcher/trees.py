@@ -16,7 +16,10 @@ _BUFFER = 1 << 20
 _ZEROS = bytes(_BUFFER)
 _COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
 # Of the kernel's making, and of the network's: a restored sandbox may have another one.
-_NOT_SAVED = ("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence")
+_NOT_SAVED = (
+    *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence"),
+    "/.ringfence-mounts",  # in gVisor, where what is attached comes from
+)
 _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 

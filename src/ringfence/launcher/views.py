@@ -16,7 +16,7 @@ from . import idmap, wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypedDict
+    from typing import Any, TypedDict
 
     from .plan import Tree
 
@@ -84,6 +84,12 @@ class Den:
                 os.chdir("/")
         finally:
             os.close(root)
+
+    def from_outside(self, work: Callable[..., None], *args: Any) -> None:
+        """Do `work` among the host's own mounts, and stay there: for a child of ours."""
+        if self._is_roots:
+            namespaces.setns(self._outside, namespaces.CLONE_NEWNS)
+        work(*args)
 
     def mount(self, serve: Callable[[int], None]) -> tuple[int, str]:
         """A new file system: its descriptor and name.

@@ -18,6 +18,7 @@ MS_MOVE = 8192
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
+MS_SHARED = 1 << 20
 MNT_DETACH = 2  # include/linux/fs.h
 
 OPEN_TREE_CLONE = 1

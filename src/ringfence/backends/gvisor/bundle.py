@@ -37,6 +37,8 @@ def furnish(draft: Draft, runsc: Runsc, *, starts_still: bool) -> None:
     """See above."""
     names = ("/bin", "/dev", "/proc", "/tmp", places.STATE, places.MOUNTS, "/bundle", places.ROOTFS)
     draft.hull += [("dir", name, 0o755, False) for name in names]
+    # In the guest nobody but who mounts has the right to look into it.
+    draft.hull.append(("dir", places.POINTS, 0, False))
     shown: list[tuple[str, str, int]] = [(runsc.path, places.RUNSC, template.READ_ONLY)]
     shown += [(f"/dev/{name}", f"/dev/{name}", template.DEVICE) for name in _DEVICES]
     for source, target, attributes in shown:

@@ -32,7 +32,7 @@ class Draft(HullMounts):
         first_host_id: int,
         image: Held | None = None,
     ) -> None:
-        super().__init__(spec, first_host_id, places.MOUNTS)
+        super().__init__(spec, first_host_id, places.MOUNTS, places.POINTS)
         self.id, self.uid, self.image = sandbox_id, uid, image
         self.guest, self.trees = (
             (template.image_guest_root(uid), []) if image else template.guest_root(uid)

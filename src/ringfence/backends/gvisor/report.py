@@ -6,6 +6,7 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
+from ...model.mount import Mount
 from ...model.spec import STRONG, SandboxSpec
 from ..local.host import host
 from ..local.netns import of_rules
@@ -35,15 +36,25 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
         protections = sandbox_protections(sandbox)
         assert sandbox.network is not None
         of_network = of_rules(_OF_RULES, sandbox.network.change)
+        attaches = _attaches(sandbox)
     finally:
         sandbox.terminate()
     return BackendReport(
         backend=backend.name,
         available=True,
         tiers=(STRONG,),
-        capabilities=(*_abilities(protections), *of_network),
+        capabilities=(*_abilities(protections), attaches, *of_network),
         protections=protections,
     )
+
+
+def _attaches(sandbox: GvisorSandbox) -> Capability:
+    """Found by doing it: the way in differs between releases of gVisor."""
+    try:
+        sandbox.attach(Mount("/mnt/probe"))
+    except (RingfenceError, OSError) as exc:
+        return Capability(can.ATTACH, False, f"a mount was refused: {exc}")
+    return Capability(can.ATTACH, True)
 
 
 _ALWAYS = (
@@ -74,13 +85,12 @@ _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)
 _NOT = {
     can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
-    can.ATTACH: "gVisor takes no mounts once it runs",
     can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
     can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
     can.GPU: "the gVisor backend passes none on",
     can.IO_LIMIT: "gVisor does not measure I/O",
 }
-_EVERYTHING = (*_ALWAYS, *_OF_RULES, can.SECRETS, *_LIMITS)
+_EVERYTHING = (*_ALWAYS, can.ATTACH, *_OF_RULES, can.SECRETS, *_LIMITS)
 
 
 def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ...linux import mounts
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ..local import agent_code, template
@@ -12,6 +13,8 @@ from . import places, statx
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..local.host import Host
     from ..local.images import Held
     from .draft import Draft
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 def furnish(draft: Draft, host: Host, *, needs_statx: bool) -> int:
     """All of it but the agent; the index of the image's tree, -1 without one."""
     below = _show_image(draft, draft.image, host) if draft.image else -1
+    _show_later_mounts(draft)
     _show_python(draft)
     if draft.trusted is not None:
         draft.guest += draft.trusted.steps
@@ -78,15 +82,28 @@ def _add_mounts(draft: Draft) -> None:
 
 
 def _show(draft: Draft, mount: Mount, source: str) -> None:
-    access = "rw" if mount.is_writable else "ro"
-    draft.shown.append(
-        {
-            "destination": mount.target,
-            "type": "bind",
-            "source": source,
-            "options": ["rbind", access, "nosuid", "nodev"],
-        }
-    )
+    draft.shown.append(_bind(mount.target, source, "rw" if mount.is_writable else "ro"))
+
+
+def _bind(target: str, source: str, access: str) -> dict[str, Any]:
+    return {
+        "destination": target,
+        "type": "bind",
+        "source": source,
+        "options": ["rbind", access, "nosuid", "nodev"],
+    }
+
+
+def _show_later_mounts(draft: Draft) -> None:
+    """gVisor takes no mount once it runs, but its file server sees what is mounted in what it serves."""
+    draft.after += [
+        ("bind_inside", places.POINTS, places.MOUNTS, mounts.MOUNT_ATTR_RDONLY),
+        ("share", places.MOUNTS),
+    ]
+    verb = "image_dir" if draft.image else "dir"
+    draft.guest.append((verb, places.IN_GUEST, 0o755, False))
+    # What may be written there is for each mount in the hull to say.
+    draft.shown.append(_bind(places.IN_GUEST, places.MOUNTS, "rw"))
 
 
 def _add_session_mount(draft: Draft, mount: Mount, hidden: bool) -> None:

@@ -11,6 +11,7 @@ from ...model.state import State
 from ..local import identity, journal
 from ..local.answers import Refused
 from ..local.host import host
+from ..local.hull_mounts import HullMounts
 from ..local.hulled import HulledSandbox
 from . import places
 from .asked import NAME
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
+    from ...model.mount import Mount
     from ...model.snapshot import Snapshot
     from ..local.cgroups import Group
     from ..local.launched import Launched
@@ -35,6 +37,8 @@ class GvisorSandbox(HulledSandbox):
 
     Attributes:
         pid: Of the hull's PID 1, gVisor's own `runsc run`, as the host sees it.
+        places: Where the hull has what is mounted, by its target.
+        shows_later: Whether there is more of that than when gVisor started.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class GvisorSandbox(HulledSandbox):
         self.image = draft.image
         self.shares_pages = draft.shares_pages
         self.protected, self.note = draft.protected, draft.note
+        self.places, self._places_used = draft.places, draft.count
+        self.shows_later = False
         self.pid, self.keeper = pid, keeper
         self.errors, self.program = errors, program
         self.has_network = not draft.spec.network.is_none  # as gVisor was told, for good
@@ -109,6 +115,20 @@ class GvisorSandbox(HulledSandbox):
 
         return granted(self)
 
+    def _more_mounts(self) -> HullMounts:
+        more = HullMounts(
+            self.spec, self.first_host_id, places.MOUNTS, places.POINTS, there=self.mounts
+        )
+        more.places, more.count = dict(self.places), self._places_used
+        self._places_used += 1  # also if it comes to nothing: that place is not empty any more
+        return more
+
+    def _attach(self, mount: Mount, more: HullMounts) -> None:
+        from .attach import attach
+
+        attach(self, mount, more)
+        self.places = more.places
+
     def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             self._require(self._state, "checkpoint")
@@ -119,6 +139,10 @@ class GvisorSandbox(HulledSandbox):
             if not host().trusted_root or self.has_network:
                 why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
                 raise Unsupported(why, backend=NAME, operation="checkpoint")
+            if self.shows_later:
+                why = "what was mounted while it ran is not there when gVisor begins again"
+                hint = "give mounts when the sandbox is created; snapshot() saves its files"
+                raise Unsupported(why, backend=NAME, operation="checkpoint", hint=hint)
             return self.owner.checkpoint(self, metadata)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:

@@ -16,7 +16,7 @@ from .answers import Refused
 from .denied import check_mount
 from .guest import GuestSandbox
 from .host import host
-from .mounting import Mounting, shows_the_host
+from .mounting import Mounting, OrNothing, shows_the_host
 from .network import SandboxNetwork
 from .sockets import refuse_sockets
 
@@ -172,7 +172,7 @@ class ContainedSandbox(GuestSandbox):
                 raise Unsupported(NO_WAYS, backend=self.backend.name, operation="attach")
             check_mount(mount.target, self.spec.deny)
             more = Mounting(self.spec, there=self.mounts)
-            try:
+            with OrNothing(mount.target, more):
                 more.add(mount, self.host_id() if host().trusted_root else None)
                 if not shows_the_host(self.spec):
                     for tree in more.trees:
@@ -180,14 +180,6 @@ class ContainedSandbox(GuestSandbox):
                 self.make_place(mount)
                 more.note = journal.path_of(self.id) or ""
                 self._send(more, [*have.placeholders, *more.placeholders])
-            except BaseException as exc:
-                for each in more.protected:
-                    each.remove_placeholders()
-                if isinstance(exc, Refused):
-                    raise InvalidRequest(f"{mount.target}: {exc.strerror}", field="mount") from exc
-                raise
-            finally:
-                more.close()
             have.protected += more.protected
             if more.placeholders:
                 journal.erase(have.note or None)

@@ -39,6 +39,8 @@ class HullMounts:
         fds: What pins them, until the hull is there.
         after: What is done in the hull, by which they hold.
         mounts: All that the sandbox has then.
+        places: Where the hull has each, by its target.
+        count: The number of the next.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class HullMounts:
         self._directory, self._points = directory, points
         hosts = [each.target for each in there if each.host_path]
         # Of two at one target, the newer one is seen.
-        self._places = {target: f"{directory}/{i}" for i, target in enumerate(hosts)}
-        self._count = len(hosts)
+        self.places = {target: f"{directory}/{i}" for i, target in enumerate(hosts)}
+        self.count = len(hosts)
 
     def add_of_host(self, mount: Mount) -> str:
         """Decide one more; where the hull will have it.
@@ -75,10 +77,10 @@ class HullMounts:
         if point is not None:
             # Where it is to be, another one is there already: made in that one, as the hull has it.
             self._hold(*point)
-        place = self._places[mount.target] = f"{self._directory}/{self._count}"
+        place = self.places[mount.target] = f"{self._directory}/{self.count}"
         if self._points:
-            self.after.append(_point(f"{self._points}/{self._count}", tree["source"]))
-        self._count += 1
+            self.after.append(_point(f"{self._points}/{self.count}", tree["source"]))
+        self.count += 1
         self.after.append(("bind", place, len(self.mounted)))
         self.mounted.append(tree)
         self.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
@@ -89,7 +91,7 @@ class HullMounts:
     def _hold(self, protected: Protected, target: str) -> None:
         """Decided for where the guest has a mount; done where the hull has it."""
         self.protected.append(protected)
-        place = self._places[target]
+        place = self.places[target]
         self.after += [
             (verb, place + path.removeprefix(target), *rest)
             for verb, path, *rest in protected.steps

@@ -7,7 +7,10 @@ import time
 
 from ...model.state import State
 from ...model.stats import SandboxStats
+from . import journal
 from .guest import GuestSandbox
+from .host import host
+from .mounting import OrNothing
 from .sandbox import InCgroup
 
 TYPE_CHECKING = False
@@ -15,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from ...model.mount import Mount
+    from ...model.session import ResolvedMount
+    from .hull_mounts import HullMounts
     from .launched import Launched
+    from .protect import Protected
 
 
 class HulledSandbox(InCgroup, GuestSandbox):
@@ -23,9 +30,12 @@ class HulledSandbox(InCgroup, GuestSandbox):
 
     Attributes:
         keeper: Who has started the program, and can let somebody in to it.
+        protected: What keeps paths in its mounts as they are; `note` is the journal's of that.
     """
 
     keeper: Launched
+    protected: list[Protected]
+    note: str | None
 
     def _read_stats(self, state: State) -> SandboxStats:
         """The host's counters for all of the program; the guest's for what is inside."""
@@ -57,6 +67,54 @@ class HulledSandbox(InCgroup, GuestSandbox):
             return self.keeper.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
         finally:
             os.close(pidfd)
+
+    # -- mounts ---------------------------------------------------------------------------------
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        with self._lock:
+            self._require(self._state, "mount")
+            more = self._more_mounts()
+            with OrNothing(mount.target, more):
+                self._attach(mount, more)
+            self._keep(more)
+            self.mounts.append(more.mounts[-1])
+            return more.mounts[-1]
+
+    def _more_mounts(self) -> HullMounts:
+        """To decide another one."""
+        raise NotImplementedError
+
+    def _attach(self, mount: Mount, more: HullMounts) -> None:
+        """Do it, or leave nothing of it.
+
+        Raises:
+            InvalidRequest: The source does not exist, or it cannot be mounted there.
+            Refused: As the kernel told it.
+        """
+        raise NotImplementedError
+
+    def mount_in_hull(self, more: HullMounts) -> None:
+        """Do what was decided for there."""
+        made = [made for each in self.protected for made in each.placeholders]
+        request = {
+            "trusted_root": host().trusted_root,
+            "uid": 0,
+            "gid": 0,
+            "trees": more.mounted,
+            "steps": more.after,
+            "id": self.id,
+            "placeholders": [*made, *more.placeholders],
+            "note": (journal.path_of(self.id) or "") if more.placeholders else self.note or "",
+        }
+        self.enter("mount", request, more.fds)
+
+    def _keep(self, more: HullMounts) -> None:
+        """What protects it stays until the end."""
+        self.protected += more.protected
+        if more.protected:
+            made = [made for each in self.protected for made in each.placeholders]
+            journal.erase(self.note)
+            self.note = journal.note(self.id, made)
 
     def _degraded(self) -> tuple[str, ...]:
         """Limits that were asked for, and do not hold."""

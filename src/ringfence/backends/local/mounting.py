@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+from ...errors import InvalidRequest
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from . import sources
+from .answers import Refused
 from .denied import deny_paths
 from .protect import Protected, prepare_mount_point, protect_mount
 from .session import all_mounts, steps_of_own
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ...launcher.plan import Tree
     from ...model.mount import Mount
     from ...model.spec import SandboxSpec
+    from .hull_mounts import HullMounts
 
     Steps = list[tuple[Any, ...]]
 
@@ -100,6 +103,29 @@ class Mounting:
         """Close what pinned the sources; idempotent."""
         while self.fds:
             os.close(self.fds.pop())
+
+
+class OrNothing:
+    """Where what is done in the `with` block fails, nothing of the mount is left on the host.
+
+    Raises:
+        InvalidRequest: What a kernel refused.
+    """
+
+    def __init__(self, target: str, more: Mounting | HullMounts) -> None:
+        self._target, self._more = target, more
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _trace: object) -> None:
+        self._more.close()
+        if exc is None:
+            return
+        for each in self._more.protected:
+            each.remove_placeholders()
+        if isinstance(exc, Refused):
+            raise InvalidRequest(f"{self._target}: {exc.strerror}", field="mount") from exc
 
 
 def shows_the_host(spec: SandboxSpec) -> bool:

@@ -5,78 +5,43 @@ from __future__ import annotations
 import marshal
 import time
 
-from ...errors import InvalidRequest, SandboxLost
+from ...errors import SandboxLost
 from ...guest import channels
-from ..local import journal
 from ..local.answers import Refused
 from ..local.denied import check_mount
-from ..local.host import host
-from .mounts import MOUNTS, MachineMounts
+from .mounts import MOUNTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from ...model.mount import Mount
-    from ...model.session import ResolvedMount
+    from .mounts import MachineMounts
     from .sandbox import MicrovmSandbox
 
 _PATIENCE_S = 120.0  # a machine may have a tenth of a processor, and emulate the rest
 
 
-def attach(sandbox: MicrovmSandbox, mount: Mount) -> ResolvedMount:
+def attach(sandbox: MicrovmSandbox, mount: Mount, more: MachineMounts) -> None:
     """Do it, or leave nothing of it. Precondition: the caller has the sandbox's lock.
 
     Raises:
         InvalidRequest: The source does not exist, or it cannot be mounted there.
+        Refused: As one of the kernels told it.
         SandboxLost: The machine does not answer.
     """
     check_mount(mount.target, sandbox.spec.deny)
-    more = MachineMounts(sandbox.spec, sandbox.first_host_id, sandbox.mounts)
+    more.add(mount)
+    if more.after:
+        sandbox.mount_in_hull(more)
     try:
-        more.add(mount)
-        place = _show(sandbox, more)
-        try:
-            _tell(sandbox, more)
-        except BaseException:
-            if place:
-                sandbox.enter("unmount", {"path": place}, [])
-            raise
-    except BaseException as exc:
-        for each in more.protected:
-            each.remove_placeholders()
-        if isinstance(exc, Refused):
-            raise InvalidRequest(f"{mount.target}: {exc.strerror}", field="mount") from exc
+        _tell(sandbox, more)
+    except BaseException:
+        if more.after:
+            sandbox.enter("unmount", {"path": more.places[mount.target]}, [])
         raise
-    finally:
-        more.close()
-    sandbox.protected += more.protected
     sandbox.attached.append(mount)
     sandbox.conditions.sources += [tree["source"] for tree in more.mounted]
-    if more.protected:
-        made = [made for each in sandbox.protected for made in each.placeholders]
-        journal.erase(sandbox.note)
-        sandbox.note = journal.note(sandbox.id, made)
-    return more.mounts[-1]
-
-
-def _show(sandbox: MicrovmSandbox, more: MachineMounts) -> str:
-    """Have who serves files find it in the hull: where; empty for what is of the machine's own."""
-    if not more.after:
-        return ""
-    made = [made for each in sandbox.protected for made in each.placeholders]
-    request = {
-        "trusted_root": host().trusted_root,
-        "uid": 0,
-        "gid": 0,
-        "trees": more.mounted,
-        "steps": more.after,
-        "id": sandbox.id,
-        "placeholders": [*made, *more.placeholders],
-        "note": (journal.path_of(sandbox.id) or "") if more.placeholders else sandbox.note or "",
-    }
-    sandbox.enter("mount", request, more.fds)
-    return next(str(path) for verb, path, *_ in more.after if verb == "bind")
 
 
 def _tell(sandbox: MicrovmSandbox, more: MachineMounts) -> None:

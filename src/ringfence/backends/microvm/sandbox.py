@@ -13,6 +13,7 @@ from ..local import journal, saving, template
 from ..local.answers import Refused, answer
 from ..local.hulled import HulledSandbox
 from . import checkpoints
+from .mounts import MachineMounts
 from .network import MicrovmNetwork
 
 TYPE_CHECKING = False
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
-    from ...model.session import ResolvedMount
     from ...model.snapshot import Snapshot
+    from ..local.hull_mounts import HullMounts
     from ..local.launched import Launched
     from ..local.sizes import Sizes
     from .backend import MicrovmBackend, Started
@@ -112,14 +113,14 @@ class MicrovmSandbox(HulledSandbox):
             raise self.lost_error()
         return said
 
-    def attach(self, mount: Mount) -> ResolvedMount:
+    def _more_mounts(self) -> MachineMounts:
+        return MachineMounts(self.spec, self.first_host_id, self.mounts)
+
+    def _attach(self, mount: Mount, more: HullMounts) -> None:
         from .attach import attach
 
-        with self._lock:
-            self._require(self._state, "mount")
-            resolved = attach(self, mount)
-            self.mounts.append(resolved)
-            return resolved
+        assert isinstance(more, MachineMounts)
+        attach(self, mount, more)
 
     def changing(self) -> AbstractContextManager[object]:
         """For who changes it and is no caller's."""
