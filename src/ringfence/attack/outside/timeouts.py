@@ -163,7 +163,7 @@ def kill_terminal(lab: Lab) -> Outcome:
 def kill_only_its_own(lab: Lab) -> Outcome:
     """A timeout must not end what another exec of the same sandbox runs."""
     with lab.sandbox() as sandbox:
-        bystander = sandbox.start(["sleep", "20"])
+        bystander = sandbox.start(["sleep", "1000"])  # an emulated machine takes its time
         run(sandbox, "trees", "many", timeout_s=_TIMEOUT_S)
         left = others(sandbox)
         running = bystander.running
@@ -286,7 +286,8 @@ def suspended(lab: Lab) -> Outcome:
     """A suspended sandbox must not run."""
     with lab.sandbox() as sandbox:
         start(sandbox, "trees", "tick", "/tmp/ticks")
-        if not eventually(lambda: sandbox.files.exists("/tmp/ticks")):
+        ticks = "/tmp/ticks"
+        if not eventually(lambda: sandbox.files.exists(ticks), patience_s=_PATIENCE_S):
             return inconclusive("it never ran")
         first = first_host_pid(sandbox)
         if lab.protected:
