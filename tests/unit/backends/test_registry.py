@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends import registry
+from ringfence.backends.docker.engine import connect
 from ringfence.errors import BackendUnavailable, IsolationError, NetworkPolicyError, RingfenceError
 from ringfence.model.spec import SandboxSpec
 
@@ -84,3 +85,13 @@ def test_light_is_never_taken_for_strong(two: dict[str, Backend]) -> None:
 
     with pytest.raises(BackendUnavailable):
         registry.provision(STRONG)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "ssh://host", "nonsense"])
+def test_an_engine_without_a_socket_is_told_what_to_name(address: str) -> None:
+    """It may well be on this machine: what is wrong is how it is reached."""
+    with pytest.raises(BackendUnavailable, match="not reached by a unix socket") as refusal:
+        connect(address)
+
+    assert address in refusal.value.message
+    assert "unix:///" in refusal.value.hint

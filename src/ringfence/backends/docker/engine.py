@@ -24,8 +24,8 @@ def connect(host: str | None) -> Any:
     where = host or os.environ.get("DOCKER_HOST") or _LOCAL
     if not where.startswith("unix://"):
         raise BackendUnavailable(
-            f"the engine at {where} is on another machine: its sandboxes cannot share a socket with us",
-            hint="run Ringfence there",
+            f"the engine at {where} is not reached by a unix socket, and its sandboxes need one",
+            hint="name one of this machine, as unix:///var/run/docker.sock, or run Ringfence on the other",
         )
     try:
         import docker

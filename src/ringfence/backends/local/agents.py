@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .guest import GuestSandbox
 
 LEAST_OPEN_FILES = (64, "the agent lives under it too")
+_NO_HOST_NETWORK = (
+    "it has never the host's network: name what may be reached, or use the native backend"
+)
 _ELSEWHERE = ("secrets", "mounts", "memory_dir", "deny", "python_env")
 _LETS_IN = ("python_env",)  # that is left, where helpers of the host's may go in
 
@@ -88,7 +91,7 @@ class AgentBackend(LocalBackend):
         if identity.uid_of(spec.user) == 0 and not self.root_is_nobody():
             raise self.refusal("user root", "user", self.not_root)
         if spec.network.is_unrestricted:
-            raise self.refusal("network unrestricted", "network")
+            raise self.refusal("network unrestricted", "network", _NO_HOST_NETWORK)
         if not (spec.network.is_none or self.lets_in):
             raise NetworkPolicyError(self.no_rules, field="network")
         for name in _LETS_IN if self.lets_in else _ELSEWHERE:
