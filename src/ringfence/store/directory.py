@@ -38,7 +38,7 @@ class StateDirectory:
             raise StateInUse(
                 f"{self.path} is held by process {holder or '?'}",
                 field="state_dir",
-                hint="stop that process, choose another state directory, or let `ringfence serve --take-over` go on",
+                hint="stop it, choose another state directory, or go on with `ringfence serve --take-over`",
             ) from exc
         _say_who(self._lock_fd)
         # A forked child shares the lock: it must let go of it, or it would outlive its holder.
