@@ -163,7 +163,8 @@ def test_memory_is_seen_from_outside() -> None:
     rows = list(parked.measure_memory(Settings(quick=True)))
 
     assert [1, 10] == [row.samples for row in rows]
-    assert all(row.ours and 0.1 < row.ours < 50 for row in rows)
+    # Asleep it has a few pages; one that never falls asleep has a hundred times as much.
+    assert all(row.ours and 0.001 < row.ours < 50 for row in rows)
     assert _calm()
 
 

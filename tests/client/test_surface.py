@@ -43,7 +43,7 @@ OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
 }  # fmt: skip
 OWN_OF = {Stream: {"close"}}
 # What only a server has: others' processes, and a sandbox that goes on when nobody waits for it.
-THEIRS = {"execs", "process", "extend", "view", "events", "call_back", "run_through"}
+THEIRS = {"execs", "process", "extend", "view", "events", "call_back", "run_through", "end"}
 # What there is only because somebody else may have begun it, or keeps it.
 THEIRS_OF = {
     RemoteSandbox: {"execs", "process", "extend", "view"},
