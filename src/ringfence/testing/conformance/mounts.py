@@ -346,7 +346,10 @@ class Mounts(ConformanceBase):
         """Not even where all on the way to it is the sandbox's own, and may be moved elsewhere."""
         again = "mv own/deep own/moved; mv own moved; mkdir -p own/deep; echo x > own/deep/denied"
         control = make_sandbox()
-        assert control.sh("mkdir -p own/deep").ok
+        made = control.sh("mkdir -p own/deep")
+        if 127 == made.exit_code:
+            pytest.skip("the sandbox has no program that makes directories")
+        assert made.ok
         assert control.sh(f"{again}; cat own/deep/denied").ok
         control.sandbox.terminate()
 
