@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ringfence import Sandbox
 from ringfence.bench import main as bench
 from ringfence.bench import processes
 from ringfence.bench.measures import create, parked
@@ -20,6 +22,7 @@ from ringfence.bench.rows import Missing, Row, Target
 from ringfence.bench.settings import Settings
 from ringfence.errors import ResourceExhausted
 from tests.features import require
+from tests.native.outside import init_pid
 
 
 def _calm() -> bool:
@@ -170,8 +173,22 @@ def test_memory_is_seen_from_outside() -> None:
 
 @pytest.mark.rootless
 def test_memory_nobody_may_see_is_not_invented() -> None:
+    """That of a PID 1 that is awake; one that sleeps belongs to a user namespace of the caller's."""
     require("user namespaces")
 
+    with Sandbox.create() as sandbox:
+        sandbox.start(["sleep", "60"])
+        with pytest.raises(PermissionError):
+            processes.pss_bytes(init_pid(sandbox))
+
+
+def test_what_was_not_seen_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("user namespaces")
+
+    def refuse(_pid: int) -> int:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    monkeypatch.setattr(processes, "pss_bytes", refuse)
     for row in parked.measure_memory(Settings(quick=True)):
         assert row.ours is None
         assert "" == row.verdict

@@ -60,6 +60,13 @@ def test_it_wakes_for_whatever_is_asked(sandbox: Sandbox, tmp_path: Path) -> Non
     assert b"mounted" == sandbox.exec(["cat", "/mnt/more/file"]).stdout
 
 
+def test_nothing_inside_reaches_who_has_slept(sandbox: Sandbox) -> None:
+    """Having run a program, it is of another user namespace than before; a process's own is the control."""
+    assert falls_asleep(sandbox)
+    done = sandbox.exec(["sh", "-c", _REACH])
+    assert b"self maps fd/0 exe root\n1\n" == done.stdout
+
+
 def test_what_an_exec_used_is_counted_as_before(sandbox: Sandbox) -> None:
     """Its bytes and its memory are its own, not of PID 1, which has read its own memory to wake."""
     script = "import sys; sys.stdout.write('x' * 100_000); b = bytearray(30 << 20)"
@@ -194,6 +201,16 @@ def test_many_asleep_are_gone_with_their_owner() -> None:
         assert [] == survivors(held, GONE_WITHIN_S)
 
 
+_REACH = """
+for who in self 1; do
+    said=$who
+    cat /proc/$who/maps >/dev/null 2>&1 && said="$said maps"
+    readlink /proc/$who/fd/0 >/dev/null 2>&1 && said="$said fd/0"
+    readlink /proc/$who/exe >/dev/null 2>&1 && said="$said exe"
+    ls /proc/$who/root/ >/dev/null 2>&1 && said="$said root"
+    echo $said
+done
+"""
 _MANY = """
 sandboxes = [Sandbox.create() for _ in range(40)]
 say([sandbox._inner.pid for sandbox in sandboxes])
