@@ -38,6 +38,7 @@ for name in sys.argv[1:]:
     except importlib.metadata.PackageNotFoundError:
         print(name)
 """
+_TRIED = {"PIL", "numpy"}
 _OPTIONAL = re.compile(r"^(import (?:PIL|numpy))$", re.MULTILINE)
 _PACKAGES = {"PIL": "pillow"}
 
@@ -103,8 +104,11 @@ class RingfenceExecutor(RemotePythonExecutor):
         Raises:
             AgentError: pip could not.
         """
-        needing = [tool for tool in tools.values() if not isinstance(tool, FinalAnswerTool)]
-        required = {name for tool in needing for name in tool.to_dict()["requirements"]}
+        required: set[str] = set()
+        for tool in tools.values():
+            # Once it has been replaced, as below, that tool names what it only tries, too.
+            tried = _TRIED if isinstance(tool, FinalAnswerTool) else set()
+            required |= set(tool.to_dict()["requirements"]) - tried
         if "final_answer" in tools:
             self._patch_final_answer_with_exception(tools["final_answer"])
         wanted = {_PACKAGES.get(name, name) for name in required} - {

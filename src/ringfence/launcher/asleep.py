@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, KNOWN = range(3, 9)
 NAME = b"ringfence-init"
 _KNOWN = ("tag_key", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests")
-# include/uapi/linux/fcntl.h
-_GET_SEALS, _SEAL_WRITE = 1034, 8
 
 
 def fall(plan: Plan) -> None:
@@ -37,12 +35,12 @@ def fall(plan: Plan) -> None:
     Precondition: this process has no children, and only the descriptors up to `PROGRAM`.
     Source: execveat(2), AT_EMPTY_PATH.
     """
-    if not fcntl.fcntl(PROGRAM, _GET_SEALS) & _SEAL_WRITE:
+    if not fcntl.fcntl(PROGRAM, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
         raise BlockingIOError(errno.EAGAIN, "somebody may still write to it")
     known = {key: plan[key] for key in _KNOWN}  # type: ignore[literal-required]
     privileges.set_name(NAME)  # by calls that the program makes as well: what may fail fails here
     privileges.set_dumpable(False)
-    fd = os.memfd_create("known", os.MFD_CLOEXEC)
+    fd = os.memfd_create("known", 0)  # to be there in the program
     try:
         if fd != KNOWN:
             raise OSError(errno.EBUSY, "another descriptor is open")
@@ -69,7 +67,3 @@ def wake() -> Plan:
 def _pass_on(inheritable: bool) -> None:
     for fd in (CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM):
         os.set_inheritable(fd, inheritable)
-    try:
-        os.set_inheritable(KNOWN, inheritable)
-    except OSError:
-        pass  # there is none

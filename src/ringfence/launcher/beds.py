@@ -10,14 +10,14 @@ import posix as os
 import sys
 
 from ..linux import privileges
-from . import asleep, sleep_program, stills
+from . import asleep
 
 _CODE = (
     "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
     "from ringfence.launcher.sleeper import main; main()"
 )
-# include/uapi/linux/fcntl.h: nobody may seal, shrink, grow or write it
-_ADD_SEALS, _SEALS = 1033, 1 | 2 | 4 | 8
+# Nobody may seal, shrink, grow or write it. Source: fcntl(2).
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _RUN_ONLY = 0o111
 _MFD_EXEC = 0x10  # Linux 6.3, memfd_create(2); a host may have others not be programs
 
@@ -74,6 +74,8 @@ def fill(fd: int) -> None:
     Raises:
         OSError: There is none for this machine, or it could not be kept: see `stills`.
     """
+    from . import sleep_program, stills  # by the one process that needs them: every start would pay
+
     os.fchmod(fd, 0o600)
     writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     os.fchmod(fd, _RUN_ONLY)
@@ -89,7 +91,7 @@ def fill(fd: int) -> None:
         file.write(head)
         file.write(memory.getbuffer())
         file.flush()
-        fcntl.fcntl(writable, _ADD_SEALS, _SEALS)
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, _SEALS)
 
 
 def is_idle(pid: int) -> bool:

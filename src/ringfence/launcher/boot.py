@@ -29,10 +29,8 @@ _CONTROL, _SIGNAL, _OOM_SCORE, _IO = asleep.CONTROL, asleep.SIGNAL, asleep.OOM_S
 # our mount and PID namespace. The first of them tells who owns both.
 _TOLD = range(asleep.PROGRAM + 1, asleep.PROGRAM + 4)
 _GO = _TOLD[-1] + 1
-_TREES = (
-    _GO
-    + 1  # and up: the plan's own mounts, where they had to be opened in the host's view of files
-)
+# And up: the plan's own mounts, where they had to be opened in the host's view of files.
+_TREES = _GO + 1
 
 
 class Boot:
