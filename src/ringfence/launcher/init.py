@@ -311,9 +311,9 @@ class Init:
     def _io_bytes(self) -> tuple[int, int]:
         """Bytes read and written through any file by PID 1 and all it has reaped: proc(5), io."""
         text = os.pread(self.io_fd, 4096, 0)
-        counts = dict(line.split(b": ") for line in text.splitlines())
+        _rchar, read, _wchar, written, _rest = text.split(None, 4)
         self.io_read_here += len(text)  # by the time of the next look, this one counts too
-        return int(counts[b"rchar"]) - self.io_read_here + len(text), int(counts[b"wchar"])
+        return int(read) - self.io_read_here + len(text), int(written)
 
     def _finish(self, run: Exec) -> None:
         """Report an exec whose first process has ended; after a kill, only when its tree is gone."""

@@ -39,12 +39,9 @@ def set_tag(key: int, tag: int) -> None:
     Args:
         key: Of the filter; 0 where there is none.
     """
+    # ctypes takes the lower 64 bits of what it is given, signed or not.
     pid, which = (key >> 32) << 32, (key & 0xFFFFFFFF) << 32 | RLIMIT_RTTIME
-    libc.prlimit64(_signed(pid), _signed(which), tag, tag)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word
+    libc.prlimit64(pid, which, tag, tag)
 
 
 def tag_of(pid: int) -> int:

@@ -61,12 +61,12 @@ class ExecReport:
     failed_stage: int
 
     def __init__(self, **values: int) -> None:
-        for name in self.FIELDS:
-            setattr(self, name, values.get(name, 0))
+        self.__dict__.update(_NO_REPORT)
+        self.__dict__.update(values)
 
     def pack(self) -> bytes:
         """The report as one datagram."""
-        return b"R" + _REPORT.pack(*(int(getattr(self, name)) for name in self.FIELDS))
+        return b"R" + _REPORT.pack(*map(self.__dict__.__getitem__, self.FIELDS))
 
     @classmethod
     def unpack(cls, data: bytes) -> ExecReport:
@@ -75,6 +75,8 @@ class ExecReport:
             raise ValueError("not an exec report")
         return cls(**dict(zip(cls.FIELDS, _REPORT.unpack(data[1:]), strict=True)))
 
+
+_NO_REPORT = dict.fromkeys(ExecReport.FIELDS, 0)
 
 # ExecReport.failed_stage, when spawn_errno is set
 STAGE_TERMINAL, STAGE_CWD, STAGE_COMMAND = range(1, 4)
@@ -138,7 +140,7 @@ def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:
     fds: list[int] = []
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.extend(struct.unpack(f"={len(payload) // 4}i", payload[: len(payload) // 4 * 4]))
+            fds += memoryview(payload[: len(payload) & ~3]).cast("i").tolist()
     return data, fds
 
 

@@ -114,7 +114,8 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
     The kernel reads only their lower halves.
     Source: prlimit(2).
     """
-    if _prlimit64(pid, resource, cdata.byref(_Limits(soft, hard)), None) < 0:
+    _limits[0], _limits[1] = soft, hard  # used again: each exec of a sandbox sets one
+    if _prlimit64(pid, resource, _limits, None) < 0:
         raise_errno("prlimit64")
 
 
@@ -128,5 +129,5 @@ def munmap(start: int, length: int) -> None:
 
 
 _munmap = declare("munmap", cdata.c_ulong, cdata.c_size_t)
-_Limits = cdata.c_uint64 * 2
+_limits = (cdata.c_uint64 * 2)()
 _prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

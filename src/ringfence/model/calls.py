@@ -125,13 +125,14 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
 def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
     """An exec request from the library's keyword arguments."""
     given = {key: value for key, value in options.items() if value is not None}
-    if isinstance(given.get("stdin"), str):
-        given["stdin"] = given["stdin"].encode()
-    if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
-        given["user"] = str(given["user"])
+    if given:
+        if isinstance(given.get("stdin"), str):
+            given["stdin"] = given["stdin"].encode()
+        if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
+            given["user"] = str(given["user"])
     # A string would be taken for a list of letters: like what is no sequence, the model refuses it.
     whole = isinstance(argv, str) or not hasattr(argv, "__iter__")
-    return ExecRequest(argv if whole else tuple(argv), **given)  # type: ignore[arg-type]
+    return ExecRequest(argv=argv if whole else tuple(argv), **given)  # type: ignore[arg-type]
 
 
 def check_callbacks(on_stdout: object, on_stderr: object) -> None:

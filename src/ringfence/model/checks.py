@@ -114,7 +114,13 @@ def items(value: object, field: str) -> tuple[Any, ...]:
 
 def texts(value: object, field: str) -> tuple[str, ...]:
     """A list of strings without NUL."""
-    return tuple(text(item, f"{field}[{i}]") for i, item in enumerate(items(value, field)))
+    given = items(value, field)
+    try:
+        text("".join(given), field)  # all at once; who is to be told which, looks at each
+    except (TypeError, InvalidRequest):
+        for i, item in enumerate(given):
+            text(item, f"{field}[{i}]")
+    return given
 
 
 def string_map(value: object, field: str) -> FrozenMap:

@@ -8,7 +8,7 @@ from ..model.calls import check_callbacks, make_request
 from . import remote
 from .aio_files import AsyncFiles
 from .aio_process import AsyncProcess
-from .pump import Pump
+from .pump import Pump, begin
 from .reactor import reactor
 from .sync import DEFAULT_BACKEND, Sandbox
 from .waiting import control, in_thread, resolve, see_through, shield
@@ -141,7 +141,7 @@ class AsyncSandbox:
         )
         check_callbacks(on_stdout, on_stderr)
         # Starting is one datagram: cheaper than a detour through another thread.
-        run = self._sandbox._inner.start(request)
+        run = begin(self._sandbox._inner, request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
         future = reactor().drive(pump)
         try:

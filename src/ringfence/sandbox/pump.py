@@ -14,9 +14,9 @@ from .stream import DEFAULT_OUTPUT_BYTES, Stream
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
+    from typing import Any, Protocol
 
-    from ..backends.protocol import BackendExec
+    from ..backends.protocol import BackendExec, BackendSandbox
     from ..model.exec import ExecRequest, ExecStatus
     from ..model.limits import Limits
 
@@ -273,6 +273,17 @@ class Pump:
             self.run.close()
 
 
+def begin(inner: BackendSandbox, request: ExecRequest, **options: Any) -> BackendExec:
+    """Start what a pump is to drive until its end, and whose streams nobody else waits for.
+
+    Where the backend can, they stay open until then: a program that ends closes both, and who is woken
+    for each of them is in the way of whoever learns how it ended.
+    """
+    start: Any = getattr(inner, "start_attended", inner.start)
+    begun: BackendExec = start(request, **options)
+    return begun
+
+
 def run_to_end(pump: Pump) -> ExecResult:
     """Drive `pump` in this thread. Interrupted (Ctrl-C), it kills the whole tree first.
 
@@ -299,8 +310,9 @@ def run_for(pump: Pump, seconds: float | None) -> ExecResult | None:
             events = poll.poll(max(0.0, min(ends) - now) * 1000 if ends else None)
             if pump.deadline is not None and time.monotonic() >= pump.deadline:
                 pump.passed_deadline()
-            # The end comes last: output that is ready is read first.
-            for fd, event in sorted(events, key=lambda item: item[0] == pump.run.done):
+            if len(events) > 1:  # the end comes last: output that is ready is read first
+                events.sort(key=lambda item: item[0] == pump.run.done)
+            for fd, event in events:
                 if pump.ready(fd, event):
                     return pump.result()
     except BaseException as exc:

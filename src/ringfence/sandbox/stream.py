@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+from _thread import allocate_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
     from concurrent.futures import Future
 
@@ -27,12 +28,15 @@ class Stream:
         self._total = 0
         self._read = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = allocate_lock()
+        self._changed: threading.Condition | None = (
+            None  # once somebody waits: few execs have a reader
+        )
         self._waiting: list[Future[None]] = []
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add what was just read from the pipe."""
-        with self._changed:
+        with self._lock:
             self._total += len(data)
             room = self._head_limit - len(self._head)
             if room > 0:
@@ -42,24 +46,31 @@ class Stream:
                 self._tail += data[-self._tail_limit :]
                 if len(self._tail) >= 2 * self._tail_limit:
                     del self._tail[: -self._tail_limit]
-            self._changed.notify_all()
-            waiting, self._waiting = self._waiting, []
+            waiting = self._wake()
         _tell(waiting)
 
     def close(self) -> None:
-        """Nothing more will come."""
-        with self._changed:
+        """Nothing more will come; idempotent."""
+        if self._closed:
+            return
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-            waiting, self._waiting = self._waiting, []
+            waiting = self._wake()
         _tell(waiting)
+
+    def _wake(self) -> list[Future[None]]:
+        """Whoever waits in `read`; the others are returned. Precondition: the lock is ours."""
+        if self._changed is not None:
+            self._changed.notify_all()
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     def readable(self) -> Future[None]:
         """Done once `read` would not wait."""
         from concurrent.futures import Future  # half of what importing this room would cost
 
         future: Future[None] = Future()
-        with self._changed:
+        with self._lock:
             if self._read >= self._total and not self._closed:
                 self._waiting = [f for f in self._waiting if not f.done()]
                 self._waiting.append(future)
@@ -74,7 +85,9 @@ class Stream:
 
     def getvalue(self) -> bytes:
         """Head and tail, joined."""
-        with self._changed:
+        with self._lock:
+            if not self._tail:
+                return bytes(self._head)
             tail = memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :]
             return b"".join((self._head, tail))
 
@@ -84,7 +97,11 @@ class Stream:
         Raises:
             TimeoutError: Nothing came within `timeout_s` seconds.
         """
-        with self._changed:
+        with self._lock:
+            if self._changed is None:
+                from threading import Condition
+
+                self._changed = Condition(self._lock)
             if not self._changed.wait_for(
                 lambda: self._read < self._total or self._closed, timeout_s
             ):

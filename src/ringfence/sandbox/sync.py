@@ -17,7 +17,7 @@ from ..model.calls import (
 )
 from . import remote
 from .files import Files
-from .pump import Pump, run_to_end
+from .pump import Pump, begin, run_to_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Sandbox:
             max_output_bytes=max_output_bytes,
         )
         check_callbacks(on_stdout, on_stderr)
-        run = self._inner.start(request)
+        run = begin(self._inner, request)
         return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
 
     def shell(self, script: str, **options: Any) -> ExecResult:

@@ -6,6 +6,8 @@ import select
 import threading
 import weakref
 
+from ..sandbox.pump import begin
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,12 +101,15 @@ class WatchedSandbox:
         self.files = WatchedFiles(inner.files, use)
 
     def start(self, request: ExecRequest, label: str = "") -> WatchedExec:
-        """See `BackendSandbox`; by `label` a later process knows it, where the backend outlives ours."""
+        """See `BackendSandbox`; by `label` a later process knows it, where the backend outlives ours.
+
+        It is to be driven until its end: see `pump.begin`.
+        """
         with self._use.call():
             keeps = label and hasattr(self.inner, "adopted_execs")
-            start: Any = self.inner.start
-            begun = start(request, label) if keeps else start(request)
-            return self.adopt(begun)
+            return self.adopt(begin(self.inner, request, **({"label": label} if keeps else {})))
+
+    start_attended = start
 
     def adopt(self, begun: BackendExec) -> WatchedExec:
         """An exec that began elsewhere is watched from now on."""

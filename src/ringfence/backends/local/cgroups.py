@@ -7,7 +7,7 @@ import os
 
 from ...launcher import cgroups as launcher_cgroups
 from ...model.limits import Limits
-from . import owner
+from . import owner, reread
 
 _ROOT = "/sys/fs/cgroup"
 # v1 hierarchies that a sandbox joins; blkio is left out: proc(5) io counts what files moved.
@@ -178,13 +178,26 @@ class Group:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def oom_kills(self) -> int | None:
-        """How many processes the kernel killed here for lack of memory."""
+    def oom_kills(self, *, again: bool = False) -> int | None:
+        """How many processes the kernel killed here for lack of memory.
+
+        Args:
+            again: It will be asked soon again: what tells it stays open for that, until `asked_last`.
+        """
+        path = self._oom_path()
+        if not path:
+            return None
+        return _field_of(reread.read(path) if again else _read(path), "oom_kill")
+
+    def asked_last(self) -> None:
+        """Nothing stays open any more."""
+        if path := self._oom_path():
+            reread.forget(path)
+
+    def _oom_path(self) -> str:
         if self.version == 2:
-            return _field(self.paths[""] + "/memory.events", "oom_kill")
-        if self.version == 1:
-            return _field(self.paths["memory"] + "/memory.oom_control", "oom_kill")
-        return None
+            return self.paths[""] + "/memory.events"
+        return self.paths["memory"] + "/memory.oom_control" if self.version else ""
 
     def forks_refused(self) -> int | None:
         """How many times the processes limit said no."""
@@ -453,7 +466,11 @@ def _number(path: str) -> int | None:
 
 
 def _field(path: str, name: str) -> int | None:
-    for line in _read(path).splitlines():
+    return _field_of(_read(path), name)
+
+
+def _field_of(text: str, name: str) -> int | None:
+    for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():
             return int(value)

@@ -100,6 +100,8 @@ class LocalExec:
         self.id = f"exec-{number}"
         self.number = number
         self.stdin, self.stdout, self.stderr = streams
+        # The ends of the streams for inside, where nobody is to hear of their closing: see `pump.begin`.
+        self.kept_open: list[int] = []
         self._sandbox, self._control, self._reply = sandbox, control, reply
         self._oom_kills_before = oom_kills
         self._command, self._cwd = command, cwd
@@ -189,6 +191,7 @@ class LocalExec:
         self._settle(data)
 
     def _settle(self, data: bytes) -> None:
+        self._close_kept()
         try:
             report = wire.ExecReport.unpack(data)
         except ValueError:
@@ -222,6 +225,11 @@ class LocalExec:
             duration_s=report.duration_ns / 1e9,
             resource_usage=usage,
         )
+
+    def _close_kept(self) -> None:
+        kept, self.kept_open = self.kept_open, []
+        for fd in kept:
+            os.close(fd)
 
     def _settle_unstarted(self, report: wire.ExecReport) -> None:
         text = os.strerror(report.spawn_errno)
@@ -347,6 +355,7 @@ class LocalExec:
             except LifecycleError:
                 self._problem = SandboxLost("the exec was closed before it ended")
                 self._calm_down()
+            self._close_kept()
             self._reply.close()
         self._sandbox.forget(self)
         self.let_go(self)

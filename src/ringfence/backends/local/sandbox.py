@@ -203,8 +203,13 @@ class LocalSandbox:
 
     # -- standing still -----------------------------------------------------------------------
 
-    def _require(self, then: State, verb: str) -> None:
-        if self.state is State.TERMINATED:
+    def _require(self, then: State, verb: str, *, looks: bool = True) -> None:
+        """Go to a state, where that is allowed.
+
+        Args:
+            looks: Whether it has ended by itself; False where what is sent to it will tell.
+        """
+        if (self.state if looks else self._state) is State.TERMINATED:
             raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
         if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
             raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")

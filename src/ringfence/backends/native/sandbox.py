@@ -7,6 +7,7 @@ import time
 
 from ...errors import (
     LifecycleError,
+    SandboxLost,
     Unsupported,
 )
 from ...launcher import cgroups as launcher_cgroups
@@ -126,6 +127,10 @@ class NativeSandbox(InCgroup):
 
         return granted(self)
 
+    def oom_kills(self) -> int | None:
+        """Every exec asks twice."""
+        return self.group.oom_kills(again=self.pidfd >= 0)
+
     def cpu_ns(self) -> int | None:
         """As `stats` says, but it asks for nothing else."""
         from .usage import cpu_ns
@@ -134,10 +139,10 @@ class NativeSandbox(InCgroup):
 
     # -- exec -------------------------------------------------------------------------------
 
-    def start(self, request: ExecRequest, label: str = "") -> LocalExec:
+    def start(self, request: ExecRequest, label: str = "", *, attended: bool = False) -> LocalExec:
         """See `BackendSandbox`; `label` is what a later process will know the exec by."""
         with self._lock:
-            self._require(State.RUNNING, "exec")
+            self._require(State.RUNNING, "exec", looks=False)
         control, uid, own = self.control, self.uid, {}
         if request.user is not None:
             from ..local import accounts
@@ -149,7 +154,18 @@ class NativeSandbox(InCgroup):
 
             with self._lock:
                 control = control_of(self, uid)
-        return self._start(request, control, uid, own, label)
+        try:
+            return self._start(request, control, uid, own, label, attended)
+        except SandboxLost:
+            with self._lock:
+                self._require(
+                    State.RUNNING, "exec"
+                )  # it has ended: that is the error, as ever after
+            raise
+
+    def start_attended(self, request: ExecRequest, label: str = "") -> LocalExec:
+        """See `pump.begin`."""
+        return self.start(request, label, attended=True)
 
     def _start(
         self,
@@ -158,6 +174,7 @@ class NativeSandbox(InCgroup):
         uid: int,
         own: Mapping[str, str],
         label: str,
+        attended: bool,
     ) -> LocalExec:
         ours, theirs, inner, outer = open_channels(request)
         self._lend(inner, uid)
@@ -177,10 +194,13 @@ class NativeSandbox(InCgroup):
                 self.send(("exec", number, *rest), [theirs.fileno(), *inner], control)
             except BaseException:
                 run.close()
+                attended = False
                 raise
             finally:
                 theirs.close()
-                for fd in set(inner):
+                if attended:
+                    run.kept_open, inner = inner[-2:], inner[:-2]
+                for fd in inner:
                     os.close(fd)
         if request.pty is not None:
             run.take_terminal()
@@ -340,6 +360,7 @@ class NativeSandbox(InCgroup):
             pidfd, namespace_fds = self.pidfd, self.namespace_fds
             self.pidfd, self.namespace_fds = -1, []
         os.close(pidfd)
+        self.group.asked_last()
         self.network.close()
         return namespace_fds
 
