@@ -1,4 +1,7 @@
-"""The sandbox that is built ahead in a burst: used by who asks for the same, gone soon, nobody's till then."""
+"""The sandbox that is built ahead in a burst: used by who asks for the same, gone soon, nobody's till then.
+
+After two that were asked for in the same words it is their twin, locked down already; else it waits for a plan.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +43,17 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeB
     made.close()
 
 
-def twice(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
-    """Begin a burst; returns the host's pid of the process that is ahead after it."""
+def twice(
+    backend: NativeBackend, spec: SandboxSpec | None = None, first: SandboxSpec | None = None
+) -> int:
+    """Begin a burst; returns the host's pid of the process that is ahead after it.
+
+    Args:
+        first: What is asked for the first time, if that is something else.
+    """
     over = set()
-    for _ in range(2):
-        with Sandbox.create(spec, backend=backend) as sandbox:
+    for each in (first or spec, spec):
+        with Sandbox.create(each, backend=backend) as sandbox:
             over.add(init_pid(sandbox))
     zygote = backend.zygote().pid
     # The last one may not have been reaped, and the next one not be there yet.
@@ -52,9 +62,105 @@ def twice(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
     return children_of(zygote)[0]
 
 
+# Of the same kind as what is asked for by default, in other words.
+OTHER_WORDS = SandboxSpec(limits=Limits(open_files=777))
+
+
 def waits(pid: int) -> bool:
     """Whether its first half is done: it holds nothing of the zygote's any more."""
     return 12 == len(open_fds(pid))
+
+
+def is_locked_down(pid: int) -> bool:
+    """Whether the filter, the last that is put up, is in force."""
+    return "\nSeccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_after_two_alike_it_is_locked_down_before_anybody_comes(backend: NativeBackend) -> None:
+    ahead = twice(backend)
+    assert until(lambda: is_locked_down(ahead))
+
+    with Sandbox.create(backend=backend) as third:
+        assert ahead == init_pid(third)
+        assert third.exec(["true"]).ok
+        if 0 == os.geteuid():
+            assert third.exec(["true"], user="root").ok  # by an agent, which must know its key
+
+
+def test_after_two_that_differ_it_waits_for_a_plan(backend: NativeBackend) -> None:
+    ahead = twice(backend, first=OTHER_WORDS)
+    assert until(lambda: waits(ahead))
+    assert not is_locked_down(ahead)
+
+    with Sandbox.create(backend=backend) as third:
+        assert ahead == init_pid(third)
+        assert is_locked_down(ahead)
+
+
+def test_each_twin_has_a_key_of_its_own(backend: NativeBackend) -> None:
+    keys, filters = [], []
+    for _ in range(4):
+        with Sandbox.create(backend=backend) as sandbox:
+            keys.append(sandbox._inner.lockdown["tag_key"])  # type: ignore[attr-defined]
+            filters.append(sandbox._inner.lockdown["seccomp"])  # type: ignore[attr-defined]
+            assert sandbox.exec(["true"], timeout_s=30).ok
+
+    assert 4 == len(set(keys)) == len(set(filters))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"limits": Limits(open_files=99)},
+        {"limits": Limits(pids=37)},
+        {"limits": Limits(memory_bytes=64 << 20)},
+        {"limits": Limits(disk_bytes=5 << 20)},
+        {"workdir": "/srv/elsewhere"},
+        {"deny": ("/usr/share",)},
+        {"profile": "debug"},
+        {"network": ("example.com:443",)},
+        {"mounts": ("/usr/share:/srv/shared:ro",)},
+    ],
+    ids=str,
+)
+def test_a_twin_is_nobodys_who_asks_in_other_words(
+    backend: NativeBackend, other: dict[str, Any]
+) -> None:
+    """It has become what the last two were, and can become nothing else."""
+    ahead = twice(backend)
+    pinned = pin([ahead])
+
+    with Sandbox.create(backend=backend, **other) as sandbox:
+        assert ahead != init_pid(sandbox)
+        assert sandbox.exec(["true"]).ok
+
+    assert [] == survivors(pinned, GONE_WITHIN_S)
+
+
+def test_what_says_nothing_of_its_walls_may_differ(backend: NativeBackend) -> None:
+    """Names and environments are told with each command."""
+    ahead = twice(backend)
+
+    spec = SandboxSpec(env={"OWN": "value"}, labels={"task": "third"})
+    with Sandbox.create(spec, backend=backend) as third:
+        assert ahead == init_pid(third)
+        assert "value\n" == third.exec(["printenv", "OWN"]).text
+
+
+def test_a_twin_that_was_stopped_for_long_is_not_given_to_two(backend: NativeBackend) -> None:
+    """The word of its owner lies there when the zygote closes its end: it looks for that first."""
+    ahead = twice(backend)
+    assert until(lambda: is_locked_down(ahead))
+    os.kill(ahead, signal.SIGSTOP)
+
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(lambda: Sandbox.create(backend=backend))
+        assert until(lambda: 2 == len(children_of(backend.zygote().pid)))
+        os.kill(ahead, signal.SIGCONT)
+
+        with made.result() as sandbox:
+            assert ahead == init_pid(sandbox)
+            assert sandbox.exec(["true"]).ok
 
 
 def test_who_asks_for_the_same_gets_it(backend: NativeBackend) -> None:
@@ -94,7 +200,7 @@ def test_it_is_built_when_the_one_before_it_has_ended(backend: NativeBackend) ->
 @pytest.mark.parametrize("limits", [None, Limits(memory_bytes=64 << 20)], ids=["same", "less"])
 def test_who_asks_before_it_is_built_gets_it(backend: NativeBackend, limits: Limits | None) -> None:
     """Whether the sandbox is told itself or the zygote sets its limits first."""
-    Sandbox.create(backend=backend).terminate()
+    Sandbox.create(OTHER_WORDS, backend=backend).terminate()
 
     with Sandbox.create(backend=backend):
         expected = backend.burst._ahead
@@ -215,7 +321,7 @@ def test_who_asks_for_something_else_gets_a_new_one(
 def test_its_limits_are_those_that_were_asked_for(backend: NativeBackend, memory_mib: int) -> None:
     """Whether more or less than the last one's, which were set already."""
     before = Limits(disk_bytes=9 << 20, pids=99, inodes=900, memory_bytes=memory_mib << 20)
-    ahead = twice(backend, SandboxSpec(limits=before))
+    ahead = twice(backend, SandboxSpec(limits=before), OTHER_WORDS)
     limits = Limits(pids=37, disk_bytes=5 << 20, inodes=300, open_files=99, memory_bytes=64 << 20)
 
     with Sandbox.create(backend=backend, limits=limits) as sandbox:
@@ -287,7 +393,7 @@ def test_a_refused_request_ends_it(backend: NativeBackend, tmp_path: Path) -> No
 
 def test_a_claim_that_lies_there_holds(backend: NativeBackend) -> None:
     """The zygote has closed its end before the one ahead reads its plan: it looks for that first."""
-    ahead = twice(backend)
+    ahead = twice(backend, first=OTHER_WORDS)
     assert until(lambda: waits(ahead))
     offer = backend.burst._ahead.control  # type: ignore[union-attr]
     os.kill(ahead, signal.SIGSTOP)
@@ -307,7 +413,7 @@ def test_a_claim_that_lies_there_holds(backend: NativeBackend) -> None:
 def test_what_brings_a_mount_is_claimed_by_the_zygote(
     backend: NativeBackend, tmp_path: Path
 ) -> None:
-    ahead = twice(backend)
+    ahead = twice(backend, first=OTHER_WORDS)
     offer = backend.burst._ahead.control  # type: ignore[union-attr]
 
     with Sandbox.create(backend=backend, mounts=[f"{tmp_path}:/work:ro"]) as sandbox:
@@ -330,7 +436,7 @@ def test_it_died_meanwhile(backend: NativeBackend) -> None:
 
 def test_the_zygote_is_killed(backend: NativeBackend) -> None:
     ahead = twice(backend)
-    assert until(lambda: waits(ahead))
+    assert until(lambda: is_locked_down(ahead))
     pinned = pin([ahead])
 
     os.kill(backend.zygote().pid, signal.SIGKILL)

@@ -61,6 +61,7 @@ def test_who_reads_a_stream_is_told_of_its_end_before_that_of_the_program(sandbo
 
     assert b"out\n" == b"".join(process.stdout)  # would wait for ever, were it open until the end
     assert b"err\n" == b"".join(process.stderr)
+    assert process.stdin is not None
     process.stdin.write(b"go on\n")
 
     assert 3 == process.wait().exit_code
@@ -88,7 +89,7 @@ def test_nothing_stays_open(sandbox: Sandbox, stdin: bytes | None) -> None:
 
     sandbox.exec(["cat"], stdin=stdin)
     sandbox.exec(["no such program"])
-    with pytest.raises(Exception, match="no such directory|No such file"):
+    with pytest.raises(Exception, match=r"/nowhere"):
         sandbox.exec(["true"], cwd="/nowhere")
 
     assert before == descriptors()

@@ -62,6 +62,7 @@ class Boot:
         self.template_trees, self.template_steps = template
         self.pid = b""
         self.trees: list[int] = []
+        self.rehearses = False
 
     def run(self, *, warm: bool, rehearses: bool = True) -> NoReturn:
         """Build, wait for a plan if need be, lock down, serve as PID 1.
@@ -70,11 +71,12 @@ class Boot:
             warm: Tell the host that we wait; then a plan may come there, or with another `control`.
             rehearses: Warm, and with time to prepare for it.
         """
+        self.rehearses = warm and rehearses
         self.reported(self.build)
         if warm:
             self.reported(self.rest)
-            if rehearses and not offered(0):  # else whoever comes for it is there already
-                rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
+            if self.rehearses and not offered(0):  # else whoever comes for it is there already
+                self.rehearse()
         self.reported(self.receive_word)
         self.reported(self.finish)
         os._exit(0)
@@ -167,6 +169,11 @@ class Boot:
             self.offer, self.control = self.control, None
         privileges.die_with_parent(signal.SIGKILL)
 
+    def rehearse(self) -> None:
+        """While nobody waits."""
+        self.rehearses = False
+        rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
+
     def receive_word(self) -> None:
         """Wait until somebody gets this sandbox."""
         if self.offer is not None and offered():
@@ -197,11 +204,15 @@ class Boot:
         if message is None:
             os._exit(0)
         plan: Plan = message
+        if plan["waits"] and self.rehearses and not offered(0):
+            self.rehearse()
         build.complete_root(plan, self.shape, self.trees)
         sockets = network.set_up(plan["network"])
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.become_user(plan, plan["uid"], plan["gid"])
         lockdown.seal(plan)
+        if plan["waits"] and not (offered() and wire.receive_raw(self.control)[0]):
+            os._exit(0)  # nobody came for it
         wire.send_raw(self.control, b"READY" + self.pid, [*_TOLD, *sockets])
         self.go.detach()
         files.close_from(_TOLD[0])

@@ -84,4 +84,5 @@ class Plan(Shape):
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
     memory_watchdog_bytes: int  # 0: off
     rests: bool  # the filter is ours, which lets PID 1 give memory back; a user's might kill it
+    waits: bool  # locked down, until its owner says a word; it is nobody's until then
     network: NetworkPlan | None  # None: nothing but lo, or the host's own

@@ -49,6 +49,7 @@ def _plan_of(shape: Shape) -> Plan:
         "landlock": None,
         "memory_watchdog_bytes": 0,
         "rests": True,
+        "waits": False,
         "network": None,
     }
 

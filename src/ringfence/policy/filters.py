@@ -93,14 +93,14 @@ def file_name(machine: str, options: frozenset[str]) -> str:
     return "-".join([machine, *sorted(options)]) + ".bpf"
 
 
-def with_key(program: bytes, tag_key: int | None) -> bytes:
-    """`program` with its placeholder replaced by `tag_key`, or by bits that nobody knows."""
+def with_key(program: bytes, tag_key: int | None, instead_of: int = PLACEHOLDER_KEY) -> bytes:
+    """`program` with its placeholder, or another key, replaced by `tag_key`, or by bits that nobody knows."""
     key = os.urandom(8) if tag_key is None else checked_key(tag_key).to_bytes(8, "big")
-    placeholder = PLACEHOLDER_KEY.to_bytes(8, "big")
+    placeholder = instead_of.to_bytes(8, "big")
     for half in (slice(0, 4), slice(4, 8)):
         before, found, after = program.partition(placeholder[half][::-1])
         if not found:
-            raise ValueError("this program has no placeholder for the key")
+            raise ValueError("this program has no such key")
         program = before + key[half][::-1] + after
     return program
 

@@ -15,8 +15,10 @@ from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.ids import new_id
 from ...model.limits import Limits
+from ...policy import filters
 from ..local import cgroups, identity, sizes
 from ..local.host import host
+from . import planner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ KEEP_S = 0.25  # creates this close together are a burst; so long is one kept th
 CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
 _HASTE_S = 0.0005  # who makes one so soon after the end of another will make the next as soon
 MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
+_EACH_ONES_OWN = frozenset(
+    {"id", "uid_map", "gid_map", "cgroup_dirs", "cgroup_values", "tag_key", "seccomp", "waits"}
+    | {"template"}  # which the kind tells already
+)
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
 
@@ -43,7 +49,10 @@ class Ahead:
     Attributes:
         control: Our end of the socket that it has at its other end.
         directories, values: Its cgroups, and what is set in them.
+        plan: What it has locked itself down to, as a twin of the one before it; None: it waits for a plan.
     """
+
+    plan: Plan | None = None
 
     def __init__(
         self,
@@ -62,6 +71,19 @@ class Ahead:
     def takes(self, plan: Plan) -> bool:
         """See `takes_straight`."""
         return takes_straight(plan, self.directories, self.values)
+
+
+def are_alike(plan: Plan, other: Plan) -> bool:
+    """Whether two plans differ in nothing but what is drawn for each, and each is for itself alone."""
+    if _common(plan) != _common(other) or not plan["rests"] or plan["network"]:
+        return False  # one with a policy of the user's, or with a network, has more that is its own
+    if not plan["seccomp"] or not other["seccomp"]:
+        return plan["seccomp"] == other["seccomp"]
+    return filters.with_key(plan["seccomp"], other["tag_key"], plan["tag_key"]) == other["seccomp"]
+
+
+def _common(plan: Plan) -> dict[str, object]:
+    return {name: value for name, value in plan.items() if name not in _EACH_ONES_OWN}
 
 
 def takes_straight(plan: Plan, directories: list[str], values: list[tuple[str, str]]) -> bool:
@@ -87,6 +109,7 @@ class Burst:
         self._lock = allocate_lock()
         self._ahead: Ahead | None = None
         self._last: tuple[Kind, Zygote] | None = None
+        self._last_plan: Plan | None = None
         self._last_s = 0.0
         self._over_s = 0.0  # when one ended last
         self._calm_s = CALM_S
@@ -162,6 +185,7 @@ class Burst:
         shape: Shape,
         kind: Kind | None,
         draft: Draft,
+        plan: Plan,
     ) -> None:
         """Tell the zygote of one sandbox, and in a burst of the next one too.
 
@@ -183,6 +207,7 @@ class Burst:
                 is_burst and not shape["id_helpers"]
             )  # of those there are few: none for nobody
             self._last, self._last_s = (kind, zygote), now
+            before, self._last_plan = self._last_plan, plan
             if not (self._on and is_burst and self._ahead is None):
                 self._tell(zygote, reply, verb, shape, None, draft.fds, [])
                 return
@@ -191,6 +216,8 @@ class Burst:
             ahead = Ahead(name, kind, self._take_ids(shape), zygote, ours)
             try:
                 next_shape = self._next(shape, ahead, draft)
+                if before is not None and are_alike(plan, before):
+                    _make_twin(ahead, next_shape, plan, draft)
                 self._tell(zygote, reply, verb, shape, next_shape, draft.fds, [theirs.fileno()])
             except BaseException:
                 ours.close()
@@ -236,6 +263,18 @@ class Burst:
         ahead.values = shape["cgroup_values"]
         shape["trees"], shape["placeholders"], shape["note"] = [], [], ""
         return shape
+
+
+def _make_twin(ahead: Ahead, shape: Shape, plan: Plan, draft: Draft) -> None:
+    """Have it become what the last two were: its plan lies there before it is built."""
+    if draft.spec.limits.cpus or draft.protected or plan["trees"] or plan["placeholders"]:
+        return  # that takes the zygote, or what is somebody's own
+    twin: Plan = {**plan, **shape, "waits": True}
+    twin["template"], twin["tag_key"] = b"", planner.new_key()
+    if plan["seccomp"]:
+        twin["seccomp"] = filters.with_key(plan["seccomp"], twin["tag_key"], plan["tag_key"])
+    wire.send(ahead.control, twin)
+    ahead.plan = twin
 
 
 def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:

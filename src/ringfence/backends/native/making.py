@@ -10,7 +10,7 @@ from ..local import cgroups, identity, journal, sizes
 from ..local.answers import Refused, answer
 from ..local.host import host
 from . import planner
-from .burst import Ahead, kind_of
+from .burst import Ahead, are_alike, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,13 +121,18 @@ def _launch(
     shape, verb = planner.shape_of(plan), "claim" if warm else "create"
     is_straight = warm is not None and warm.takes(plan)
     plan["template"] = b""  # the zygote knows it
+    twin = warm.plan if isinstance(warm, Ahead) else None
+    if twin is not None:
+        if not (is_straight and are_alike(plan, twin)):
+            raise SandboxLost("the one built ahead has become something else")
+        plan["tag_key"], plan["seccomp"] = twin["tag_key"], twin["seccomp"]
     ours, theirs = (warm.control, None) if warm and is_straight else wire.socketpair()
     try:
         try:
-            send_plan(ours, plan)
+            send_plan(ours, plan if twin is None else None)
             pooled = None if isinstance(warm, Ahead) else warm
             kind = None if pooled else kind_of(draft.spec, profile)
-            backend.burst.tell(zygote, theirs, verb, shape, kind, draft)
+            backend.burst.tell(zygote, theirs, verb, shape, kind, draft, plan)
         finally:
             if theirs:
                 theirs.close()
@@ -157,8 +162,8 @@ def _launch(
     return sandbox
 
 
-def send_plan(control: wire.Socket, plan: Plan) -> None:
-    """Put it where the sandbox at the other end will find it.
+def send_plan(control: wire.Socket, plan: Plan | None) -> None:
+    """Put it where the sandbox at the other end will find it; None: the one it has already is to hold.
 
     Raises:
         SandboxLost: Nobody is there any more.

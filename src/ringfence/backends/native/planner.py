@@ -209,7 +209,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         writable_files=draft.writable_files,
     )
     draft.unix_sockets = unix_sockets_allowed(draft, profile, rules, isolated)
-    tag_key = int.from_bytes(os.urandom(8), "big") or 1
+    tag_key = new_key()
     return {
         "id": draft.id,
         "namespaces": _namespaces(isolated),
@@ -239,11 +239,17 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "cgroup_version": 0,
         "memory_watchdog_bytes": 0,
         "rests": profile.policy is None,
+        "waits": False,
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,
         "network": _network(spec),
     }
+
+
+def new_key() -> int:
+    """With which PID 1, and nobody else, sets the tag of a process tree: 64 random bits, and not 0."""
+    return int.from_bytes(os.urandom(8), "big") or 1
 
 
 def _network(spec: SandboxSpec) -> NetworkPlan | None:
