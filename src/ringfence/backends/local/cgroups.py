@@ -187,7 +187,10 @@ class Group:
         path = self._oom_path()
         if not path:
             return None
-        return _field_of(reread.read(path) if again else _read(path), "oom_kill")
+        # Twice for each exec, so without a look at every line; it is the first in neither file.
+        text = reread.read(path) if again else _read(path)
+        said = text.partition("\noom_kill ")[2].partition("\n")[0]
+        return int(said) if said.isdigit() else None
 
     def asked_last(self) -> None:
         """Nothing stays open any more."""
@@ -466,11 +469,7 @@ def _number(path: str) -> int | None:
 
 
 def _field(path: str, name: str) -> int | None:
-    return _field_of(_read(path), name)
-
-
-def _field_of(text: str, name: str) -> int | None:
-    for line in text.splitlines():
+    for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():
             return int(value)

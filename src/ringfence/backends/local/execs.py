@@ -86,6 +86,8 @@ _GRACE_S, _GRACE_OF_AGENTS_S = 10.0, 1.0
 class LocalExec:
     """A running process tree; see `BackendExec`."""
 
+    _is_closed = True  # there is nothing of it yet
+
     def __init__(
         self,
         sandbox: Home,
@@ -119,6 +121,7 @@ class LocalExec:
         self.let_go: Callable[[LocalExec], None] = _keep_nothing
         # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
         self.grace_s = _GRACE_S if control is sandbox.control else _GRACE_OF_AGENTS_S
+        self._is_closed = False
 
     @property
     def done(self) -> int:
@@ -359,9 +362,10 @@ class LocalExec:
             self._reply.close()
         self._sandbox.forget(self)
         self.let_go(self)
+        self._is_closed = True
 
     def __del__(self) -> None:
-        if hasattr(self, "_lock"):
+        if not self._is_closed:
             self.close()
 
     def close_stdin(self) -> None:
