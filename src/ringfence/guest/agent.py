@@ -93,9 +93,9 @@ class Agent(FileRequests):
             answer = getattr(self, f"_do_{verb}")(reply, fds[1:], *args)
             keep = answer is None
             if not keep:
-                init.answer(reply, b"O" + answer)
+                wire.answer(reply, b"O" + answer)
         except OSError as exc:
-            init.refuse(reply, exc)
+            wire.refuse(reply, exc)
         finally:
             if not keep:
                 reply.close()
@@ -183,7 +183,7 @@ class Agent(FileRequests):
                 users.keep_only([reply.fileno()])
                 users.become_for_good(self.settings["uid"])()
                 for number, arguments in calls:
-                    init.answer(reply, b"%d" % libc.attempt(number, *arguments))
+                    wire.answer(reply, b"%d" % libc.attempt(number, *arguments))
             finally:
                 os._exit(0)
         reply.close()
@@ -221,11 +221,11 @@ class Agent(FileRequests):
                 users.keep_only([reply.fileno(), *fds])
                 become()
                 work()
-                init.answer(reply, b"O")
+                wire.answer(reply, b"O")
             except OSError as exc:
-                init.refuse(reply, exc)
+                wire.refuse(reply, exc)
             except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-                init.refuse(reply, OSError(errno.EPROTO, repr(exc)))
+                wire.refuse(reply, OSError(errno.EPROTO, repr(exc)))
             finally:
                 os._exit(0)
         reply.close()

@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 
-from ..launcher import init, wire
+from ..launcher import wire
 from ..linux import mounts, namespaces, privileges, seccomp
 from . import users
 from .agent import Agent
@@ -46,12 +46,12 @@ def main(mapper: Mapper | None = None) -> NoReturn:
             users.keep_score(walled=False)
         groups = _boot(settings, mapper) if settings["own_kernel"] else _boot_plainly(settings)
     except OSError as exc:
-        init.refuse(control, exc, step)
+        wire.refuse(control, exc, step)
         os._exit(1)
     # Where the first process's descriptors can be opened by others, as in gVisor and below Codex, this is a
     # file of the host's memory, without a bound.
     _say_no_more()
-    init.answer(control, b"READY", ways)
+    wire.answer(control, b"READY", ways)
     for fd in ways:
         os.close(fd)
     Agent(control, settings, groups).run()

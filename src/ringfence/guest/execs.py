@@ -7,7 +7,7 @@ import errno
 import os
 import time
 
-from ..launcher import forked, init, wire
+from ..launcher import forked, wire
 from . import flows, starting
 
 TYPE_CHECKING = False
@@ -196,5 +196,5 @@ def send(pid: int, signum: int) -> bool:
 
 
 def _tell(run: Exec, report: wire.ExecReport) -> None:
-    init.answer(run.reply, report.pack())
+    wire.answer(run.reply, report.pack())
     run.reply.close()

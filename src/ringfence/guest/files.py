@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..launcher import init, programs, wire
+from ..launcher import programs, wire
 from . import flows, looking, users
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ class FileRequests:
             file = looking.open_file(path, os.O_RDONLY, 0)
         os.set_blocking(fds[0], False)
         self.flows.append(flows.Copy(file, fds[0], reply, out=True))
-        init.answer(reply, b"O")
+        wire.answer(reply, b"O")
 
     def _do_write(
         self, reply: wire.Socket, fds: list[int], path: str, flags: int, mode: int
@@ -39,7 +39,7 @@ class FileRequests:
             file = looking.open_file(path, flags, mode)
         os.set_blocking(fds[0], False)
         self.flows.append(flows.Copy(fds[0], file, reply, out=False))
-        init.answer(reply, b"O")
+        wire.answer(reply, b"O")
 
     def _do_stat(self, _reply: wire.Socket, _fds: list[int], path: str) -> bytes:
         with users.As(self.settings["uid"]):

@@ -11,7 +11,7 @@ import errno
 import os
 import select
 
-from ..launcher import init, wire
+from ..launcher import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ class Copy:
         os.close(self._source)
         os.close(self._sink)
         if problem is None:
-            init.answer(self._reply, b"O")
+            wire.answer(self._reply, b"O")
         else:
-            init.refuse(self._reply, problem)
+            wire.refuse(self._reply, problem)
         self._reply.close()
 
     def close(self) -> None:
@@ -201,11 +201,11 @@ class Dial:
         self._over = True
         failed = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
-            init.refuse(self._reply, OSError(failed, os.strerror(failed)))
+            wire.refuse(self._reply, OSError(failed, os.strerror(failed)))
             self.close()
         else:
             self._begin(self._sock.detach())
-            init.answer(self._reply, b"O")
+            wire.answer(self._reply, b"O")
             self._reply.close()
 
     def close(self) -> None:

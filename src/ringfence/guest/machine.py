@@ -14,7 +14,7 @@ import os
 import signal
 import time
 
-from ..launcher import build, ferry, init, wire
+from ..launcher import build, ferry, wire
 from ..launcher.line import CONTROL, DATA, frame
 from ..linux import files, machine, mounts, namespaces, privileges
 from . import sharing
@@ -285,15 +285,15 @@ def _be_agent(control: wire.Socket) -> NoReturn:
         _make_root(waking)
         enter(waking["agent"])
     except build.BuildError as exc:
-        init.refuse(control, exc.cause, exc.step)
+        wire.refuse(control, exc.cause, exc.step)
         os._exit(1)
     except OSError as exc:
-        init.refuse(control, exc, "agent")
+        wire.refuse(control, exc, "agent")
         os._exit(1)
     except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "agent")
+        wire.refuse(control, OSError(errno.EPROTO, repr(exc)), "agent")
         os._exit(1)
-    init.answer(control, READY)
+    wire.answer(control, READY)
     MachineAgent(control, waking["agent"], groups).run()
     os._exit(0)
 

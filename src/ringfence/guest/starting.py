@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..launcher import forked, init, programs, vforked, wire
+from ..launcher import forked, init, programs, terminals, vforked, wire
 from . import flows, users
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ def _open_terminal(run: Exec, opened: list[int], rows: int, columns: int) -> str
     without any slave reads as hung up.
     """
     with users.As(run.uid):
-        master, name = init.new_terminal("/dev/ptmx", rows, columns)
+        master, name = terminals.new_terminal("/dev/ptmx", rows, columns)
         run.terminal = flows.Pair(master, opened.pop(), ends_at_once=True)
         opened.append(os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     return name

@@ -11,7 +11,6 @@ import os
 import resource
 
 from ..launcher import processes, wire
-from ..launcher.init import TAG_BASE
 
 
 class Tags:
@@ -37,14 +36,14 @@ class Tags:
 
     def enter(self, number: int) -> None:
         """Carry the tag of one exec: what we start next has it too. Numbers grow, so it only falls."""
-        processes.set_tag(self._key, TAG_BASE - number)
+        processes.set_tag(self._key, processes.TAG_BASE - number)
 
     def leave(self) -> None:
         """Nothing: we are never counted among the members."""
 
     def members(self, number: int) -> list[int]:
         """The processes of one exec that have not ended."""
-        wanted = TAG_BASE - number
+        wanted = processes.TAG_BASE - number
         return [pid for pid in _others() if _tag_of(pid) == wanted and not processes.is_zombie(pid)]
 
     def cpu_ns(self, number: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import fcntl
 import posix as os
 
 from ..linux import files, mounts, namespaces, privileges, seccomp
-from . import build, cgroups, enter, init, network, wire
+from . import build, cgroups, enter, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         said, made = _OPERATIONS[request["op"]](request, fds)
         wire.send_raw(reply, b"O" + said, made)
     except build.BuildError as exc:
-        init.refuse(reply, exc.cause, exc.step)
+        wire.refuse(reply, exc.cause, exc.step)
     except OSError as exc:
-        init.refuse(reply, exc, request["op"])
+        wire.refuse(reply, exc, request["op"])
     except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-        init.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
+        wire.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
 
 
 def _pack(request: dict[str, Any], fds: list[int]) -> Answer:

@@ -13,7 +13,7 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import asleep, build, cgroups, init, lockdown, network, rehearsal, wire
+from . import asleep, build, cgroups, descriptors, init, lockdown, network, rehearsal, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Boot:
 
     def refuse(self, exc: OSError, step: str) -> NoReturn:
         if self.control is not None:
-            init.refuse(self.control, exc, step)
+            wire.refuse(self.control, exc, step)
         os._exit(1)
 
     # -- the first half -----------------------------------------------------------------------
@@ -143,14 +143,14 @@ class Boot:
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         names = [f"/proc/self/ns/{name}" for name in ("mnt", "pid")]
         told = [pidfd, *(os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names)]
-        init.point_standard_descriptors_at_null()
+        descriptors.point_standard_at_null()
         privileges.set_name(b"ringfence-init")
         go = self.go.detach()
         first = self.control or self.offer
         control = go if first is None else first.detach()
         wanted = [control, signal_fd, oom_score_fd, io_fd, self.bed, *told, go, *self.trees]
         try:
-            kept = init.pack_descriptors(wanted)
+            kept = descriptors.pack(wanted)
         except OSError as exc:
             if self.control is not None:
                 self.control = wire.adopt(control)  # who waits there is to hear why

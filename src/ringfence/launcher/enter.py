@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, idmap, init, lockdown, network, wire
+from . import build, cgroups, descriptors, idmap, init, lockdown, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     try:
         _OPERATIONS[request["op"]](request, reply, fds)
     except build.BuildError as exc:
-        init.refuse(reply, exc.cause, exc.step)
+        wire.refuse(reply, exc.cause, exc.step)
     except OSError as exc:
-        init.refuse(reply, exc, request["op"])
+        wire.refuse(reply, exc, request["op"])
     except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-        init.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
+        wire.refuse(reply, OSError(errno.EPROTO, repr(exc)), request["op"])
 
 
 # -- live mounts ------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
             mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
             wire.send_raw(theirs, b"O", build.open_trees(wanted))
         except build.BuildError as exc:
-            init.refuse(theirs, exc.cause, exc.step)
+            wire.refuse(theirs, exc.cause, exc.step)
         finally:
             os._exit(0)
     theirs.close()
@@ -155,9 +155,9 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         run(*stream, request["path"], one_file_system=request["as_root"])
         wire.send_raw(reply, b"O")
     except OSError as exc:
-        init.refuse(reply, exc)
+        wire.refuse(reply, exc)
     except Exception as exc:  # noqa: BLE001
-        init.refuse(reply, OSError(errno.EPROTO, repr(exc)))
+        wire.refuse(reply, OSError(errno.EPROTO, repr(exc)))
     finally:
         os._exit(0)
 
@@ -218,8 +218,8 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         privileges.set_dumpable(True)
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         privileges.set_dumpable(False)
-        init.point_standard_descriptors_at_null()
-        control_fd, signal_fd, io_fd = init.pack_descriptors([control.detach(), signal_fd, io_fd])
+        descriptors.point_standard_at_null()
+        control_fd, signal_fd, io_fd = descriptors.pack([control.detach(), signal_fd, io_fd])
         control = wire.adopt(control_fd)
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.bound(plan)
@@ -228,7 +228,7 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         wire.send_raw(control, b"READY")
         init.Init(plan, control, signal_fd, -1, io_fd).run()
     except OSError as exc:
-        init.refuse(control, exc, "agent")
+        wire.refuse(control, exc, "agent")
     finally:
         os._exit(0)
 

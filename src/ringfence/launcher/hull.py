@@ -15,7 +15,7 @@ import resource
 from _thread import allocate_lock, start_new_thread
 
 from ..linux import files, mounts, privileges, seccomp
-from . import build, cgroups, init, lockdown, network, wire
+from . import build, cgroups, lockdown, network, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ def become(
             _open_network(plan["network"], control)
         _start(plan, control, errors, more)
     except build.BuildError as exc:
-        init.refuse(control, exc.cause, exc.step)
+        wire.refuse(control, exc.cause, exc.step)
     except OSError as exc:
-        init.refuse(control, exc, "hull")
+        wire.refuse(control, exc, "hull")
     except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "hull")
+        wire.refuse(control, OSError(errno.EPROTO, repr(exc)), "hull")
     os._exit(1)
 
 

@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import _signal as signal
 import _socket as socket
-import _struct as struct
 import errno
-import fcntl
 import posix as os
 import resource
 import select
 import time
 
-from ..linux import files, libc
-from . import forked, processes, programs, rest, wire
+from ..linux import libc
+from . import forked, processes, programs, rest, terminals, watchdog, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
     from .plan import Plan
 
-TAG_BASE = 1 << 40
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
-_LOOKS_OVER = 10  # of the memory watchdog, until it ends a sandbox of several users
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
-_WATCHDOG_S = 0.05
 _PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
-# include/uapi/asm-generic/ioctls.h
-_TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
 # Until there is something to sleep in: see `beds`.
 _NOT_YET_S, _TRIES = 0.5, 8
 _LOOPBACK = {4: (socket.AF_INET, "127.0.0.1"), 6: (socket.AF_INET6, "::1")}
@@ -61,7 +54,7 @@ class Exec:
 
     @property
     def tag(self) -> int:
-        return TAG_BASE - self.number
+        return processes.TAG_BASE - self.number
 
 
 class Init:
@@ -83,15 +76,7 @@ class Init:
         self.execs: dict[int, Exec] = {}  # by number
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
-        self.next_look = 0.0  # of the memory watchdog
-        # Where ids are mapped and no cgroup counts, what other users have started cannot be killed by
-        # us, nor, when root there has become somebody else, by its agent: then all of it must end.
-        self.guards_all = bool(plan["id_helpers"] and plan["memory_watchdog_bytes"])
-        self.guards_all = self.guards_all and os.getpid() == 1
-        self.looks_over = 0
-        self.memory_device = (
-            -1
-        )  # where the kernel keeps files of memfd_create(2); -1: not known yet
+        self.watchdog = watchdog.Watchdog(plan, self.execs, self._kill)
         self.sleep = sleep  # where there is nothing else to do: `asleep.fall`
         self.tries = 0
         self.rest_at = self._rest_later(time.monotonic())
@@ -111,12 +96,8 @@ class Init:
                     self._reap()
                 elif not self._serve_one():
                     return
-            if self.must_watch:
-                self._watch_memory()
-
-    @property
-    def must_watch(self) -> bool:
-        return bool(self.guards_all or (self.plan["memory_watchdog_bytes"] and self.execs))
+            if self.watchdog.is_on:
+                self.watchdog.look()
 
     def _rest(self, has_work: bool) -> None:
         """Give back what a PID 1 without work does not need, once it has had none for a while."""
@@ -124,7 +105,7 @@ class Init:
         if has_work:
             self.rest_at, self.tries = self._rest_later(now), 0
         elif self.rest_at and now >= self.rest_at:
-            self.rest_at = self._rest_later(now) if self.must_watch else 0.0
+            self.rest_at = self._rest_later(now) if self.watchdog.is_on else 0.0
             if not self.rest_at:
                 rest.give_back()
                 self._sleep(now)
@@ -151,8 +132,8 @@ class Init:
         waits = [e.deadline - time.monotonic() for e in self.execs.values() if e.deadline]
         if self.rest_at:
             waits.append(self.rest_at - time.monotonic())
-        if self.must_watch:
-            waits.append(max(_WATCHDOG_S, self.next_look - time.monotonic()))
+        if self.watchdog.is_on:
+            waits.append(self.watchdog.wait_s())
         return max(0.0, min(waits)) * 1000 + 1 if waits else None
 
     def _serve_one(self) -> bool:
@@ -177,7 +158,7 @@ class Init:
                     wire.send_raw(reply, b"O" + (passed or b""))
         except OSError as exc:
             if reply:
-                refuse(reply, exc)
+                wire.refuse(reply, exc)
         finally:
             if reply:
                 reply.close()
@@ -226,7 +207,7 @@ class Init:
                 actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
             if terminal is not None:
                 # Opened by the leader of a new session, it becomes its controlling terminal.
-                name, slave = _open_terminal(reply, *terminal)
+                name, slave = terminals.open_for_host(reply, *terminal)
                 fds.append(slave)
                 actions = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)]
                 actions += [(os.POSIX_SPAWN_DUP2, 0, i) for i in (1, 2)]
@@ -237,7 +218,7 @@ class Init:
             self._spawn(run, argv, env, actions)
         except OSError as exc:
             report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
-            answer(reply, report.pack())
+            wire.answer(reply, report.pack())
             reply.close()
             return
         finally:
@@ -278,7 +259,7 @@ class Init:
 
     def _reap_one(self, pid: int) -> None:
         run = self.by_pid.pop(pid, None)
-        owner = run or self.execs.get(TAG_BASE - processes.tag_of(pid))
+        owner = run or self.execs.get(processes.TAG_BASE - processes.tag_of(pid))
         # A zombie's own io file is closed to us; reaping it adds its counts to ours.
         if owner is not None:
             owner.dying.discard(pid)
@@ -337,7 +318,7 @@ class Init:
             if never_began:
                 report = wire.ExecReport(spawn_errno=never_began, failed_stage=wire.STAGE_COMMAND)
         del self.execs[run.number]
-        answer(run.reply, report.pack())
+        wire.answer(run.reply, report.pack())
         run.reply.close()
 
     def _enforce_deadlines(self) -> None:
@@ -385,62 +366,6 @@ class Init:
             self._do_continue(mine)
         return mine
 
-    def _watch_memory(self) -> None:
-        """Stand-in for the memory cgroup where none is delegated: sampled, so reported as degraded."""
-        now = time.monotonic()
-        if now < self.next_look:
-            return
-        resident = {pid: processes.resident_bytes(pid) for pid in processes.pids()}
-        held = self._memory_files(resident)
-        # What is mapped of them is resident already; so are files of the host, but as pages of their own.
-        mapped = sum(processes.resident_bytes(pid, shared=True) for pid in resident) if held else 0
-        apart = processes.file_bytes() + processes.ipc_bytes() + max(0, sum(held.values()) - mapped)
-        most = self.plan["memory_watchdog_bytes"]
-        used: dict[int, int] = {}
-        if sum(resident.values()) + apart > most:
-            # That counted shared pages once for each process: 64 idle forks are not a bomb.
-            used = processes.look_closer(resident)
-        # A closer look costs more: it must not become what the sandbox mostly does.
-        self.next_look = now + max(_WATCHDOG_S, 4 * (time.monotonic() - now))
-        is_over = sum(used.values()) + apart > most
-        if self.guards_all:
-            self._guard_all(is_over or self._are_too_many(resident))
-        if not is_over:
-            return
-        for pid, size in held.items():
-            used[processes.tag_of(pid)] = used.get(processes.tag_of(pid), 0) + size
-        run = self.execs.get(TAG_BASE - max(used, key=lambda tag: used[tag], default=0))
-        for victim in [run] if run else list(self.execs.values()):
-            self._kill(victim, wire.KILLED_BY_MEMORY_WATCHDOG)
-
-    def _are_too_many(self, pids: Iterable[int]) -> bool:
-        """The kernel counts processes for each user inside, and there are many: together, we do."""
-        most = min(
-            hard for which, _, hard in self.plan["rlimits"] if which == resource.RLIMIT_NPROC
-        )
-        return sum(processes.threads(pid) for pid in pids) > most
-
-    def _guard_all(self, is_over: bool) -> None:
-        """End the sandbox when it is over its limits for longer than the agents need to see to it."""
-        self.looks_over = self.looks_over + 1 if is_over else 0
-        if self.looks_over > _LOOKS_OVER:
-            os._exit(1)
-
-    def _memory_files(self, pids: Iterable[int]) -> dict[int, int]:
-        """Bytes of memfd_create(2), which are in no file system, by the first who has each open."""
-        if self.memory_device < 0:
-            fd = os.memfd_create("which", os.MFD_CLOEXEC)
-            self.memory_device = os.fstat(fd).st_dev
-            os.close(fd)
-        seen: set[int] = set()
-        held: dict[int, int] = {}
-        for pid in pids:
-            for info in processes.open_files(pid):
-                if info.st_dev == self.memory_device and info.st_ino not in seen:
-                    seen.add(info.st_ino)
-                    held[pid] = held.get(pid, 0) + info.st_blocks * 512
-        return held
-
     # -- requests ---------------------------------------------------------------------------
 
     def _do_signal(self, number: int, signum: int, group: bool = False) -> None:
@@ -454,7 +379,7 @@ class Init:
         if run is not None:
             self._kill(run, wire.KILLED_BY_REQUEST)
         else:
-            self._kill_tree(TAG_BASE - number)  # what it left running in the background
+            self._kill_tree(processes.TAG_BASE - number)  # what it left running in the background
 
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""
@@ -526,21 +451,6 @@ def dial(version: int, port: int) -> int:
     return sock.detach()
 
 
-def answer(reply: wire.Socket, data: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one datagram to whoever asked, if they still want to know."""
-    try:
-        wire.send_raw(reply, data, tuple(fds))
-    except OSError:
-        pass  # the host no longer wants to know
-
-
-def refuse(reply: wire.Socket, exc: OSError, step: str = "") -> None:
-    """Answer with an errno and a text that names the step."""
-    text = f"{step}: {exc}" if step else str(exc)
-    body = text.encode("utf-8", "replace")[:2000]
-    answer(reply, b"E%d " % (exc.errno or errno.EIO) + body)
-
-
 def has_children() -> bool:
     """Whether anything may run in the sandbox under our uid: all that does descends from PID 1."""
     try:
@@ -548,52 +458,3 @@ def has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _open_terminal(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int]:
-    """A new pseudo-terminal of the sandbox's own devpts: its master goes to the host.
-
-    Returns the name of the slave, and a descriptor of it to close once the process has its own:
-    a master without any slave reads as hung up.
-    """
-    master, name = new_terminal("/dev/pts/ptmx", rows, columns)
-    try:
-        slave = os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        wire.send_raw(reply, b"T", [master])
-    finally:
-        os.close(master)
-    return name, slave
-
-
-def new_terminal(multiplexer: str, rows: int, columns: int) -> tuple[int, str]:
-    """A pseudo-terminal's master, and the name of its slave.
-
-    Source: pts(4), ioctl_tty(2).
-    """
-    master = os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))[0]
-        fcntl.ioctl(master, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    except OSError:
-        os.close(master)
-        raise
-    return master, f"/dev/pts/{number}"
-
-
-def point_standard_descriptors_at_null() -> None:
-    """Point 0, 1 and 2 at the sandbox's own /dev/null."""
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
-    if null > 2:
-        os.close(null)
-
-
-def pack_descriptors(keep: list[int]) -> list[int]:
-    """Renumber the descriptors to keep from 3 on, and close every other one."""
-    # All copies lie above where the last one goes, so none is overwritten before its turn.
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(keep)) for fd in keep]
-    low = [os.dup2(fd, 3 + i, inheritable=False) for i, fd in enumerate(high)]
-    files.close_from(3 + len(keep))
-    return low

@@ -14,7 +14,7 @@ import posix as os
 from _functools import partial
 
 from ..linux import files, mounts, namespaces, privileges
-from . import build, cgroups, hull, idmap, init, placeholders, stills, views, wire
+from . import build, cgroups, hull, idmap, placeholders, stills, views, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -75,9 +75,9 @@ class Keeper(Parent):
             elif verb in _VERBS:
                 _VERBS[verb](self, argument, reply, fds[1:])
         except build.BuildError as exc:
-            init.refuse(reply, exc.cause, exc.step)
+            wire.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
-            init.refuse(reply, exc, verb)
+            wire.refuse(reply, exc, verb)
         finally:
             reply.close()
             for fd in fds[1:]:

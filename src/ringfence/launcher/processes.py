@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+TAG_BASE = 1 << 40  # the tag of the first exec is one below
 RLIMIT_RTTIME = (
     15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
 )

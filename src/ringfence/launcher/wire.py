@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import _socket as socket
 import _struct as struct
+import errno
 import marshal
 import posix as os
 
 TYPE_CHECKING = False  # `typing` costs milliseconds that every start would pay
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 Socket = socket.socket
@@ -155,3 +157,18 @@ def receive(sock: Socket) -> tuple[Any, list[int]]:
     body = os.pread(fds[0], size, 0)
     os.close(fds[0])
     return marshal.loads(body), fds[1:]
+
+
+def answer(reply: Socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one datagram to whoever asked, if they still want to know."""
+    try:
+        send_raw(reply, data, tuple(fds))
+    except OSError:
+        pass  # the host no longer wants to know
+
+
+def refuse(reply: Socket, exc: OSError, step: str = "") -> None:
+    """Answer with an errno and a text that names the step."""
+    text = f"{step}: {exc}" if step else str(exc)
+    body = text.encode("utf-8", "replace")[:2000]
+    answer(reply, b"E%d " % (exc.errno or errno.EIO) + body)

@@ -15,7 +15,7 @@ import sys
 import time
 
 from ..linux import files, mounts, privileges
-from . import beds, build, cgroups, enter, idmap, init, newborn, placeholders, rest, wire
+from . import beds, build, cgroups, enter, idmap, newborn, placeholders, rest, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -109,11 +109,11 @@ class Zygote(Parent):
         try:
             _VERBS[verb](self, argument, reply, fds)
         except build.BuildError as exc:
-            init.refuse(reply, exc.cause, exc.step)
+            wire.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
-            init.refuse(reply, exc, verb)
+            wire.refuse(reply, exc, verb)
         except Exception as exc:  # noqa: BLE001  one request is not to end the sandboxes of all others
-            init.refuse(reply, OSError(errno.EPROTO, repr(exc)), verb)
+            wire.refuse(reply, OSError(errno.EPROTO, repr(exc)), verb)
         finally:
             reply.close()
             for fd in fds:
@@ -468,9 +468,9 @@ def fetch_trees(shape: Shape, child: Newborn, control: wire.Socket, tasks: list[
     try:
         child.give(control, tasks, enter.trees_of_own_namespace(shape["trees"]))
     except OSError as exc:
-        init.refuse(control, exc)
+        wire.refuse(control, exc)
     except BaseException as exc:  # noqa: BLE001  the host must hear of it, whatever it is
-        init.refuse(control, OSError(errno.EPROTO, repr(exc)), "claim")
+        wire.refuse(control, OSError(errno.EPROTO, repr(exc)), "claim")
     finally:
         os._exit(0)
 

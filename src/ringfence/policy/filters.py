@@ -100,7 +100,7 @@ def with_key(program: bytes, tag_key: int | None, instead_of: int = PLACEHOLDER_
     for half in (slice(0, 4), slice(4, 8)):
         before, found, after = program.partition(placeholder[half][::-1])
         if not found:
-            raise ValueError("this program has no such key")
+            raise ValueError("this program has no placeholder for the key")
         program = before + key[half][::-1] + after
     return program
 
