@@ -14,7 +14,7 @@ import os
 import signal
 import time
 
-from ..launcher import build, ferry, wire
+from ..launcher import build, ferry, newroot, wire
 from ..launcher.line import CONTROL, DATA, frame
 from ..linux import files, machine, mounts, namespaces, privileges
 from . import sharing
@@ -209,7 +209,7 @@ def _mount_more(agent: int, said: bytes) -> bytes:
         try:
             _mount_among(agent, told)
             answer = b"O"
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             answer = b"E%d %s" % (exc.cause.errno or errno.EIO, str(exc).encode())
         except Exception as exc:  # noqa: BLE001  the host must hear of it, whatever it is
             answer = b"E%d %s" % (errno.EIO, repr(exc).encode())
@@ -231,7 +231,7 @@ def _mount_among(agent: int, told: Mounting) -> None:
     os.umask(0o022)
     shape: Any = told
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    build.run_or_undo(build.NewRoot(fd, shape, trees), told["steps"])
+    newroot.run_or_undo(newroot.NewRoot(fd, shape, trees), told["steps"])
 
 
 def _tree(source: str, attributes: int) -> int:
@@ -284,7 +284,7 @@ def _be_agent(control: wire.Socket) -> NoReturn:
         namespaces.sethostname(waking["hostname"])
         _make_root(waking)
         enter(waking["agent"])
-    except build.BuildError as exc:
+    except newroot.BuildError as exc:
         wire.refuse(control, exc.cause, exc.step)
         os._exit(1)
     except OSError as exc:
@@ -323,7 +323,7 @@ def _furnish(waking: Waking, trees: list[int], proc: int, dev: int = -1) -> None
     """Take the steps, in the root that is the current directory."""
     shape: Any = waking
     fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    build.run_steps(build.NewRoot(fd, shape, trees, proc, dev), waking["steps"])
+    newroot.run_steps(newroot.NewRoot(fd, shape, trees, proc, dev), waking["steps"])
     os.close(fd)
 
 

@@ -12,7 +12,7 @@ import os
 import resource
 import stat
 
-from ..launcher import build
+from ..launcher import build, newroot
 from ..linux import mounts, namespaces, privileges
 from . import room, users
 
@@ -62,12 +62,12 @@ def put_up(settings: Settings) -> list[int]:
     else:
         try:
             build.leave_host_network(_APART)
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             raise exc.cause from exc
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
     if settings["anew"]:
         mounts.mount("proc", "/proc", "proc", _OF_PROC)
-    build.bound_terminals("/dev/pts")
+    newroot.bound_terminals("/dev/pts")
     if settings["room"] is not None:
         room.make(settings["room"], settings["place"])
     _restrict_mounts()
@@ -117,4 +117,4 @@ def _cover(path: str) -> None:
     if os.path.isdir(path):
         mounts.mount("ringfence", path, "tmpfs", _COVER, "mode=0555,size=4k,nr_inodes=1")
     elif os.path.exists(path):
-        build.cover_with_null("/dev/null", path)
+        newroot.cover_with_null("/dev/null", path)

@@ -11,7 +11,7 @@ import fcntl
 import posix as os
 
 from ..linux import files, mounts, namespaces, privileges, seccomp
-from . import build, cgroups, enter, network, wire
+from . import cgroups, enter, network, newroot, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
             privileges.set_dumpable(False)
         said, made = _OPERATIONS[request["op"]](request, fds)
         wire.send_raw(reply, b"O" + said, made)
-    except build.BuildError as exc:
+    except newroot.BuildError as exc:
         wire.refuse(reply, exc.cause, exc.step)
     except OSError as exc:
         wire.refuse(reply, exc, request["op"])
@@ -180,7 +180,7 @@ def _mount(request: dict[str, Any], fds: list[int]) -> Answer:
     _go_to_files(pidfd)
     shape: Any = request
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    build.run_or_undo(build.NewRoot(fd, shape, made), request["steps"])
+    newroot.run_or_undo(newroot.NewRoot(fd, shape, made), request["steps"])
     return b"", []
 
 

@@ -13,7 +13,7 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import asleep, build, cgroups, descriptors, init, lockdown, network, rehearsal, wire
+from . import asleep, build, cgroups, descriptors, init, lockdown, network, newroot, rehearsal, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Boot:
         """Call `half`; when it fails, the host hears why, and this process ends."""
         try:
             half()
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             self.refuse(exc.cause, exc.step)
         except OSError as exc:
             self.refuse(exc, "lock down")

@@ -12,7 +12,7 @@ import os
 import tarfile
 
 from ..linux import mounts
-from . import build, enter, layers, trees
+from . import enter, layers, newroot, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,27 +38,27 @@ def _furnish(request: dict[str, Any], fds: list[int]) -> None:
     shape: Any = request
     os.chdir("/")
     os.umask(0o022)
-    root = build.NewRoot(root_fd, shape, made)
-    build.run_or_undo(root, request["steps"])
+    root = newroot.NewRoot(root_fd, shape, made)
+    newroot.run_or_undo(root, request["steps"])
     if request["hidden"]:
         _hide(root, request["hidden"], request["place"])
 
 
-def _hide(root: build.NewRoot, steps: list[tuple[Any, ...]], place: str) -> None:
+def _hide(root: newroot.NewRoot, steps: list[tuple[Any, ...]], place: str) -> None:
     try:
         mounts.mount("ringfence", place, "tmpfs", _COVERS, "mode=0700,size=4k,nr_inodes=4")
     except OSError as exc:
-        raise build.BuildError("hide", exc) from exc
+        raise newroot.BuildError("hide", exc) from exc
     root.covers = place
     try:
         for step in steps:
             if not (step[0] == "hide" and step[2] and _is_out_of_reach(root, step[1])):
-                build.run_steps(root, [step])
+                newroot.run_steps(root, [step])
     finally:
         mounts.umount2(place, mounts.MNT_DETACH)
 
 
-def _is_out_of_reach(root: build.NewRoot, path: str) -> bool:
+def _is_out_of_reach(root: newroot.NewRoot, path: str) -> bool:
     """Whether nothing is there, and nobody inside can change that, who has no rights that we lack."""
     try:
         os.close(root.open(path))

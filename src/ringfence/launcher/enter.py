@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, descriptors, idmap, init, lockdown, network, wire
+from . import build, cgroups, descriptors, idmap, init, lockdown, network, newroot, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def serve(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     """Do one request; answers on `reply` with "O" or "E"."""
     try:
         _OPERATIONS[request["op"]](request, reply, fds)
-    except build.BuildError as exc:
+    except newroot.BuildError as exc:
         wire.refuse(reply, exc.cause, exc.step)
     except OSError as exc:
         wire.refuse(reply, exc, request["op"])
@@ -46,9 +46,9 @@ def _mount(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         trees = [host_tree(tree, fds[2])] if own else trees_of_own_namespace([tree])
     join(fds[0], fds[1], plan["setup_uid"], plan["setup_gid"])
     root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    root = build.NewRoot(root_fd, plan, trees)
+    root = newroot.NewRoot(root_fd, plan, trees)
     os.chdir("/")
-    build.run_or_undo(root, request["steps"])
+    newroot.run_or_undo(root, request["steps"])
     if request["link"]:
         # Landlock is decided when a sandbox starts: a new writable place must lie in a writable one.
         parent, _, name = request["link"].rpartition("/")
@@ -79,7 +79,7 @@ def trees_of_own_namespace(wanted: list[Tree]) -> list[int]:
                 os._exit(1)  # our ids were not mapped, which the host hears from who has started us
             mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
             wire.send_raw(theirs, b"O", build.open_trees(wanted))
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             wire.refuse(theirs, exc.cause, exc.step)
         finally:
             os._exit(0)

@@ -16,10 +16,10 @@ import socket
 
 from ..linux.destination import destination, shown
 from . import network, wire
-from .build import BuildError
 from .channel import BYTES, Channel
 from .channels import LineEnd
 from .line import CONTROL, LineError
+from .newroot import BuildError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

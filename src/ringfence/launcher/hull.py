@@ -15,7 +15,7 @@ import resource
 from _thread import allocate_lock, start_new_thread
 
 from ..linux import files, mounts, privileges, seccomp
-from . import build, cgroups, lockdown, network, wire
+from . import build, cgroups, lockdown, network, newroot, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def become(
         if plan["network"] is not None:
             _open_network(plan["network"], control)
         _start(plan, control, errors, more)
-    except build.BuildError as exc:
+    except newroot.BuildError as exc:
         wire.refuse(control, exc.cause, exc.step)
     except OSError as exc:
         wire.refuse(control, exc, "hull")
@@ -156,10 +156,10 @@ def keepers(plan: HullPlan) -> set[int]:
 
 def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
     root = _tmpfs(plan, plan["scratch"], trees, f"size={_OWN_BYTES}")
-    build.run_steps(root, plan["steps"])
+    newroot.run_steps(root, plan["steps"])
     writing = _guest_root(plan, trees, content, still)
     os.fchdir(root.fd)
-    build.run_steps(root, plan["after"])
+    newroot.run_steps(root, plan["after"])
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     _step("proc", mounts.mount, "proc", "proc", "proc", flags)
     _step("pivot_root", mounts.pivot_root, ".", ".")
@@ -169,7 +169,7 @@ def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) 
         _step("still", writing.finish)
 
 
-def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewRoot:
+def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> newroot.NewRoot:
     """A new tmpfs at `path`, which is the current directory from here on."""
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     _step(f"tmpfs {path}", mounts.mount, "ringfence", path, "tmpfs", flags, f"mode=0755,{size}")
@@ -177,7 +177,7 @@ def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> build.NewR
     os.umask(0)
     fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     whose: Any = plan
-    return build.NewRoot(fd, whose, trees)
+    return newroot.NewRoot(fd, whose, trees)
 
 
 def _guest_root(
@@ -188,7 +188,7 @@ def _guest_root(
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:
         root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size)
-        build.run_steps(root, guest["steps"])
+        newroot.run_steps(root, guest["steps"])
         if guest["owner"]:
             os.chown(".", guest["owner"], guest["owner"])
             _give_away(guest["steps"], guest["owner"])
@@ -256,7 +256,7 @@ def _furnish(plan: HullPlan, trees: list[int]) -> None:
     whose: Any = plan
     guest = plan["guest"]
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    build.run_steps(build.NewRoot(fd, whose, trees), guest["steps"])
+    newroot.run_steps(newroot.NewRoot(fd, whose, trees), guest["steps"])
     if guest["owner"]:
         _give_away(guest["steps"], guest["owner"])
 
@@ -296,14 +296,14 @@ def _in_guest(what: str, work: Callable[..., None], *args: Any) -> None:
     os.waitpid(child, 0)
     if said != b"O":
         problem = OSError(errno.EIO, said.decode("utf-8", "replace") or "it was killed")
-        raise build.BuildError(what, problem)
+        raise newroot.BuildError(what, problem)
 
 
 def _step(name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except OSError as exc:
-        raise build.BuildError(name, exc) from exc
+        raise newroot.BuildError(name, exc) from exc
 
 
 def _start(plan: HullPlan, control: wire.Socket, errors: int, more: list[int]) -> NoReturn:

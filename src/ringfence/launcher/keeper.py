@@ -14,7 +14,7 @@ import posix as os
 from _functools import partial
 
 from ..linux import files, mounts, namespaces, privileges
-from . import build, cgroups, hull, idmap, placeholders, stills, views, wire
+from . import build, cgroups, hull, idmap, newroot, placeholders, stills, views, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -74,7 +74,7 @@ class Keeper(Parent):
                 self.placeholders.pop(argument, None)
             elif verb in _VERBS:
                 _VERBS[verb](self, argument, reply, fds[1:])
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             wire.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
             wire.refuse(reply, exc, verb)
@@ -230,7 +230,7 @@ class Keeper(Parent):
                 raise OSError(errno.ENOTCONN, "who serves the host's files is gone")
             return self.views[view["server"]].open(tree, view, opener)
         except OSError as exc:
-            raise build.BuildError(f"view of {tree['source']}", exc) from exc
+            raise newroot.BuildError(f"view of {tree['source']}", exc) from exc
 
     def open_pinned(self, tree: Tree, pinned: list[int]) -> int:
         """A directory that the host process has resolved, or nothing else."""
@@ -320,4 +320,4 @@ def _open_tree(tree: Tree, pinned: int) -> int:
         copy = mounts.open_tree("", dir_fd=pinned, recursive=not tree["idmap"])
         return idmap.restricted(copy, tree)
     except OSError as exc:
-        raise build.BuildError(f"mount {tree['source']}", exc) from exc
+        raise newroot.BuildError(f"mount {tree['source']}", exc) from exc

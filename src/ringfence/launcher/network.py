@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import netlink
-from .build import BuildError
+from .newroot import BuildError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

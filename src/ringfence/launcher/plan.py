@@ -1,7 +1,7 @@
 """What the zygote is told: a finished plan, plain values only, decided entirely by the host.
 
 A plan is a dict (it crosses the sockets as `marshal`). Its steps are tuples ``(verb, ...)``; the
-verbs are the functions of `build.py`. Nothing is decided in the launcher.
+verbs are the functions of `newroot.py`. Nothing is decided in the launcher.
 
 A sandbox is made in two halves. The zygote gets the `Shape`, what the first half takes: namespaces,
 ids, cgroups, the root of the template. The whole plan waits in the sandbox's own socket until the

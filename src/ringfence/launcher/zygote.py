@@ -15,7 +15,7 @@ import sys
 import time
 
 from ..linux import files, mounts, privileges
-from . import beds, build, cgroups, enter, idmap, newborn, placeholders, rest, wire
+from . import beds, build, cgroups, enter, idmap, newborn, newroot, placeholders, rest, wire
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
 
 TYPE_CHECKING = False
@@ -108,7 +108,7 @@ class Zygote(Parent):
         offer = fds.pop(0) if verb in ("create", "claim") and argument[1] else -1
         try:
             _VERBS[verb](self, argument, reply, fds)
-        except build.BuildError as exc:
+        except newroot.BuildError as exc:
             wire.refuse(reply, exc.cause, exc.step)
         except OSError as exc:
             wire.refuse(reply, exc, verb)
@@ -172,7 +172,7 @@ class Zygote(Parent):
             if shape["trusted_root"]:
                 trees = self.open_trees(shape["trees"], pinned)
             child.give(None, [], trees)
-        except (OSError, build.BuildError):
+        except (OSError, newroot.BuildError):
             os.kill(child.pid, signal.SIGKILL)
             raise
         finally:
@@ -324,7 +324,7 @@ class Zygote(Parent):
         try:
             for tree in wanted:
                 trees.append(self.open_one_tree(tree, pinned, made))
-        except (OSError, build.BuildError):
+        except (OSError, newroot.BuildError):
             for fd in trees:
                 os.close(fd)
             raise
@@ -480,7 +480,7 @@ def mounted(function: Callable[..., Any], name: str, *args: Any) -> Any:
     try:
         return function(*args)
     except OSError as exc:
-        raise build.BuildError(name, exc) from exc
+        raise newroot.BuildError(name, exc) from exc
 
 
 if __name__ == "__main__":

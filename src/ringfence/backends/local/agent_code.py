@@ -43,6 +43,7 @@ _MODULES = (
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
     "ringfence.launcher.lockdown",
+    "ringfence.launcher.newroot",
     "ringfence.launcher.processes",
     "ringfence.launcher.programs",
     "ringfence.launcher.rest",
