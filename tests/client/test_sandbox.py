@@ -228,7 +228,7 @@ def test_it_is_the_same_under_trio(daemon: Daemon) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nobody_there_is_said(tmp_path: Path) -> None:
     client = Client(f"unix:{tmp_path}/none.sock", retries=0)
-    with client, pytest.raises(ServerUnreachable, match="is `ringfence serve` running"):
+    with client, pytest.raises(ServerUnreachable, match="start it with `ringfence serve`"):
         client.health()
     gc.collect()
     for text in ("ftp://x", "unix:relative", "localhost:80"):

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Something that makes sandboxes."""
+    """Something that makes sandboxes.
+
+    One may have `tiers`, the only ones it ever serves, and `never`, capabilities that it has on no host
+    and why. What they rule out is refused without a report, which may take as long as a boot.
+    """
 
     name: str
 

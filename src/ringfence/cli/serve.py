@@ -36,18 +36,27 @@ def main(argv: Sequence[str]) -> int:
         return 0
     # Until it serves, nothing is made that could be thrown away: looking for it takes a tenth of the time.
     gc.disable()
+    if "take-over" in given:
+        _load()  # while the other one serves
+        succession.take_over(config.state_dir)
+    from ..daemon.holding import held
+
+    with held(config) as first:  # who connects from here on waits, and is answered
+        _load()
+        from ..daemon.serve import serve
+
+        serve(config, first, lambda addresses: _ready(addresses, as_json="json" in given))
+    return 0
+
+
+def _load() -> None:
+    """Read what the extra brings, which takes a second."""
     try:
-        from ..api import app as _app  # noqa: F401  what the extra brings is read here
+        from ..api import app as _app  # noqa: F401
     except ImportError as exc:
         raise BackendUnavailable(
             f"the server is not installed: {exc}", hint='pip install "ringfence[server]"'
         ) from exc
-    from ..daemon.serve import serve
-
-    if "take-over" in given:
-        succession.take_over(config.state_dir)
-    serve(config, lambda addresses: _ready(addresses, as_json="json" in given))
-    return 0
 
 
 def _ready(addresses: list[str], *, as_json: bool) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..api.service import Settings
     from .config import DaemonConfig
+    from .holding import Held
 
 logger = logging.getLogger("ringfence.daemon")
 
@@ -31,17 +32,13 @@ _ARENAS = 2  # of malloc
 _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
-def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
+def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) -> None:
     """Serve until SIGTERM or SIGINT; with them, all sandboxes end.
 
     SIGUSR1 ends this process alone: its sandboxes are left to the next daemon.
 
     Args:
         ready: Called with the addresses once they answer.
-
-    Raises:
-        StateInUse: Another daemon holds the state directory.
-        InvalidRequest: An address cannot be had, or must not be.
     """
     from ..api.app import make_app
     from ..api.audit import Audit
@@ -52,7 +49,6 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
     from ..sessions import looking
     from ..sessions.manager import SessionManager
     from . import logs
-    from .sockets import listen_tcp, listen_unix
 
     logs.set_up(config.log_level)
     _have_many_files()
@@ -63,7 +59,7 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         manager = stack.enter_context(
             SessionManager(
                 config.manager,
-                state_dir=config.state_dir,
+                state_dir=held.directory,
                 backends=config.backends,
                 outlive_s=config.outlive_s or None,
             )
@@ -75,17 +71,9 @@ def serve(config: DaemonConfig, ready: Callable[[list[str]], None]) -> None:
         stack.callback(service.lanes.close)
         execs = stack.enter_context(contextlib.closing(Execs(manager)))
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
-        unix = listen_unix(config.socket_path)
-        stack.callback(_forget, unix, config.socket_path)
-        listeners = [(unix, False)]
-        if config.listen:
-            tls = bool(config.tls_certificate)
-            tcp = listen_tcp(config.listen, public=tls or config.allow_public)
-            stack.callback(tcp.close)
-            listeners.append((tcp, tls))
         app = make_app(service)
         app.state.execs, app.state.executions = execs, executions
-        leave = _run(config, app, listeners, ready)
+        leave = _run(config, app, held.listeners, ready)
         if leave and config.outlive_s:
             # As if killed, but with every request answered: there is one way to go on from.
             looking.tidy(manager)
@@ -194,12 +182,6 @@ def _stop(servers: list[uvicorn.Server], told: list[int], signum: int) -> None:
     for each in servers:
         each.force_exit = each.should_exit  # told twice
         each.should_exit = True
-
-
-def _forget(listener: socket.socket, path: str) -> None:
-    listener.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def address(listener: socket.socket, tls: bool) -> str:

@@ -34,7 +34,9 @@ def check(manager: SessionManager, tier: str, preferred: str = "") -> None:
     Raises:
         SandboxNotSupported: It cannot.
     """
-    found = support(manager, tier, preferred)
-    if not found.supported:
+    try:
+        # It tries no more backends than it must: to try one may take as long as a boot.
+        manager.maker.choose(SandboxSpec(tier=tier), preferred)
+    except (BackendUnavailable, InvalidRequest) as exc:
         hint = "`ringfence doctor` says what this host lacks; `serve --backend` names what is asked"
-        raise SandboxNotSupported(found.reason, field="tier", hint=hint)
+        raise SandboxNotSupported(exc.message, field="tier", hint=hint) from exc

@@ -53,13 +53,19 @@ class Maker:
         Raises:
             BackendUnavailable: None can make it; the message says of each why not.
         """
-        # Not more of them than are needed: to ask one means to let it make a sandbox.
-        if not preferred:
-            first = next(iter(self.backends), "")
-            if first and not selection.refusal(spec, self.report(first)):
-                return first
-        reports = {name: self.report(name) for name in self.backends}
-        return selection.choose(spec, reports, preferred)[0]
+        selection.check_known(preferred, self.backends)
+        refusals = {name: selection.beforehand(spec, each) for name, each in self.backends.items()}
+        for name in (preferred,) if preferred else refusals:
+            # Not more of them than are needed: to ask one means to let it make a sandbox.
+            why = refusals[name] = refusals[name] or selection.refusal(spec, self.report(name))
+            if not why:
+                return name
+        for name in refusals.keys() - {preferred} if preferred else ():
+            known = self._reports.get(name)
+            why = selection.refusal(spec, known) if known else selection.NOT_TRIED
+            refusals[name] = refusals[name] or why
+        hint = selection.hint_beforehand(spec, self.backends)
+        raise selection.none_can(refusals, preferred, hint)
 
     # -- making -------------------------------------------------------------------------------
 

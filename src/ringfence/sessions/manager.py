@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..model.manager_stats import Health, ManagerStats
     from ..model.snapshot import Snapshot
     from ..sandbox.sync import Sandbox
+    from ..store.directory import StateDirectory
 
     Sessions = list[ClientSession]  # `list` is a method here
     Snapshots = list[Snapshot]
@@ -59,7 +60,7 @@ class SessionManager:
     Args:
         config: Bounds, timeouts and the pool; None takes the defaults.
         state_dir: Where sessions are written down, to survive this process. One process holds it at a
-            time. None keeps them in memory only.
+            time; whoever passes one that is held lets go of it. None keeps them in memory only.
         backends: Names, or backends of the caller's own; the first that can make a sandbox does.
         outlive_s: How long sandboxes live on after this process was killed, or closed with `keep`, until
             a manager of the same `state_dir` goes on with them; None: they end with this process.
@@ -75,7 +76,7 @@ class SessionManager:
         self,
         config: ManagerConfig | None = None,
         *,
-        state_dir: str | None = None,
+        state_dir: str | StateDirectory | None = None,
         backends: Sequence[Backend | str] = DEFAULT_BACKENDS,
         background: bool = True,
         clock: Clock | None = None,

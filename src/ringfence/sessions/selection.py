@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from ..errors import BackendUnavailable, InvalidRequest
 from ..model import capabilities as can
+from ..model.spec import TIERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from ..backends.protocol import Backend
     from ..model.acquire import RequiredCapabilities
     from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
+
+NOT_TRIED = ["not tried"]
+_DOCTOR = "run `ringfence doctor` to see what this host allows"
 
 
 def choose(
@@ -23,23 +28,52 @@ def choose(
         InvalidRequest: There is no backend of the preferred name.
         BackendUnavailable: None can do it; the message says of each why not.
     """
-    if preferred and preferred not in reports:
-        known = ", ".join(reports)
-        raise InvalidRequest(
-            f"no backend {preferred!r}", field="preferred_backend", hint=f"one of {known}"
-        )
+    check_known(preferred, reports)
     refusals = {name: refusal(spec, report) for name, report in reports.items()}
     able = tuple(name for name in reports if not refusals[name] and preferred in ("", name))
     if able:
         return able
+    has_tier = any(spec.tier in each.tiers or not each.available for each in reports.values())
+    hint = _DOCTOR if has_tier else _name_one(spec)
+    raise none_can(refusals, preferred, hint)
+
+
+def check_known(preferred: str, names: Iterable[str]) -> None:
+    """Refuse a preferred backend that is not there."""
+    if preferred and preferred not in names:
+        known = ", ".join(names)
+        raise InvalidRequest(
+            f"no backend {preferred!r}", field="preferred_backend", hint=f"one of {known}"
+        )
+
+
+def none_can(
+    refusals: Mapping[str, Sequence[str]], preferred: str, hint: str
+) -> BackendUnavailable:
+    """What is said where none makes a sandbox; of one without a reason, that it could."""
     told = "; ".join(f"{name}: {', '.join(why) or 'could'}" for name, why in refusals.items())
-    hint = "run `ringfence doctor` to see what this host allows"
     if preferred and any(not why for why in refusals.values()):
         hint = "another backend could: leave preferred_backend out"
-    elif all(spec.tier not in report.tiers for report in reports.values()):
-        hint = f"name a backend that has tier {spec.tier}, as `ringfence serve --backend` does"
+    elif preferred and NOT_TRIED in (*refusals.values(),):
+        hint = "another backend may be able to: leave preferred_backend out"
     asked = f"the preferred backend {preferred!r} cannot" if preferred else "no backend can"
-    raise BackendUnavailable(f"{asked} make this sandbox: {told or 'there is none'}", hint=hint)
+    return BackendUnavailable(f"{asked} make this sandbox: {told or 'there is none'}", hint=hint)
+
+
+def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
+    """What to do where every backend of the tier refuses: look at this host only if it has a part in that."""
+    having = [each for each in backends.values() if spec.tier in getattr(each, "tiers", TIERS)]
+    if not having:
+        return _name_one(spec)
+    if not all(beforehand(spec, each) for each in having):
+        return _DOCTOR
+    if spec.network.is_unrestricted:
+        return "no host changes that: name what may be reached, or use another tier"
+    return "no host changes that: leave it out, or use another tier"
+
+
+def _name_one(spec: SandboxSpec) -> str:
+    return f"name a backend that has tier {spec.tier}, as `ringfence serve --backend` does"
 
 
 def refusal(spec: SandboxSpec, report: BackendReport) -> list[str]:
@@ -53,9 +87,24 @@ def refusal(spec: SandboxSpec, report: BackendReport) -> list[str]:
         if not report.can(name)
     ]
     if spec.tier not in report.tiers:
-        tiers = " and ".join(report.tiers) or "none"
-        found.insert(0, f"tier {spec.tier} is not one of its tiers ({tiers})")
+        found.insert(0, _not_its(spec.tier, report.tiers))
     return found
+
+
+def beforehand(spec: SandboxSpec, backend: Backend) -> list[str]:
+    """Every reason why a backend makes no such sandbox on any host; found without trying it.
+
+    A probe of a microVM boots a machine, and of gVisor starts one: who asks for what neither can do
+    does not wait for that.
+    """
+    never: Mapping[str, str] = getattr(backend, "never", {})
+    tiers: tuple[str, ...] = getattr(backend, "tiers", (spec.tier,))
+    found = [f"no {name}: {never[name]}" for name in needed(spec) if name in never]
+    return found if spec.tier in tiers else [_not_its(spec.tier, tiers), *found]
+
+
+def _not_its(tier: str, tiers: tuple[str, ...]) -> str:
+    return f"tier {tier} is not one of its tiers ({' and '.join(tiers) or 'none'})"
 
 
 def needed(spec: SandboxSpec) -> list[str]:

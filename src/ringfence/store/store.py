@@ -32,23 +32,24 @@ FILE = "state.sqlite3"
 
 
 class Store:
-    """The records in one state directory; with None they end with this object.
+    """The records in one state directory, which may be held already; with None they end with this object.
 
     Raises:
         StateInUse: Another process holds the directory.
         StateTooNew: A newer version wrote it.
     """
 
-    def __init__(self, state_dir: str | None) -> None:
-        self.directory = StateDirectory(state_dir) if state_dir is not None else None
+    def __init__(self, state_dir: str | StateDirectory | None) -> None:
+        self._own = StateDirectory(state_dir) if isinstance(state_dir, str) else None
+        self.directory = self._own if isinstance(state_dir, str) else state_dir
         try:
             path = self.directory.file(FILE) if self.directory else IN_MEMORY
             self._database = Database(path)
             self.executions = Executions(self._database)
             self.execs = ExecRecords(self._database)
         except BaseException:
-            if self.directory:
-                self.directory.close()
+            if self._own:
+                self._own.close()
             raise
 
     def together(self) -> AbstractContextManager[None]:
@@ -234,10 +235,10 @@ class Store:
         self._database.write(f"PRAGMA user_version = {found}")  # always a page of the log
 
     def close(self) -> None:
-        """Give the directory back; idempotent."""
+        """Give the directory back, if it was taken here; idempotent."""
         self._database.close()
-        if self.directory:
-            self.directory.close()
+        if self._own:
+            self._own.close()
 
     # -- how ----------------------------------------------------------------------------------
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, ClassVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
+from ringfence.backends.fake import FakeBackend
 from ringfence.errors import BackendUnavailable, InvalidRequest
 from ringfence.model import capabilities as can
 from ringfence.model.capabilities import BackendReport, Capability
+from ringfence.model.spec import LIGHT, STRONG
+from ringfence.sessions.maker import Maker
 from ringfence.sessions.selection import choose, needed, refusal
+
+if TYPE_CHECKING:
+    from ringfence.backends.protocol import Backend
 
 ALL = {
     can.NETWORK_NONE,
@@ -115,3 +123,61 @@ def test_chosen_is_who_can_and_refused_says_why_of_each(
     for name, each in zip(reports, lacking, strict=True):
         for capability in each & {*needed(spec)}:
             assert f"{name} has no {capability}" in str(refused.value)
+
+
+class Unasked(FakeBackend):
+    """One that must not be asked what it can do: as long as its answer takes, so long would a refusal."""
+
+    tiers = (STRONG,)
+    never: ClassVar = {can.NETWORK_UNRESTRICTED: "there is no way to the host's network"}
+
+    def report(self) -> BackendReport:
+        raise AssertionError("it was tried, which may take as long as a boot")
+
+
+class Tried(FakeBackend):
+    name = "tried"
+    tiers = (LIGHT,)
+
+    def report(self) -> BackendReport:
+        return report("tried")
+
+
+def maker(*backends: Backend) -> Maker:
+    none: Any = None  # nothing is made
+    return Maker({each.name: each for each in backends}, none, none, none)
+
+
+def test_what_no_host_could_make_possible_is_refused_without_a_trial() -> None:
+    spec = SandboxSpec(tier=STRONG, network=NetworkPolicy.unrestricted())
+
+    for preferred in ("", "fake"):
+        with pytest.raises(BackendUnavailable) as refused:
+            maker(Tried(), Unasked()).choose(spec, preferred)
+        assert "there is no way to the host's network" in str(refused.value)
+
+    assert "name what may be reached" in refused.value.hint
+    with pytest.raises(AssertionError):  # the control: what it might be able to do it is asked
+        maker(Unasked()).choose(SandboxSpec(tier=STRONG))
+
+
+def test_a_tier_that_it_never_has_is_refused_without_a_trial() -> None:
+    with pytest.raises(BackendUnavailable, match="tier light is not one of its tiers") as refused:
+        maker(Unasked()).choose(SandboxSpec())
+
+    assert "serve --backend" in refused.value.hint
+
+
+def test_who_prefers_one_does_not_wait_for_the_others() -> None:
+    spec = SandboxSpec(limits=Limits(pids=5))
+
+    assert "tried" == maker(Unasked(), Tried()).choose(spec, "tried")
+    with pytest.raises(BackendUnavailable, match="fake: tier light is not one"):
+        maker(Unasked(), Lame()).choose(spec, "lame")
+
+
+class Lame(FakeBackend):
+    name = "lame"
+
+    def report(self) -> BackendReport:
+        return report("lame", can.PIDS_LIMIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidRequest, Unsupported
+from ...model import capabilities as can
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local import identity
 from ..local.accounts import check_profile
@@ -12,6 +13,15 @@ from ..local.session import check_least, check_sources
 
 NAME = "gvisor"
 PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
+NEVER = {
+    can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
+    can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
+    can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
+    can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
+    can.GPU: "the gVisor backend passes none on",
+    can.IO_LIMIT: "gVisor does not measure I/O",
+}
+"""What gVisor has on no host, and why: known without starting it."""
 _MIB = 1 << 20
 _LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),

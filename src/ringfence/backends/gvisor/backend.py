@@ -7,6 +7,7 @@ from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from ...model.spec import STRONG
 from ..local import cgroups, identity, journal, template
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
@@ -57,6 +58,8 @@ class GvisorBackend(Hulls):
     """
 
     name = NAME
+    tiers = (STRONG,)
+    never = asked.NEVER
 
     def __init__(
         self,

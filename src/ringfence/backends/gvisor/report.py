@@ -11,6 +11,7 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local.host import host
 from ..local.netns import of_rules
 from ..local.reports import read_or_last, unavailable
+from .asked import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,14 +83,6 @@ NO_MEMORY_OF_SOCKETS = (
 )
 _LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT)
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)
-_NOT = {
-    can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
-    can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
-    can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
-    can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
-    can.GPU: "the gVisor backend passes none on",
-    can.IO_LIMIT: "gVisor does not measure I/O",
-}
 _EVERYTHING = (*_ALWAYS, can.ATTACH, *_OF_RULES, can.SECRETS, *_LIMITS)
 
 
@@ -102,4 +95,4 @@ def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
         found.append(Capability(name, each.status != MISSING, reason))
     why_not = "" if host().trusted_root else NO_MEMORY
     found.append(Capability(can.MEMORY_SNAPSHOT, not why_not, why_not))
-    return (*found, *(Capability(name, False, why) for name, why in _NOT.items()))
+    return (*found, *(Capability(name, False, why) for name, why in NEVER.items()))

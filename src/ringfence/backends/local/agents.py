@@ -66,6 +66,7 @@ class AgentBackend(LocalBackend):
     """
 
     name: str
+    tiers = (LIGHT,)
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
     lets_in = saves = False

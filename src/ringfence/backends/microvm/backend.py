@@ -94,6 +94,8 @@ class MicrovmBackend(Hulls):
     """
 
     name = NAME
+    tiers = (STRONG,)
+    never = planning.NEVER
 
     def __init__(
         self,

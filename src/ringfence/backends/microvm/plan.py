@@ -8,6 +8,7 @@ import time
 
 from ...errors import InvalidRequest, Unsupported
 from ...guest.machine import SHARES
+from ...model import capabilities as can
 from ...model.limits import Limits
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
@@ -58,6 +59,14 @@ _LEAST = {
     "inodes": (256, "the sandbox's own directories are some of them"),
 }
 _NO_HOST = "a machine has no network device that could lead to the host's own network"
+NEVER = {
+    can.NETWORK_UNRESTRICTED: _NO_HOST,
+    can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
+    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
+    can.PREWARM: "every machine is continued from one that has booted",
+    can.GPU: "the microVM backend passes none on",
+}
+"""What no microVM has on any host, and why: known without starting one."""
 
 
 def refusal(operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:

@@ -15,7 +15,7 @@ from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.readback import cores, cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
-from .plan import EMULATOR_BYTES
+from .plan import EMULATOR_BYTES, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,15 +44,7 @@ _CAN = (
     can.MEMORY_SNAPSHOT,
     can.FORK,
 )
-_NO_HOST = "a machine has no network device that could lead to the host's own network"
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
-_CANNOT = {
-    can.NETWORK_UNRESTRICTED: _NO_HOST,
-    can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
-    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
-    can.PREWARM: "every machine is continued from one that has booted",
-    can.GPU: "the microVM backend passes none on",
-}
 _DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
 
 
@@ -78,7 +70,7 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
             Capability(
                 can.CPU_LIMIT, cpus.status == ENFORCED, cpus.why if cpus.status != ENFORCED else ""
             ),
-            *(Capability(name, False, why) for name, why in _CANNOT.items()),
+            *(Capability(name, False, why) for name, why in NEVER.items()),
             *of_network,
         ),
         protections=protections,

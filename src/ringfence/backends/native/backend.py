@@ -7,6 +7,7 @@ from _thread import allocate_lock, start_new_thread
 
 from ...errors import InvalidRequest, SandboxLost
 from ...model.ids import new_id
+from ...model.spec import LIGHT
 from ..local import cgroups, identity, journal
 from ..local.base import LocalBackend
 from ..local.host import Host, host, with_files
@@ -49,6 +50,7 @@ class NativeBackend(LocalBackend):
     """
 
     name = NAME
+    tiers = (LIGHT,)
 
     def __init__(
         self,

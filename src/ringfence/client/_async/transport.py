@@ -161,7 +161,9 @@ class AsyncTransport:
         where = self.address.shown
         if isinstance(exc, httpx2.TimeoutException):
             return TimeoutExceeded(f"{where} did not answer in time")
-        hint = "is `ringfence serve` running?" if isinstance(exc, httpx2.ConnectError) else ""
+        hint = ""
+        if isinstance(exc, httpx2.ConnectError):
+            hint = "start it with `ringfence serve`; if it is just being started, try again"
         return ServerUnreachable(f"{where}: {str(exc) or type(exc).__name__}", hint=hint)
 
     async def close(self) -> None:

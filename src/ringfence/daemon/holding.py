@@ -1,0 +1,61 @@
+"""What a daemon takes first of all: its state directory, and the sockets that it will answer on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ..store.directory import StateDirectory
+from .sockets import listen_tcp, listen_unix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from .config import DaemonConfig
+
+
+class Held:
+    """A state directory that is ours, and sockets on which nobody is answered yet.
+
+    Attributes:
+        listeners: Each with whether it speaks TLS; the unix socket is the first.
+    """
+
+    def __init__(
+        self, directory: StateDirectory, listeners: list[tuple[socket.socket, bool]]
+    ) -> None:
+        self.directory, self.listeners = directory, listeners
+
+
+@contextlib.contextmanager
+def held(config: DaemonConfig) -> Iterator[Held]:
+    """Both, until the end of the block.
+
+    A daemon takes a second to load, and longer to go on with many sandboxes. Who connects in that time
+    waits in the kernel's queue; were the sockets made last, the one that a killed daemon left would
+    refuse him, as if nobody were to come.
+
+    Raises:
+        StateInUse: Another daemon holds the state directory.
+        InvalidRequest: An address cannot be had, or must not be.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = StateDirectory(config.state_dir)
+        stack.callback(directory.close)
+        unix = listen_unix(config.socket_path)
+        stack.callback(_forget, unix, config.socket_path)
+        listeners = [(unix, False)]
+        if config.listen:
+            tls = bool(config.tls_certificate)
+            tcp = listen_tcp(config.listen, public=tls or config.allow_public)
+            stack.callback(tcp.close)
+            listeners.append((tcp, tls))
+        yield Held(directory, listeners)
+
+
+def _forget(listener: socket.socket, path: str) -> None:
+    listener.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
