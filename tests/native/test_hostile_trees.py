@@ -28,6 +28,7 @@ from ringfence.errors import (
     IoError,
     RingfenceError,
 )
+from ringfence.launcher.trees import pack
 from tests.native.callers import Caller
 from tests.native.outside import PATIENCE_S, status_kib
 
@@ -405,6 +406,55 @@ def test_a_directory_that_becomes_a_symlink_while_it_is_copied(
 
     assert {"link", "directory"} <= seen, seen
     assert yard.is_untouched()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_who_packs_a_directory_of_the_host_is_not_led_out_of_it(
+    tmp_path: Path, holds: bool
+) -> None:
+    """A guest that it is mounted for makes a link of a directory while its files are read."""
+    tree, secret = tmp_path / "tree", tmp_path / "host"
+    for place, words in ((tree / "dir", "as it was"), (secret, "of the host's")):
+        place.mkdir(parents=True)
+        for name in ("first", "second"):
+            (place / name).write_text(words)
+
+    def swap(_copied: int, path: str) -> None:
+        if path.endswith("first"):
+            (tree / "dir").rename(tmp_path / "aside")
+            (tree / "dir").symlink_to(secret)
+
+    with (tmp_path / "packed").open("wb") as file:
+        pack(file.fileno(), str(tree), one_file_system=False, progress=swap, holds=holds)
+
+    found = (tmp_path / "packed").read_bytes()
+    assert (b"of the host's" in found) != holds
+    assert found.count(b"as it was") == (2 if holds else 1)
+
+
+_CHANGE = """
+import os
+os.mkdir("changing")
+print("ready", flush=True)
+while True:
+    for n in range(30):
+        os.symlink("x", f"changing/{n}")
+    for n in range(30):
+        os.unlink(f"changing/{n}"); open(f"changing/{n}", "w").close()
+    for n in range(30):
+        os.unlink(f"changing/{n}")
+"""
+
+
+def test_what_changes_meanwhile_is_listed_as_far_as_it_is_there(sandbox: Sandbox) -> None:
+    """What went away between two looks is no error of the caller's."""
+    changing = sandbox.start(["python3", "-c", _CHANGE])
+    assert b"ready\n" == changing.stdout.read(PATIENCE_S)
+
+    counts = {len(sandbox.files.list("changing")) for _ in range(300)}
+
+    changing.kill()
+    assert len(counts) > 1, "nothing changed"
 
 
 _KILL_NEWCOMERS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..launcher import programs, wire
@@ -51,8 +52,10 @@ class FileRequests:
             for name in os.listdir(path):
                 try:
                     described = looking.described(os.path.join(path, name))
-                except FileNotFoundError:
-                    continue  # it went away while we looked
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOENT, errno.EINVAL):
+                        raise
+                    continue  # it went away while we looked, or is no symlink any longer
                 body.write(os.fsencode(name) + b"\0" + described + b"\0")
         return b""
 

@@ -10,9 +10,7 @@ Source: harbor.environments.base (0.24).
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -204,10 +202,8 @@ class RingfenceEnvironment(BaseEnvironment):
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy a directory out over one that may be there."""
-        with tempfile.TemporaryDirectory() as place:
-            copy = Path(place) / "copy"
-            await self.sandbox.files.download(source_dir, str(copy))
-            copytree(copy, target_dir, symlinks=True, dirs_exist_ok=True)
+        # Straight there: a copy of a copy would go through links that an earlier one has brought.
+        await self.sandbox.files.download(source_dir, str(target_dir))
 
 
 def _network(policy: NetworkPolicy) -> str | list[str]:

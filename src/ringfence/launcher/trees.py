@@ -20,21 +20,35 @@ _NOT_SAVED = (
     *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence"),
     "/.ringfence-mounts",  # in gVisor, where what is attached comes from
 )
+_REPLACED = (FileNotFoundError, NotADirectoryError)
+_TYPES = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+}
 _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 
-def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None) -> None:
+def pack(
+    stream: int, path: str, *, one_file_system: bool, progress: Any = None, holds: bool = False
+) -> None:
     """Write the tree at `path` to descriptor `stream`, which stays open.
 
     Args:
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
+        holds: See `Packer`; for whoever may read more than those who can change the tree.
     """
     device = os.lstat(path).st_dev
     sink: Any = Sink(stream)
     with tarfile.open(
         fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
     ) as tar:
-        Packer(tar, device if one_file_system else -1, progress).add(path, ".")
+        packer = Packer(tar, device if one_file_system else -1, progress)
+        packer.holds = holds
+        packer.add(path, ".")
 
 
 class Sink:
@@ -50,37 +64,47 @@ class Sink:
         return len(data)
 
 
-def _entries(path: str) -> list[str]:
-    """The names in a directory; none of what a symlink leads to that has just taken its place."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError:
-        return []
-    try:
-        return sorted(os.listdir(fd))
-    finally:
-        os.close(fd)
-
-
 class Packer:
-    """Writes trees as members of a tar stream."""
+    """Writes trees as members of a tar stream.
+
+    Attributes:
+        holds: Take every name in its directory, which is held open. A directory of the host may be mounted
+            in a sandbox: if it were packed by paths, a guest could lead us out of it, with a symlink in the
+            place of a directory between two looks. It takes a descriptor for each level.
+    """
+
+    holds = False
 
     def __init__(self, tar: tarfile.TarFile, device: int, progress: Any) -> None:
         self._tar, self._device, self._progress = tar, device, progress
+        self._inside: int | None = None  # the directory that is looked at, where we hold it
         self._holes = 0
 
     def add(self, path: str, name: str) -> None:
         """Add what is at `path`, and all below it."""
-        for entry in self._add_one(path, name):
-            self.add(os.path.join(path, entry), f"{name}/{entry}")
+        entries = self._add_one(path, name)
+        if not entries:
+            return
+        outer = self._inside
+        try:
+            self._inside = self._open(path, os.O_DIRECTORY) if self.holds else None
+        except _REPLACED:
+            return
+        try:
+            for entry in entries:
+                self.add(os.path.join(path, entry), f"{name}/{entry}")
+        finally:
+            if self._inside is not None:
+                os.close(self._inside)
+            self._inside = outer
 
     def _add_one(self, path: str, name: str) -> list[str]:
         try:
-            info = os.lstat(path)
+            info = os.stat(self._at(path), dir_fd=self._inside, follow_symlinks=False)
             elsewhere = self._device_of(info) != self._device
             if self._device >= 0 and (elsewhere or path in _NOT_SAVED):
                 return []
-            member = self._member(path, name)
+            member = self._member(path, name, info)
             if member is None:
                 return []
             if member.isreg():
@@ -88,31 +112,74 @@ class Packer:
             else:
                 self._tar.addfile(member)
             self._forget(info)
-            return _entries(path) if stat.S_ISDIR(info.st_mode) else []
+            return self._entries(path) if stat.S_ISDIR(info.st_mode) else []
         except FileNotFoundError:
             return []  # it went away while we looked: a running sandbox may do that
+
+    def _at(self, path: str) -> str:
+        """What it is called where we look from."""
+        return path if self._inside is None else os.path.basename(path)
+
+    def _open(self, path: str, flags: int) -> int:
+        flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self._at(path), flags, dir_fd=self._inside)
+
+    def _entries(self, path: str) -> list[str]:
+        """The names in a directory; none of what a symlink leads to that has just taken its place."""
+        try:
+            fd = self._open(path, os.O_DIRECTORY)
+        except NotADirectoryError:
+            return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
 
     def _device_of(self, info: os.stat_result) -> int:
         return info.st_dev
 
-    def _member(self, path: str, name: str) -> tarfile.TarInfo | None:
+    def _member(self, path: str, name: str, info: os.stat_result) -> tarfile.TarInfo | None:
         """What to write for `path`; None for what means nothing elsewhere."""
+        member = tarfile.TarInfo(name)
+        member.type = _TYPES.get(stat.S_IFMT(info.st_mode), b"")
         one_system = self._device >= 0
-        member = self._tar.gettarinfo(path, name)
-        if member is None or not (
-            one_system or member.isreg() or member.isdir() or member.issym() or member.islnk()
-        ):
-            if one_system:
-                return None  # a socket: it means nothing without its process
+        if not member.type and one_system:
+            return None  # a socket: it means nothing without its process
+        if not one_system and not (member.isreg() or member.isdir() or member.issym()):
             raise OSError(errno.EINVAL, "is not a file, directory or link", path)
-        member.uname = member.gname = ""
+        member.mode, member.mtime = info.st_mode, info.st_mtime
+        member.uid, member.gid = info.st_uid, info.st_gid
+        if member.isreg():
+            self._name_inode(member, info)
+        elif member.issym():
+            member.linkname = self._target(path)
+        elif member.ischr() or member.isblk():
+            member.devmajor, member.devminor = os.major(info.st_rdev), os.minor(info.st_rdev)
         return member
+
+    def _name_inode(self, member: tarfile.TarInfo, info: os.stat_result) -> None:
+        """A file; or another name of one that has been written."""
+        inodes: dict[tuple[int, int], str] = self._tar.inodes  # type: ignore[attr-defined]
+        first = inodes.setdefault((info.st_ino, info.st_dev), member.name)
+        if info.st_nlink > 1 and first != member.name:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+        else:
+            member.size = info.st_size
+
+    def _target(self, path: str) -> str:
+        try:
+            return os.readlink(self._at(path), dir_fd=self._inside)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            # Something else has taken its place; as good as gone.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from exc
 
     def _add_file(self, path: str, info: os.stat_result, member: tarfile.TarInfo) -> None:
         self._holes += max(0, info.st_size - info.st_blocks * 512)
         if self._holes > _MOST_HOLES:
             raise OSError(errno.EFBIG, f"sparse files claim more than {_MOST_HOLES} bytes", path)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = self._open(path, os.O_NONBLOCK)
         with open(fd, "rb", buffering=0) as file:
             self._tar.addfile(member, _Exactly(file, member.size))
         if self._progress:

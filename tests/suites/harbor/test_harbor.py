@@ -13,6 +13,7 @@ import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
+from ringfence.errors import FileError
 from ringfence.integrations.harbor import OUTPUT_BYTES, RingfenceEnvironment
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of, status_of
@@ -205,3 +206,21 @@ def test_what_would_have_to_be_built_is_refused(tmp_path: Path) -> None:
 @pytest.mark.once
 def test_importing_it_is_cheap() -> None:
     imports.assert_cheap("harbor")
+
+
+async def test_what_is_copied_out_twice_goes_through_no_link(tmp_path: Path) -> None:
+    """The first copy brings a link, the second a directory of that name with a file in it."""
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        await made.exec(f"mkdir -p /app/tree; ln -s {outside} /app/tree/a")
+        await made.download_dir("/app/tree", out)
+        await made.exec("cd /app/tree; rm a; mkdir a; echo x > a/file")
+        with pytest.raises(FileError):
+            await made.download_dir("/app/tree", out)
+    finally:
+        await made.stop(delete=True)
+
+    assert [] == list(outside.iterdir())

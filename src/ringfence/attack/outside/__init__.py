@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import bombs, descriptors, host_side, neighbours, residue, timeouts
+from . import bombs, descriptors, host_side, neighbours, races, residue, timeouts
 from .register import PROBES, OutsideProbe
 
-AREAS = (host_side, descriptors, bombs, neighbours, residue, timeouts)
+AREAS = (host_side, races, descriptors, bombs, neighbours, residue, timeouts)
 
 
 def registered() -> dict[str, OutsideProbe]:

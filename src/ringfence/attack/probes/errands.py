@@ -107,6 +107,31 @@ def connect(path: str) -> None:
         sock.connect(path)
 
 
+def fill(directory: str, count: str) -> None:
+    """Make a directory with so many files."""
+    os.makedirs(directory)
+    for number in range(int(count)):
+        _append(f"{directory}/{number}")
+
+
+def swap(directory: str) -> None:
+    """Make of `tree/dir` the link that lies aside, and the directory again, for as long as it is let."""
+    os.chdir(directory)
+    print("swapping", flush=True)
+    moves = (
+        *(("tree/dir", "aside/dir"), ("aside/link", "tree/dir")),
+        *(("tree/dir", "aside/link"), ("aside/dir", "tree/dir")),
+    )
+    while True:
+        for number, (old, new) in enumerate(moves):
+            try:
+                os.rename(old, new)
+            except OSError:
+                continue  # who copies may have made something there
+            if number % 2:
+                time.sleep(0.0005)
+
+
 def serve() -> None:
     """Listen on every address; print the port, and wait."""
     with socket.socket() as sock:

@@ -8,6 +8,7 @@ inside the sandbox.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -46,9 +47,10 @@ class NativeFiles(LocalFiles):
         fd = self._open(base, os.O_RDONLY | os.O_DIRECTORY, 0)
         try:
             with os.scandir(fd) as entries:
-                return sorted(
-                    (_info(base, e.name, fd) for e in entries), key=lambda info: info.name
-                )
+                found = (_info(base, each.name, fd) for each in entries)
+                return sorted((info for info in found if info), key=lambda info: info.name)
+        except OSError as exc:
+            raise file_error(exc.errno or errno.EIO, base) from exc
         finally:
             os.close(fd)
 
@@ -95,8 +97,14 @@ class NativeFiles(LocalFiles):
         raise FileError(f"{where}: is not a regular file", path=where)
 
 
-def _info(base: str, name: str, directory: int) -> FileInfo:
-    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    link = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(info.st_mode) else ""
+def _info(base: str, name: str, directory: int) -> FileInfo | None:
+    """None for what went away while we looked, or became something else: programs run inside."""
+    try:
+        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        link = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(info.st_mode) else ""
+    except OSError as exc:
+        if exc.errno not in (errno.ENOENT, errno.EINVAL):  # EINVAL: no symlink any longer
+            raise
+        return None
     path = f"{base.rstrip('/')}/{name}"
     return describe(path, name, info.st_mode, info.st_size, info.st_mtime_ns, link)
