@@ -94,14 +94,18 @@ def file_name(machine: str, options: frozenset[str]) -> str:
 
 
 def with_key(program: bytes, tag_key: int | None, instead_of: int = PLACEHOLDER_KEY) -> bytes:
-    """`program` with its placeholder, or another key, replaced by `tag_key`, or by bits that nobody knows."""
+    """`program` with its placeholder, or another key, replaced by `tag_key`, or by bits that nobody knows.
+
+    Raises:
+        ValueError: It is not there, or could be in two places.
+    """
     key = os.urandom(8) if tag_key is None else checked_key(tag_key).to_bytes(8, "big")
     placeholder = instead_of.to_bytes(8, "big")
     for half in (slice(0, 4), slice(4, 8)):
-        before, found, after = program.partition(placeholder[half][::-1])
-        if not found:
-            raise ValueError("this program has no placeholder for the key")
-        program = before + key[half][::-1] + after
+        # A key is drawn: once in some 300,000 times there are four bytes like a half of it elsewhere.
+        if program.count(placeholder[half][::-1]) != 1:
+            raise ValueError("this program has not one place, a placeholder's, for the key")
+        program = program.replace(placeholder[half][::-1], key[half][::-1])
     return program
 
 

@@ -74,6 +74,20 @@ def test_the_placeholder_is_there_once(machine: str, on: frozenset[str]) -> None
     )
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_key_that_could_be_in_two_places_is_not_replaced(half: int) -> None:
+    """Else an instruction of the filter would be, and the walls would be others."""
+    halves = [b"\x12\x34\x56\x78", b"\x9a\xbc\xde\xf0"]
+    halves[half] = load_filter(tag_key=KEY)[:4][::-1]
+    key = int.from_bytes(b"".join(halves), "big")
+
+    with pytest.raises(ValueError, match="not one place"):
+        filters.with_key(load_filter(tag_key=key), KEY, key)
+
+    unlike = int.from_bytes(b"\x12\x34\x56\x78\x9a\xbc\xde\xf0", "big")
+    assert load_filter(tag_key=KEY) == filters.with_key(load_filter(tag_key=unlike), KEY, unlike)
+
+
 @pytest.mark.parametrize("key", [0, -1, 1 << 64])
 def test_a_key_that_everybody_has_is_refused(key: int) -> None:
     with pytest.raises(ValueError, match="tag_key"):

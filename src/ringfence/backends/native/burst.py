@@ -79,7 +79,11 @@ def are_alike(plan: Plan, other: Plan) -> bool:
         return False  # one with a policy of the user's, or with a network, has more that is its own
     if not plan["seccomp"] or not other["seccomp"]:
         return plan["seccomp"] == other["seccomp"]
-    return filters.with_key(plan["seccomp"], other["tag_key"], plan["tag_key"]) == other["seccomp"]
+    try:
+        expected = filters.with_key(plan["seccomp"], other["tag_key"], plan["tag_key"])
+    except ValueError:
+        return False  # its key cannot be told from the rest: it has no twin
+    return expected == other["seccomp"]
 
 
 def _common(plan: Plan) -> dict[str, object]:
@@ -272,7 +276,10 @@ def _make_twin(ahead: Ahead, shape: Shape, plan: Plan, draft: Draft) -> None:
     twin: Plan = {**plan, **shape, "waits": True}
     twin["template"], twin["tag_key"] = b"", planner.new_key()
     if plan["seccomp"]:
-        twin["seccomp"] = filters.with_key(plan["seccomp"], twin["tag_key"], plan["tag_key"])
+        try:
+            twin["seccomp"] = filters.with_key(plan["seccomp"], twin["tag_key"], plan["tag_key"])
+        except ValueError:
+            return  # see `are_alike`
     wire.send(ahead.control, twin)
     ahead.plan = twin
 
