@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 from ..again import declared_weaker
-from ..lab import run, start
+from ..lab import first_host_pid, host_tree, run, start
 from ..probes import bombs
 from ..probes.kit import Outcome, escaped, held, inconclusive
+from ..scope import OWN_KERNEL
 from .register import ROOMY, probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...sandbox.sync import Sandbox
     from ..lab import Lab
 
 _MIB = 1 << 20
@@ -117,6 +120,16 @@ def output_flood(lab: Lab) -> Outcome:
     return held(said) if grown < 32 and kept <= 2 and result.truncated else escaped(said)
 
 
+def _processor_s(sandbox: Sandbox) -> float:
+    """What all its processes have used, by the host's count; of those that ended, what their parents know."""
+    ticks = 0
+    for pid in host_tree(first_host_pid(sandbox)):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            # utime, stime, cutime and cstime, behind a name that may hold spaces: proc_pid_stat(5)
+            ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @probe("resources.processor-hog", "medium", ROOMY)
 def processor_hog(lab: Lab) -> Outcome:
     """No more processor time may be used than the limit allows."""
@@ -125,9 +138,13 @@ def processor_hog(lab: Lab) -> Outcome:
         weaker = declared_weaker(sandbox, "cpu") if lab.protected else ""
         # Longer without a limit: others may want the processors too.
         time_s = 0.5 if lab.protected else 5.0
+        before_s, began_s = _processor_s(sandbox), time.monotonic()
         used_s = float(run(sandbox, "bombs", "spin", str(time_s)).stdout_text or 0)
-    said = f"{used_s:.2f} s of processor time in {time_s} s, limit {limits.get('cpus', 'none')}"
-    if used_s <= 0.15:
+        if lab.backend.name in OWN_KERNEL:
+            # Its clocks go on for who is kept from the processor: what it got only the host can tell.
+            time_s, used_s = time.monotonic() - began_s, _processor_s(sandbox) - before_s
+    said = f"{used_s:.2f} s of processor time in {time_s:.2f} s, limit {limits.get('cpus', 'none')}"
+    if used_s <= 0.1 * time_s + 0.1:
         return held(said)
     return inconclusive(f"{said}; declared: {weaker}") if weaker else escaped(said)
 
