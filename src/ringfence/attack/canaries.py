@@ -117,10 +117,15 @@ class Canaries:
         write(f"{self.ro}/doomed", "as it was\n")
 
     def plant_writable(self) -> None:
-        """The directory that is mounted writable, as new: a small repository."""
+        """The directory that is mounted writable, as new: a small repository, and two below it."""
         shutil.rmtree(self.rw, ignore_errors=True)
         os.makedirs(f"{self.rw}/.git/hooks")
         os.makedirs(f"{self.rw}/open")
+        for inner in ("projects/module/.git", "projects/bare.git"):
+            for name in ("objects", "refs", "hooks"):
+                os.makedirs(f"{self.rw}/{inner}/{name}")
+            write(f"{self.rw}/{inner}/config", "[core]\n\trepositoryformatversion = 0\n")
+            write(f"{self.rw}/{inner}/HEAD", "ref: refs/heads/main\n")
         write(f"{self.rw}/.git/hooks/existing", "#!/bin/sh\n", 0o755)
         write(f"{self.rw}/.git/config", "[core]\n\trepositoryformatversion = 0\n")
         write(f"{self.rw}/.git/HEAD", "ref: refs/heads/main\n")

@@ -1,7 +1,9 @@
 """Protected paths in a writable mount: existing, absent, and reached over their ancestors.
 
 The mount holds `.git/hooks` and `.mcp.json`; `.envrc`, `.vscode` and `vault/keys` are absent. All
-of them are protected. What lies open is `open`, a directory, and some files.
+of them are protected. What lies open is `open`, a directory, and some files. Below `projects` there
+are two more repositories, of which git's own is protected: one with a work tree, `module`, and one
+without, `bare.git`.
 """
 
 from __future__ import annotations
@@ -96,6 +98,43 @@ def _replace_config(rw: str) -> int:
     _write(lock)
     result = _rename(lock, f"{rw}/.git/config")
     call("unlink", lock.encode())
+    return result
+
+
+def _stand_in(rw: str, moved: str, hook: str) -> int:
+    """Move a directory away and make it anew, with a hook in it."""
+    # Not far: to what is another mount nothing is renamed at all.
+    away = _rename(f"{rw}/{moved}", f"{rw}/{moved}.old")
+    if away < 0:
+        return away
+    os.makedirs(f"{rw}/{os.path.dirname(hook)}")
+    return _write(f"{rw}/{hook}")
+
+
+def _lead_elsewhere(rw: str) -> int:
+    """Put a file `.git`, which names another directory, where the repository is."""
+    away = _rename(f"{rw}/projects/module/.git", f"{rw}/projects/module/old")
+    return away if away < 0 else _write(f"{rw}/projects/module/.git")
+
+
+def _at_once(rw: str) -> int:
+    """Write a hook while another process moves what leads to it to and fro: one of them may be first."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for _ in range(500):
+                _rename(f"{rw}/projects/module", f"{rw}/projects/old")
+                _rename(f"{rw}/projects/old", f"{rw}/projects/module")
+        finally:
+            os._exit(0)
+    result = -errno.EPERM
+    try:
+        for _ in range(500):
+            for place in ("module", "old"):
+                tried = _write(f"{rw}/projects/{place}/.git/hooks/at-once")
+                result = max(result, tried if tried == 0 else -errno.EPERM)
+    finally:
+        os.waitpid(pid, 0)
     return result
 
 
@@ -199,6 +238,31 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
     "xattr": (
         "A protected file must not get attributes.",
         lambda rw: call("setxattr", f"{rw}/.mcp.json".encode(), b"user.x", b"x", 1, 0),
+    ),
+    "nested-hook": (
+        "A hook of a repository below the mount must not be written.",
+        lambda rw: _write(f"{rw}/projects/module/.git/hooks/pre-commit"),
+    ),
+    "nested-config": (
+        "Nor its settings, which name programs too (core.fsmonitor, core.hooksPath).",
+        lambda rw: _write(f"{rw}/projects/module/.git/config"),
+    ),
+    "nested-bare-hook": (
+        "Nor a hook of a repository without a work tree.",
+        lambda rw: _write(f"{rw}/projects/bare.git/hooks/post-receive"),
+    ),
+    "nested-parent": (
+        "A repository below the mount must not be moved away and made anew.",
+        lambda rw: _stand_in(rw, "projects/module", "projects/module/.git/hooks/pre-commit"),
+    ),
+    "nested-grandparent": (
+        "Nor the directory that it is in.",
+        lambda rw: _stand_in(rw, "projects", "projects/module/.git/hooks/pre-commit"),
+    ),
+    "nested-elsewhere": ("Nor may git be led to another directory.", _lead_elsewhere),
+    "nested-at-once": (
+        "Nor may its hooks be had while somebody moves the directories on the way.",
+        _at_once,
     ),
     "bind-over": ("A protected directory must not be covered by another mount.", _bind_over),
     "unmount": ("Its protection must not be unmounted.", _unmount),
