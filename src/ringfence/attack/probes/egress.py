@@ -14,6 +14,7 @@ import socket
 import struct
 
 from .kit import (
+    HOST,
     HOST_ROOT,
     HOST_USERNS,
     LIMITED,
@@ -258,6 +259,26 @@ def _bind(kind: int, host: str, port: int) -> str:
             sock.setsockopt(socket.SOL_SOCKET, option, 1)
         sock.bind((host, port))
         return "bound"
+
+
+@probe("network.policy-sockets", "critical", HOST, where=LIMITED)
+def policy_sockets(_context: dict[str, Any]) -> Outcome:
+    """Nothing that carries the policy may be spoken to by a unix socket: abstract ones know no path."""
+    with open("/proc/net/unix", "rb") as file:
+        last = {line.split()[-1] for line in file}
+    names = sorted(name for name in last if name.startswith(b"@"))
+    outcomes = [
+        attempt(_join, f"connect to {name!r}", kind, b"\0" + name[1:])
+        for name in names
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
+    ]
+    return first_escape(outcomes) if outcomes else held("no abstract socket is in this network")
+
+
+def _join(kind: int, address: bytes) -> str:
+    with socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.connect(address)
+        return "connected"
 
 
 @probe("network.transparent-socket", "high", HOST_ROOT, where=LIMITED)

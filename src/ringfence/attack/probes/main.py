@@ -16,6 +16,7 @@ from . import (
     devices_proc,
     egress,
     files,
+    hellos,
     identity,
     ipc,
     kit,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 AREAS = (
-    *(identity, files, devices_proc, syscalls, ipc, network, egress),
+    *(identity, files, devices_proc, syscalls, ipc, network, egress, hellos),
     *(resources, leaks, lifecycle),
 )
 _PATIENCE_MS = 5000
