@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,55 @@ def test_an_interrupted_pull_goes_on_where_it_broke_off(registry: str, store: Im
     ranges = [line for line in wire.requests.split(b"\r\n") if line.lower().startswith(b"range:")]
     assert 1 == len(ranges)
     assert 0 < int(ranges[0].partition(b"=")[2].rstrip(b"-")) < len(BIG)
+
+
+def test_two_pulls_at_once_fetch_it_once(registry: str, store: ImageStore) -> None:
+    others: list[threading.Thread] = []
+    images: list[str] = []
+    fetched: tuple[set[str], set[str]] = (set(), set())
+
+    def other() -> None:
+        image = pull(f"{registry}/big", store=store, progress=lambda what, *_: fetched[1].add(what))
+        images.append(image.id)
+
+    def meanwhile(what: str, *_: object) -> None:
+        fetched[0].add(what)
+        if not others:
+            others.append(threading.Thread(target=other))
+            others[0].start()
+            while others[0].is_alive() and not _somebody_waits_for(store):
+                time.sleep(0.01)
+
+    image = pull(f"{registry}/big", store=store, progress=meanwhile)
+    others[0].join()
+
+    assert [image.id] == images
+    assert fetched[0]
+    assert not fetched[0] & fetched[1]
+    assert BIG == Path(store.root(image), "big").read_bytes()
+    assert not list(Path(store.directory, "blobs").glob("*.partial"))
+
+
+def _somebody_waits_for(store: ImageStore) -> bool:
+    """Whether there is a lock on what is being fetched that somebody does not get: proc_locks(5)."""
+    here = {str(path.stat().st_ino) for path in Path(store.directory, "blobs").iterdir()}
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and line.split()[6].split(":")[2] in here for line in lines)
+
+
+def test_what_comes_is_not_collected(registry: str, store: ImageStore) -> None:
+    freed: list[int] = []
+    image = pull(
+        f"{registry}/big", store=store, progress=lambda *_: freed.append(store.collect()[0])
+    )
+
+    assert freed
+    assert {0} == set(freed)
+    assert BIG == Path(store.root(image), "big").read_bytes()
+    # The control: what nobody fetches goes.
+    store.remove(f"{registry}/big")
+    assert store.collect()[0] >= 2 * len(BIG)
+    assert [] == list(Path(store.directory, "blobs").iterdir())
 
 
 def test_what_the_registry_does_not_have(registry: str, store: ImageStore) -> None:

@@ -10,7 +10,9 @@ import pytest
 from ringfence import Limits, Mount, Sandbox, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import ImageNotFound, InvalidRequest
+from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
+from tests.images.conftest import small
 
 
 def _sha_of(root: str) -> str:
@@ -98,6 +100,17 @@ def test_what_is_refused(image: str, store: ImageStore) -> None:
             Sandbox.create(**options)
         assert field == refused.value.field
     assert store.images()
+
+
+@pytest.mark.parametrize("user", ["stranger", "100000"])
+def test_an_image_whose_user_is_not_in_it(user: str, store: ImageStore, tmp_path: Path) -> None:
+    load(small(User=user).as_layout(tmp_path / "layout"), "strange:1", store=store)
+
+    with pytest.raises(InvalidRequest, match=user) as refused:
+        Sandbox.create(image="strange:1")
+    assert "user" == refused.value.field
+    with Sandbox.create(image="strange:1", user="77") as sandbox:
+        assert "77" == sandbox.exec(["id", "-u"]).stdout_text.strip()
 
 
 def test_what_is_in_use_is_not_collected(image: str, store: ImageStore) -> None:

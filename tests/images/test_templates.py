@@ -26,6 +26,7 @@ def test_steps_make_an_image(image: str, store: ImageStore, tmp_path: Path) -> N
         .env({"ONE": "1"})
         .run("echo $ONE > /srv/one; rm /bin/touch; mkdir -p /srv/d/e; echo said")
         .copy(str(tmp_path / "app"), "/srv/copied")
+        .copy(str(tmp_path / "app" / "main"), "/srv/within/")
         .workdir("/srv/copied")
         .user("app")
         .env({"TWO": "2"})
@@ -36,6 +37,7 @@ def test_steps_make_an_image(image: str, store: ImageStore, tmp_path: Path) -> N
 
     script = "cat /srv/one main; ls /bin/touch; pwd; id -u; echo $ONE$TWO$GREETING; ls /srv/d"
     assert "1\ncontent/srv/copied\n1234\n12hello\ne\n" == _said("made:1", script)
+    assert "content" == _said("made:1", "cat /srv/within/main")
     assert (("cat", "main"), 1234) == (made.command, made.uid)
     assert [b"said\n"] == heard
     assert "/bin/touch\n" == _said(image, "ls /bin/touch"), "what it started from is as it was"

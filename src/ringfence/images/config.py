@@ -26,7 +26,7 @@ _INSIDE = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS  # links lead nowh
 class Account:
     """Who the commands of an image run as."""
 
-    uid: int
+    uid: int | None  # None: its list does not have this name
     name: str
     home: str
 
@@ -45,8 +45,12 @@ class Config:
     labels: Mapping[str, str]
 
 
-def account_of(user: str, root: str) -> Account:
+def account_of(user: str, root: str, *, unknown: bool = False) -> Account:
     """Who `user` is, by the list of users in the files at `root`; nobody named is root, as in Docker.
+
+    Args:
+        unknown: Who is not listed or out of range is an account without a uid: the image may come here,
+            but nobody runs in it without naming another user.
 
     Raises:
         InvalidRequest: The list does not have it.
@@ -60,6 +64,8 @@ def account_of(user: str, root: str) -> Account:
         return Account(0, "root", "/root")
     if wanted.isascii() and wanted.isdigit() and int(wanted) <= _NOBODY:
         return Account(int(wanted), wanted, "/")
+    if unknown:
+        return Account(None, wanted, "/")
     if wanted.isascii() and wanted.isdigit():
         raise InvalidRequest(f"uid {wanted} is out of range", field="user", hint=f"up to {_NOBODY}")
     names = ", ".join(each.name for each in listed[:20]) or "none"

@@ -6,6 +6,7 @@ Source: OCI distribution specification 1.1, "Pull"; Docker's token authenticatio
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -67,8 +68,13 @@ def pull(
         if sum(layer.size for layer in found.layers) > MOST_BYTES:
             raise ImageRefused(f"{reference} has more than {MOST_BYTES >> 30} GiB of layers")
         into = store or ImageStore()
-        for blob in (found.config, *found.layers):
-            registry.fetch(blob, into.blob(blob.digest), progress)
+        with into.fetching():
+            for blob in (found.config, *found.layers):
+                registry.fetch(blob, into.blob(blob.digest), progress)
+            return _unpacked(name, into, found, digest)
+
+
+def _unpacked(name: str, into: ImageStore, found: manifest.Manifest, digest: str) -> Image:
     with open(into.blob(found.config.digest), "rb") as file:
         configuration = file.read()
     layers = [Layer(into.blob(layer.digest), is_known=True) for layer in found.layers]
@@ -110,9 +116,22 @@ class Registry:
         return document, digest
 
     def fetch(self, blob: manifest.Descriptor, path: str, progress: Progress | None) -> None:
-        """Bring a blob to `path`, from where an earlier attempt broke off."""
-        if os.path.exists(path):
-            return
+        """Bring a blob to `path`, from where an earlier attempt broke off.
+
+        One of several at once fetches it and the others wait: together they would write into one file.
+        """
+        partial = f"{path}.partial"
+        while not os.path.exists(path):
+            with open(partial, "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _is_at(file.fileno(), partial):
+                    continue  # who was before us has renamed or removed it
+                if os.path.exists(path):
+                    os.unlink(partial)  # it had come before we opened this one
+                else:
+                    self._fetch_whole(blob, path, progress)
+
+    def _fetch_whole(self, blob: manifest.Descriptor, path: str, progress: Progress | None) -> None:
         partial = f"{path}.partial"
         last: Exception | None = None
         for _ in range(_ATTEMPTS):
@@ -234,6 +253,13 @@ class Registry:
         if answer.is_success:
             token = answer.json()
             self._authorization = f"Bearer {token.get('token') or token.get('access_token')}"
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _digest_of(path: str) -> str:

@@ -218,7 +218,8 @@ class ImageStore:
     def _describe(self, name: str, image_id: str, digest: str, told: config.Config) -> Image:
         with open(os.path.join(self._root(image_id), "size"), encoding="ascii") as file:
             size = int(file.read())
-        account = config.account_of(told.user, os.path.join(self._root(image_id), "root"))
+        root = os.path.join(self._root(image_id), "root")
+        account = config.account_of(told.user, root, unknown=True)
         return Image(
             reference=str(Reference.parse(name)),
             id=image_id,
@@ -279,13 +280,20 @@ class ImageStore:
             for entry in _entries(self.directory):
                 if entry.startswith(_PARTIAL):
                     os.unlink(os.path.join(self.directory, entry))
-            kept = self._blobs_of(wanted | set(in_use))
-            for entry in _entries(os.path.join(self.directory, "blobs")):
-                if entry not in kept:
-                    path = os.path.join(self.directory, "blobs", entry)
-                    freed += os.path.getsize(path)
-                    os.unlink(path)
+            freed += self._remove_blobs(keep=self._blobs_of(wanted | set(in_use)))
         return freed, in_use
+
+    def _remove_blobs(self, keep: set[str]) -> int:
+        """All but these; none while somebody fetches, whose blobs are no image's yet."""
+        freed, blobs = 0, os.path.join(self.directory, "blobs")
+        with (
+            contextlib.suppress(BlockingIOError, FileNotFoundError),
+            _flocked(blobs, fcntl.LOCK_EX | fcntl.LOCK_NB),
+        ):
+            for entry in set(os.listdir(blobs)) - keep:
+                freed += os.path.getsize(os.path.join(blobs, entry))
+                os.unlink(os.path.join(blobs, entry))
+        return freed
 
     def _blobs_of(self, image_ids: set[str]) -> set[str]:
         """Names of the blobs that these images came from, so that the next pull need not fetch them."""
@@ -315,6 +323,14 @@ class ImageStore:
         except BaseException:
             os.unlink(partial)
             raise
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """While blobs come that no image names yet: `collect` leaves all of them."""
+        blobs = os.path.join(self.directory, "blobs")
+        os.makedirs(blobs, mode=0o700, exist_ok=True)
+        with _flocked(blobs, fcntl.LOCK_SH):
+            yield
 
     def blob(self, digest: str) -> str:
         """Where a blob is, or is to be."""
@@ -357,6 +373,16 @@ class ImageStore:
         # A name may be longer than a file's: its digest is not.
         digest = hashlib.sha256(reference.encode()).hexdigest()
         return os.path.join(self.directory, "names", f"{digest}.json")
+
+
+@contextlib.contextmanager
+def _flocked(directory: str, how: int) -> Iterator[None]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _link_tree(base: str, root: str, *, whole: bool) -> int:

@@ -24,7 +24,8 @@ class Image(Noun):
         digest: Digest of its manifest; empty where there was none (a directory).
         size_bytes: Of the files, unpacked.
         created_at: When it came here; seconds since 1970, UTC.
-        uid, user, home: Who its commands run as, by its own list of users.
+        uid, user, home: Who its commands run as, by its own list of users; `uid` is None where that
+            has no such user, and who starts a sandbox from it has to name one.
         workdir: Where they start.
         entrypoint, command: What it runs when nobody says what.
     """
@@ -34,7 +35,7 @@ class Image(Noun):
     digest: str = ""
     size_bytes: int = 0
     created_at: float = 0.0
-    uid: int = 0
+    uid: int | None = 0
     user: str = "root"
     home: str = "/root"
     workdir: str = "/"

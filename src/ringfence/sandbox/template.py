@@ -84,8 +84,14 @@ class Template:
         return self._with(_Step({"run": argv}, act, {"network": network, **options}))
 
     def copy(self, source: str, target: str) -> Template:
-        """Copy a file or directory of this machine to `target`, absolute inside."""
-        source, target = os.path.abspath(source), checks.absolute_path(target, "target")
+        """Copy a file or directory of this machine to `target`, absolute inside.
+
+        With a slash at its end `target` is the directory that it comes into.
+        """
+        source = os.path.abspath(source)
+        if str(target).endswith("/"):
+            target = os.path.join(target, os.path.basename(source))
+        target = checks.absolute_path(target, "target")
 
         def act(sandbox: Sandbox, _on_output: OnOutput | None) -> None:
             sandbox.files.upload(source, target)

@@ -119,8 +119,8 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
     held = Held(image, os.path.realpath(store.root(image)), store.hold(image))
     try:
         account = config.Account(image.uid, image.user, image.home)
-        if spec.user is not None:
-            account = config.account_of(spec.user, held.root)
+        if spec.user is not None or account.uid is None:
+            account = config.account_of(spec.user or image.user, held.root)
     except BaseException:
         held.close()
         raise
