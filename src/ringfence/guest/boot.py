@@ -169,6 +169,9 @@ def enter_user_namespace(settings: Settings, mapper: Mapper) -> None:
     os.write(mapper.go, b"g")
     os.close(mapper.go)
     for which, soft, hard in settings["rlimits"]:  # while the ids are mapped
+        _, most = resource.getrlimit(which)
+        if most != resource.RLIM_INFINITY:  # the host's for who started gVisor: `ulimit -n 1024`
+            soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(which, (soft, hard))
     if os.waitpid(mapper.pid, 0)[1]:
         raise OSError(errno.EPERM, "ids could not be mapped")
