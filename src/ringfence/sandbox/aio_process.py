@@ -109,6 +109,11 @@ class AsyncStream:
         """How many bytes between head and tail were not kept."""
         return self._stream.dropped_bytes
 
+    @property
+    def missed_bytes(self) -> int:
+        """How many bytes are missing between those that were read; see `Stream`."""
+        return self._stream.missed_bytes
+
     async def getvalue(self) -> bytes:
         """All that was kept so far, what was read already included; see `Stream.getvalue`."""
         return self._stream.getvalue()

@@ -17,7 +17,7 @@ class Stream:
     """Everything one process wrote to one stream, as far as it fits into `limit` bytes.
 
     A reader never slows the process down: what was overwritten before it was read is skipped and
-    counted in `dropped_bytes`. Thread-safe.
+    counted in `missed_bytes`. Who must have every byte uses `on_stdout`. Thread-safe.
     """
 
     def __init__(self, limit: int = DEFAULT_OUTPUT_BYTES) -> None:
@@ -26,7 +26,7 @@ class Stream:
         self._head = bytearray()
         self._tail = bytearray()  # the last bytes; trimmed when twice too long
         self._total = 0
-        self._read = 0
+        self._read = self._missed = 0
         self._closed = False
         self._lock = allocate_lock()
         self._changed: threading.Condition | None = (
@@ -83,6 +83,11 @@ class Stream:
         """How many bytes between head and tail were not kept."""
         return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
 
+    @property
+    def missed_bytes(self) -> int:
+        """How many bytes are missing between those that were read: no longer kept when asked for."""
+        return self._missed
+
     def getvalue(self) -> bytes:
         """Head and tail, joined."""
         with self._lock:
@@ -114,6 +119,7 @@ class Stream:
                 if kept and wanted > 0
                 else b""
             )
+            self._missed += self._total - self._read - len(head) - len(tail)
             self._read = self._total
             return head + tail
 

@@ -46,6 +46,22 @@ def test_a_reader_that_falls_behind_gets_what_is_kept(written: list[bytes], limi
     assert stream.getvalue() == b"".join(stream)
 
 
+@given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=12), st.integers(0, 32))
+def test_what_a_reader_missed_is_counted(written: list[tuple[bytes, bool]], limit: int) -> None:
+    """Not what was dropped: that counts what it had read before, too."""
+    stream = Stream(limit)
+    got = total = 0
+    for piece, reads in written:
+        stream.feed(piece)
+        total += len(piece)
+        if reads and total > got + stream.missed_bytes:
+            got += len(stream.read())
+    stream.close()
+    got += sum(map(len, stream))
+
+    assert total == got + stream.missed_bytes
+
+
 def test_waiting_has_an_end() -> None:
     with pytest.raises(TimeoutError):
         Stream().read(timeout_s=0.01)

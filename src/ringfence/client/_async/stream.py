@@ -34,6 +34,11 @@ class AsyncRemoteStream:
         """What was missing between the bytes that were read."""
         return self._dropped
 
+    @property
+    def missed_bytes(self) -> int:
+        """The same, by the name that it has for a sandbox of this machine."""
+        return self._dropped
+
     async def read(self, timeout_s: float | None = None) -> bytes:
         """What came since the last read; waits for something; empty at the end of the stream.
 
