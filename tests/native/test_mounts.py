@@ -175,3 +175,22 @@ def test_what_is_attached_and_cannot_be_protected_is_not_there(
     assert "" == sandbox.shell("ls /late").stdout_text
     sandbox.terminate()
     assert ["file", "inner", "link"] == sorted(os.listdir(outer))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+@pytest.mark.parametrize("closed", ["", ".git"])
+def test_what_cannot_be_looked_into_cannot_be_protected(
+    make: MakeSandbox, tmp_path: Path, closed: str
+) -> None:
+    """Whoever owns a directory may open it again, and so may the sandbox."""
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    source = tmp_path / "project"
+    (source / closed).chmod(0)
+    try:
+        with pytest.raises(InvalidRequest, match="Permission denied") as refused:
+            make(mounts=[f"{source}:/work:rw"])
+        assert "mounts.source" == refused.value.field
+        make(mounts=[f"{source}:/work"])  # the controls
+        make(mounts=[f"{source}:/work:rw"], unprotect=["all"])
+    finally:
+        (source / closed).chmod(0o700)

@@ -197,6 +197,8 @@ def _protect_all(target: str, source: str, paths: list[tuple[str, bool]], verb: 
                 _protect_one(result, target, source, path, named, pinned, verb)
             except (FileNotFoundError, FileExistsError) as exc:
                 raise _changing(path) from exc
+            except PermissionError as exc:
+                raise _hidden(source, path) from exc
     except BaseException:
         result.remove_placeholders()
         raise
@@ -209,6 +211,16 @@ def _changing(path: str) -> InvalidRequest:
         field="protect",
         hint="try again; another sandbox on this directory may just be ending",
         retryable=True,
+    )
+
+
+def _hidden(source: str, path: str) -> InvalidRequest:
+    # Whoever owns a directory may open it again, from inside too: what is in it has to be protected.
+    return InvalidRequest(
+        f"{source}: this user may not look whether {path} is there, to protect it: Permission denied",
+        field="mounts.source",
+        hint=f"let this user read {source} and its {path.split('/')[0]}, mount it read-only, or "
+        "--unprotect all",
     )
 
 

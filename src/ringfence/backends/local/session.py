@@ -83,6 +83,8 @@ def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     if mount.target == MEMORY_DIR:
         field, what = "memory_dir", "it must be a directory on the host"
     hint = f"{what}; nothing is created there"
+    if exc.errno == errno.EACCES:
+        hint = "let this user enter every directory on the way to it, or run as its owner"
     return InvalidRequest(f"{mount.source}: {exc.strerror}", field=field, hint=hint)
 
 
