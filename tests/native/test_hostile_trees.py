@@ -29,6 +29,7 @@ from ringfence.errors import (
     RingfenceError,
 )
 from ringfence.launcher.trees import pack
+from ringfence.model.mount import READ_WRITE, Mount
 from tests.native.callers import Caller
 from tests.native.outside import PATIENCE_S, status_kib
 
@@ -430,6 +431,45 @@ def test_who_packs_a_directory_of_the_host_is_not_led_out_of_it(
     found = (tmp_path / "packed").read_bytes()
     assert (b"of the host's" in found) != holds
     assert found.count(b"as it was") == (2 if holds else 1)
+
+
+@pytest.mark.parametrize("below", ["out", "out/deeper"])
+def test_a_link_left_in_a_mounted_directory_leads_nobody(tmp_path: Path, below: str) -> None:
+    shared, outside = tmp_path / "shared", tmp_path / "outside"
+    for place in (tmp_path, shared, outside):
+        place.mkdir(exist_ok=True)
+        place.chmod(0o755)
+    (outside / "secret").write_text("of the host's")
+    with Sandbox.create(mounts=(Mount("/srv/shared", str(shared), READ_WRITE),)) as sandbox:
+        assert sandbox.shell(f"ln -s {outside} /srv/shared/out; mkdir t; echo x > t/x").ok
+
+        for source in ("t", "t/x"):
+            with pytest.raises(FileError, match="symlink"):
+                sandbox.files.download(source, str(shared / below))
+        with pytest.raises(FileError, match="symlink"):
+            sandbox.files.upload(str(shared / "out" / "secret"), "copy")
+
+        assert ["secret"] == os.listdir(outside)
+        # One that lies where nobody inside can have put it is the caller's own.
+        (tmp_path / "link").symlink_to(outside)
+        sandbox.files.download("t", str(tmp_path / "link" / "deeper"))
+        sandbox.files.upload(str(tmp_path / "link" / "secret"), "copy")
+        assert "of the host's" == sandbox.files.read_text("copy")
+    assert (outside / "deeper" / "x").exists()
+
+
+def test_a_mounted_directory_is_copied_to_and_from(tmp_path: Path) -> None:
+    told: list[str] = []
+    with Sandbox.create(mounts=(Mount("/srv/shared", str(tmp_path), READ_WRITE),)) as sandbox:
+        assert sandbox.shell("mkdir -p t/deep; echo x > t/deep/x").ok
+        sandbox.files.download("t", str(tmp_path / "a" / "b"))
+        sandbox.files.download("t/deep/x", str(tmp_path / "a" / "y"))
+        sandbox.files.upload(
+            str(tmp_path / "a"), "back", progress=lambda _count, name: told.append(name)
+        )
+
+        assert "x\nx\n" == sandbox.shell("cat back/b/deep/x back/y").text
+    assert sorted(told) == [str(tmp_path / "a" / "b" / "deep" / "x"), str(tmp_path / "a" / "y")]
 
 
 _CHANGE = """

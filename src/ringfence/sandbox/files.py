@@ -8,13 +8,14 @@ from ..model import checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import BinaryIO
 
     from ..backends.protocol import BackendFiles, Progress
     from ..errors import RingfenceError
     from ..model.files import FileInfo
     from ..model.found import AllReplaced, FileChange, FoundFiles, FoundLines
+    from ..model.session import ResolvedMount
     from .looking import Watch
 
 _CHUNK = 1 << 22
@@ -29,8 +30,11 @@ class Files:
     `ResourceExhausted` when the sandbox's disk is full.
     """
 
-    def __init__(self, inner: BackendFiles) -> None:
-        self._inner = inner
+    def __init__(
+        self, inner: BackendFiles, mounts: Callable[[], Iterable[ResolvedMount]] = tuple
+    ) -> None:
+        # What of the host is shown inside is asked each time: a live sandbox gets more.
+        self._inner, self._mounts = inner, mounts
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or of what follows `offset` the first `max_bytes`."""
@@ -131,6 +135,12 @@ class Files:
 
         `remote` is the copy's own path.
         """
+        from .shared import to_read
+
+        with to_read(local, self._mounts()) as place:
+            self._upload(place, remote, _told_of(local, place, progress))
+
+    def _upload(self, local: str, remote: str, progress: Progress | None) -> None:
         import os
 
         if os.path.isdir(local):
@@ -149,11 +159,17 @@ class Files:
     def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
         """Copy a file or directory tree out of the sandbox; `local` is the copy's own path."""
         from ..model.files import DIRECTORY
+        from .shared import to_fill, to_write
 
         if self._inner.stat(remote).kind == DIRECTORY:
-            self._inner.download_tree(remote, local, progress=progress)
+            with to_fill(local, self._mounts()) as place:
+                self._inner.download_tree(remote, place, progress=progress)
             return
-        with self._inner.open_read(remote) as source, _open_local(local, "wb") as target:
+        with (
+            self._inner.open_read(remote) as source,
+            to_write(local, self._mounts()) as place,
+            _open_local(place, "wb") as target,
+        ):
             _copy(source, target, remote, progress)
 
     # -- looking through them, which not every backend can -------------------------------------
@@ -236,6 +252,14 @@ def _changes(watch: Watch) -> Iterator[FileChange]:
     yield from watch.early
     while found := watch.read():
         yield from found
+
+
+def _told_of(local: str, place: str, progress: Progress | None) -> Progress | None:
+    """The same, told of what is below `local` where that is held as `place`."""
+    if progress is None or place == local:
+        return progress
+    tell = progress
+    return lambda copied, name: tell(copied, name.replace(place, local, 1))
 
 
 def _skip(file: BinaryIO, count: int) -> None:

@@ -57,7 +57,7 @@ class Sandbox:
         self._inner = inner
         self._maker = os.getpid()
         self.spec = spec
-        self.files = Files(inner.files)
+        self.files = Files(inner.files, lambda: inner.session.mounts)
         self._exposures: list[Exposure] = []
         self._timer: threading.Timer | None = None
         if spec.ttl_s is not None:

@@ -108,3 +108,28 @@ def download_swapped(lab: Lab) -> Outcome:
             return f"made outside: {left[0]}" if (left := os.listdir(outside)) else ""
 
         return _tried(lab, copy_out if lab.protected else write_there)
+
+
+@probe("files.planted-link", "critical", NAIVE)
+def planted_link(lab: Lab) -> Outcome:
+    """Copying to and from a mounted directory must not be led by a link that the sandbox left there."""
+    outside, token = f"{lab.canaries.directory}/behind", lab.canaries.token.encode()
+    os.makedirs(outside, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ringfence-attack-") as place:
+        os.chmod(place, 0o755)
+        with lab.sandbox(mounts=(Mount(_HERE, place, READ_WRITE),)) as sandbox:
+            run(sandbox, "errands", "links", lab.canaries.secret, f"{_HERE}/secret")
+            run(sandbox, "errands", "links", outside, f"{_HERE}/out")
+            run(sandbox, "errands", "fill", "tree", "1", cwd="/home/sandbox")
+            if not lab.protected:
+                write(f"{place}/out/0", "x")
+            for source, target in (("tree", "out"), ("tree", "out/below"), ("tree/0", "out/0")):
+                with suppress(RingfenceError):
+                    sandbox.files.download(source, f"{place}/{target}")
+            with suppress(RingfenceError):
+                sandbox.files.upload(f"{place}/secret", "copy")
+            with suppress(RingfenceError):
+                if token in sandbox.files.read("copy"):
+                    return escaped("a file of the host's is inside")
+    made = os.listdir(outside)
+    return escaped(f"made outside: {made}") if made else held("nothing was read or made outside")
