@@ -9,7 +9,7 @@ import io
 import posix as os
 import sys
 
-from ..linux import privileges
+from ..linux import libc, privileges
 from . import asleep
 
 _CODE = (
@@ -19,6 +19,8 @@ _CODE = (
 # Nobody may seal, shrink, grow or write it. Source: fcntl(2).
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _RUN_ONLY = 0o111
+IDLE_S = 0.5  # less than PID 1 waits itself: what it is to sleep in takes a moment to make
+_LONGEST_S = 3.0  # between two looks: a PID 1 with nothing to do gives up after some five seconds
 _MFD_EXEC = 0x10  # Linux 6.3, memfd_create(2); a host may have others not be programs
 
 
@@ -27,7 +29,7 @@ class Bed:
 
     Attributes:
         fd: By which it can be read and run; every PID 1 has a copy from before it was filled.
-        is_made: Whether somebody has begun to.
+        is_made: Whether somebody has begun to, or nobody need ever.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,29 @@ class Bed:
         # the host's user namespace as before: no capability inside reaches it. Source: exec.c, would_dump.
         os.fchmod(self.fd, _RUN_ONLY)
         os.close(writable)  # nothing can be run that somebody may write to
-        self.is_made = False
+        self.is_made = libc.MACHINE != "x86_64"  # see `fill`, which finds out about all else
+        self._look_s, self._pause_s = 0.0, IDLE_S
+
+    def tend(self, since_s: dict[int, float], now: float) -> float | None:
+        """Have it made once somebody has had nothing to do for a while; in how many ms to look again.
+
+        Args:
+            since_s: By its pid, since when each PID 1 is somebody's; who waits for a claim is not.
+        """
+        if self.is_made or not since_s:
+            self._pause_s = IDLE_S
+            return None
+        if now >= self._look_s:
+            try:
+                if any(now >= since + IDLE_S and is_idle(pid) for pid, since in since_s.items()):
+                    self.make()
+                    return None
+            except NotImplementedError:
+                self.is_made = True  # nobody can be seen to be idle, neither now nor later
+                return None
+            self._look_s = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+        return (self._look_s - now) * 1000 + 1
 
     def make(self) -> None:
         """Have it filled by a process of its own. What fails leaves everybody awake."""
@@ -95,11 +119,19 @@ def fill(fd: int) -> None:
 
 
 def is_idle(pid: int) -> bool:
-    """Whether it has no children, as far as can be seen: proc(5), children."""
+    """Whether it has no children.
+
+    Raises:
+        NotImplementedError: This kernel does not tell. Source: proc(5), children, CONFIG_PROC_CHILDREN.
+    """
     try:
         fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        if os.access(f"/proc/{pid}/task/{pid}/stat", os.F_OK):
+            raise NotImplementedError from exc
+        return False  # it has just ended
     except OSError:
-        return False  # it has just ended, or nobody can tell
+        return False
     try:
         return not os.read(fd, 1)
     finally:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_TEMPLATES = 16
 _DYING_S = 5.0
-_IDLE_S = 0.5  # less than PID 1 waits itself: what it is to sleep in takes a moment to make
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ class Owned:
 
     Attributes:
         read: Whether the host wants to read its cgroups even then; it says when it has.
-        since_s: When it was made.
+        since_s: When it was made, or claimed.
     """
 
     def __init__(self, sandbox_id: str, directories: list[str], *, read: bool) -> None:
@@ -93,7 +92,6 @@ class Zygote(Parent):
         self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
         self.expected: Expected | None = None
         self.bed = beds.Bed()
-        self.look_s = 0.0  # when to see whether somebody has nothing to do, until there is a bed
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
 
     def serve_one(self) -> bool:
@@ -300,7 +298,7 @@ class Zygote(Parent):
         try:
             owned = self.sandboxes[child.pid]
             new = [d for d in shape["cgroup_dirs"] if d not in owned.directories]
-            owned.directories = shape["cgroup_dirs"]
+            owned.directories, owned.since_s = shape["cgroup_dirs"], time.monotonic()
             self.remember(shape)
             if new or shape["cgroup_values"] != child.values:
                 cgroups.make(new, shape["cgroup_values"])
@@ -365,17 +363,11 @@ class Zygote(Parent):
 
     def tend_bed(self) -> float | None:
         """Make what PID 1s sleep in, once one has had nothing to do for a while; when to look again."""
-        if self.bed.is_made or not self.sandboxes:
+        if self.bed.is_made:
             return None
-        now = time.monotonic()
-        if now >= self.look_s:
-            self.look_s = now + _IDLE_S
-            waiting = {child.pid for child in self.warm.values()}
-            for pid, owned in self.sandboxes.items():
-                if now >= owned.since_s + _IDLE_S and pid not in waiting and beds.is_idle(pid):
-                    self.bed.make()
-                    return None
-        return (self.look_s - now) * 1000 + 1
+        waiting = {child.pid for child in self.warm.values()}
+        since_s = {pid: each.since_s for pid, each in self.sandboxes.items() if pid not in waiting}
+        return self.bed.tend(since_s, time.monotonic())
 
     def tend_ahead(self) -> float | None:
         """Build what is due, end those ahead that nobody came for; how long, in ms, to wait for the next."""
