@@ -11,6 +11,7 @@ from . import sources
 from .answers import Refused
 from .denied import deny_paths
 from .protect import Protected, prepare_mount_point, protect_mount
+from .refusals import hint_of_source
 from .session import all_mounts, steps_of_own
 
 TYPE_CHECKING = False
@@ -125,7 +126,9 @@ class OrNothing:
         for each in self._more.protected:
             each.remove_placeholders()
         if isinstance(exc, Refused):
-            raise InvalidRequest(f"{self._target}: {exc.strerror}", field="mount") from exc
+            source = self._more.mounts[-1].host_path or "" if self._more.mounts else ""
+            said, hint = f"{self._target}: {exc.strerror}", hint_of_source(exc, source)
+            raise InvalidRequest(said, field="mount", hint=hint) from exc
 
 
 def shows_the_host(spec: SandboxSpec) -> bool:

@@ -23,6 +23,27 @@ _BAD_TARGETS = {
 }
 
 
+_KERNELS_VIEWS = ("/proc/", "/sys/", "/dev/")
+
+
+def hint_of_source(exc: OSError, source: str) -> str:
+    """What to do with a mount whose file system the kernel maps no ids of; empty if it was something else."""
+    if exc.errno != errno.EINVAL or "mount_setattr" not in (exc.strerror or ""):
+        return ""
+    if f"{source}/".startswith(_KERNELS_VIEWS):
+        return (
+            "what the kernel itself shows there (proc, sysfs, devtmpfs, debugfs) is mounted in no sandbox "
+            "that root makes: copy the files that are wanted into a directory and mount that, or start as an "
+            "ordinary user, whose sandbox may read of it what he may; a tmpfs there, such as /dev/shm, can "
+            "be mounted"
+        )
+    return (
+        "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
+        "since 5.19, network file systems cannot): keep the directory on another one, such as "
+        "ext4, xfs or btrfs, or start as an ordinary user who owns it"
+    )
+
+
 def error_of(exc: Refused) -> RingfenceError:
     """The error for a start that the kernel refused, with the fix that fits."""
     if (exc.strerror or "").startswith("network "):
@@ -42,12 +63,8 @@ def error_of(exc: Refused) -> RingfenceError:
             "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
             "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
         )
-    elif text.startswith("restrict") and exc.errno == 22:
-        hint = (
-            "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
-            "since 5.19, network file systems cannot): keep the directory on another one, such as "
-            "ext4, xfs or btrfs, or start as an ordinary user who owns it"
-        )
+    elif found := hint_of_source(exc, target):
+        hint = found
     elif exc.errno == errno.EFBIG:
         hint = "raise `ulimit -f`: it counts for the sandbox's own files, too"
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)

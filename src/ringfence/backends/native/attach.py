@@ -13,6 +13,7 @@ from ..local.answers import Refused
 from ..local.denied import check_mount
 from ..local.host import host
 from ..local.protect import Protected, prepare_mount_point, protect_mount
+from ..local.refusals import hint_of_source
 from ..local.sockets import refuse_sockets
 from . import planner
 from .inner import replay, send
@@ -117,7 +118,8 @@ def _send(
     except Refused as exc:
         if exc.errno == 17:
             raise FileExists(f"{link}: something is there already", path=link) from exc
-        raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount") from exc
+        hint = hint_of_source(exc, tree["source"] if tree else "")
+        raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount", hint=hint) from exc
 
 
 def _is_writable(sandbox: NativeSandbox, target: str) -> bool:
