@@ -21,12 +21,13 @@ class RingfenceError(Exception):
 
     Args:
         message: What happened, naming the thing it happened to.
-        hint: What the reader can do about it; empty when nothing helps.
+        hint: What the reader can do about it; empty takes the class's, which is empty when nothing helps.
         field: The part of the request at fault, dotted (`limits.memory_bytes`).
         retryable: Whether the same call may succeed later; None takes the class's default.
     """
 
     code: ClassVar[str] = "ringfence_error"
+    usual_hint: ClassVar[str] = ""  # where whoever raises it knows nothing better
     retryable: bool = False
 
     def __init__(
@@ -34,7 +35,7 @@ class RingfenceError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.usual_hint
         self.field = field
         if retryable is not None:
             self.retryable = retryable
@@ -74,12 +75,20 @@ class SandboxNotFound(RingfenceError):
     """No sandbox or session of this id, or it is another client's."""
 
     code = "sandbox_not_found"
+    usual_hint = (
+        "it has ended or is not yours, and asking again finds no more: "
+        "`ringfence list` and GET /v1/sandboxes have those that live"
+    )
 
 
 class SnapshotNotFound(RingfenceError):
     """No snapshot of this id."""
 
     code = "snapshot_not_found"
+    usual_hint = (
+        "it was removed or is not yours, and asking again finds no more: "
+        "Sandbox.snapshots(), on a server `ringfence snapshot list` or GET /v1/snapshots, has those kept"
+    )
 
 
 class SnapshotCorrupt(RingfenceError):
@@ -92,6 +101,9 @@ class ImageNotFound(RingfenceError):
     """No image of this name is on this machine, or the registry has none that fits it."""
 
     code = "image_not_found"
+    usual_hint = (
+        "`ringfence image list` has those of this machine, `ringfence image pull` fetches others"
+    )
 
 
 class ImageRefused(RingfenceError):
@@ -111,6 +123,10 @@ class ExecNotFound(RingfenceError):
     """No exec of this id in the sandbox."""
 
     code = "exec_not_found"
+    usual_hint = (
+        "asking again finds no more: "
+        "`ringfence logs --list SANDBOX` and GET /v1/sandboxes/ID/execs have those that are kept"
+    )
 
 
 class Unsupported(RingfenceError):
@@ -226,6 +242,9 @@ class NotFound(RingfenceError):
     """The server has nothing at this address."""
 
     code = "not_found"
+    usual_hint = (
+        "asking again finds no more: GET /v1/openapi.json has every address and its methods"
+    )
 
 
 class Unauthenticated(RingfenceError):
@@ -264,6 +283,9 @@ class ExecutionNotFound(RingfenceError):
     """The execution service knows no execution of this id, or it is another client's."""
 
     code = "execution_not_found"
+    usual_hint = (
+        "it is kept no longer or is not yours, and asking again finds no more: execute it again"
+    )
 
 
 class ExecutionTimeout(RingfenceError):

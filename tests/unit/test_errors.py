@@ -96,3 +96,13 @@ def test_errors_of_files_by_errno(number: int, cls: type[RingfenceError]) -> Non
 
     assert cls is type(error)
     assert "/some/path" in str(error)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.code.endswith("not_found")])
+def test_what_is_not_there_says_what_next(cls: type[RingfenceError]) -> None:
+    """Whoever raises it may know better; a path that is missing says all by itself."""
+    if cls is errors.FileNotFound:
+        return
+    assert cls("no x").hint
+    assert "better" == cls("no x", hint="better").hint
+    assert not cls("no x").retryable

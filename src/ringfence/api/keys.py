@@ -84,7 +84,7 @@ class Doorkeeper:
         removed = self._store.remove_key(key_id)
         self._known.pop(key_id, None)
         if not removed:
-            raise NotFound(f"no key {key_id!r}")
+            raise NotFound(f"no key {key_id!r}", hint="`ringfence keys list` has those there are")
 
 
 def shown(record: KeyRecord) -> dict[str, object]:

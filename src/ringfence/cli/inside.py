@@ -148,7 +148,8 @@ def _print_event(event: dict[str, Any]) -> None:
 def _newest(sandbox: RemoteSandbox) -> str:
     found = sandbox.execs()
     if not found:
-        raise ExecNotFound(f"nothing ran in {sandbox.id} yet")
+        hint = f"run something: ringfence exec {sandbox.id} -- COMMAND"
+        raise ExecNotFound(f"nothing ran in {sandbox.id} yet", hint=hint)
     return found[-1].id
 
 

@@ -36,7 +36,8 @@ def find(sandbox_id: str) -> Sandbox:
         if sandbox is not None and sandbox.state != "terminated":
             return sandbox
         _kept.pop(sandbox_id, None)
-    raise SandboxNotFound(f"no sandbox {sandbox_id!r} lives in this process")
+    hint = "it has ended, or another process keeps it: create a new one"
+    raise SandboxNotFound(f"no sandbox {sandbox_id!r} lives in this process", hint=hint)
 
 
 @atexit.register
