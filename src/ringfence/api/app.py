@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -91,13 +92,22 @@ async def _validation_error(_request: Request, exc: Any) -> Response:
     return problems.problem(problems.of_validation(exc.errors()))
 
 
+_ATTACH = re.compile("/v1/sandboxes/[^/]+/execs/[^/]+/attach")
+
+
 async def _http_error(request: Request, exc: Any) -> Response:
     if isinstance(exc.__cause__, RingfenceError):
         return problems.problem(exc.__cause__)  # met while the body was read
-    error = problems.of_status(exc.status_code, str(exc.detail))
+    said = str(exc.detail)
+    if exc.status_code in (404, 405):
+        said = f"nothing answers {request.method} {request.url.path}"
+    error = problems.of_status(exc.status_code, said)
     headers = dict(exc.headers or {})
     if exc.status_code == 405 and (methods := _methods(request.scope)):
         headers = {"allow": ", ".join(sorted(methods))}
+        error.hint = f"it takes {headers['allow']}"
+    if _ATTACH.fullmatch(request.url.path):
+        error.hint = "this is a WebSocket; over plain HTTP `.../output` and `.../stdin` do the same"
     return problems.problem(error, headers, status=exc.status_code)
 
 

@@ -77,7 +77,8 @@ class CreateRequest(Noun):
         if "idle_timeout_s" in given:
             limits = jsonform.json_object(given.get("limits", {}), "limits")
             given["limits"] = {**limits, "idle_timeout_s": given.pop("idle_timeout_s")}
-        spec = SandboxSpec.from_json(given)
+        beside = (*OWN, "idle_timeout_s")
+        spec = jsonform.widened(SandboxSpec.from_json, given, cls.__name__, beside)
         return cls(spec, given=tuple(given), **jsonform.take(cls, own, cls._nested()))
 
     @classmethod

@@ -14,6 +14,7 @@ else:
     from .record import dataclass
 
 OWN = ("wait", "wait_s")  # beside the fields of the command
+_SHORT = ("script", "tty", "rows", "cols")
 ROWS, COLUMNS = 24, 80
 _LONGEST_WAIT_S = 86_400.0
 
@@ -63,4 +64,12 @@ class StartRequest(Noun):
         size = terminal_size([given.pop("rows", ROWS), given.pop("cols", COLUMNS)], "rows")
         if wants_tty and given.get("pty") is None:
             given["pty"] = size
-        return cls(ExecRequest.from_json(given), **own)
+        if not isinstance(given.get("argv"), list | tuple):
+            said = (
+                f"must be a list, not {type(given['argv']).__name__}"
+                if "argv" in given
+                else "missing"
+            )
+            checks.refuse("argv", said, 'as ["ls", "-l"]; or give `script`, lines for a shell')
+        request = jsonform.widened(ExecRequest.from_json, given, cls.__name__, (*OWN, *_SHORT))
+        return cls(request, **own)

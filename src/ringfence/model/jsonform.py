@@ -52,10 +52,10 @@ def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
         InvalidRequest: Not an object; an unknown, missing or ill-typed key, named in `field`.
     """
     known = cls.__dataclass_fields__
-    given = json_object(data, cls.__name__)
+    given = json_object(data, cls.__name__, f"with any of {', '.join(known)}")
     for key in given:
         if key not in known:
-            checks.refuse(str(key), f"unknown key in {cls.__name__}", f"known: {', '.join(known)}")
+            raise UnknownKey(str(key), cls.__name__, tuple(known))
     for key in _required(cls):
         if key not in given:
             checks.refuse(key, f"missing from {cls.__name__}")
@@ -64,10 +64,35 @@ def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
     }
 
 
-def json_object(data: object, what: str) -> dict[str, Any]:
+class UnknownKey(InvalidRequest):
+    """A key that an object does not have."""
+
+    def __init__(self, key: str, what: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"unknown key in {what}", field=key, hint=f"known: {', '.join(known)}")
+        self.what, self.known = what, known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownKey, (self.field, self.what, self.known)
+
+
+def widened(read: Callable[[Any], Any], data: object, what: str, names: tuple[str, ...]) -> Any:
+    """`read(data)` of an object that is written with `names` of another one beside its own."""
+    try:
+        return read(data)
+    except UnknownKey as exc:
+        raise UnknownKey(exc.field, what, (*names, *exc.known)) from exc
+
+
+def json_object(data: object, what: str, hint: str = "") -> dict[str, Any]:
     """`data` as a dict, or an `InvalidRequest` that says what was expected."""
+    if isinstance(data, bytes):  # of a body that does not say what it is, or something else
+        raise InvalidRequest(
+            f"{what} must be a JSON object, and this body is not called JSON",
+            hint="send `Content-Type: application/json`, as `curl --json` does and `curl -d` does not",
+        )
     if not hasattr(data, "keys") or not hasattr(data, "items"):
-        raise InvalidRequest(f"{what} must be a JSON object, not {type(data).__name__}")
+        said = f"{what} must be a JSON object, not {type(data).__name__}"
+        raise InvalidRequest(said, hint=hint)
     return dict(data.items())
 
 
