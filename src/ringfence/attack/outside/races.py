@@ -15,7 +15,7 @@ from ...errors import RingfenceError
 from ...model.mount import READ_WRITE, Mount
 from ..canaries import write
 from ..lab import first_line, run, start
-from ..probes.kit import Outcome, escaped, held, inconclusive
+from ..probes.kit import Outcome, escaped, held
 from .register import NAIVE, probe
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..lab import Lab
 
 _HERE = "/mnt/swapped"
-_TIME_S, _TRIES, _PATIENCE_S = 2.0, 60, 20.0
+_TIME_S, _LEAST, _TRIES, _PATIENCE_S = 2.0, 4, 60, 20.0
 _FILES = 60  # so that copying takes longer than what is there stays
 
 
@@ -55,11 +55,12 @@ def _tried(lab: Lab, attack: Callable[[int], str]) -> Outcome:
     """Escaped with what `attack` says, as soon as it says something."""
     enough = time.monotonic() + (_TIME_S if lab.protected else _PATIENCE_S)
     number = 0
-    while time.monotonic() < enough and (number < _TRIES or not lab.protected):
+    # An emulated machine takes seconds for one: a few it is tried all the same.
+    while number < _LEAST or (time.monotonic() < enough and (number < _TRIES or not lab.protected)):
         number += 1
         if found := attack(number):
             return escaped(f"at the {number}th time: {found}")
-    return held(f"not in {number} times") if number > 1 else inconclusive("tried only once")
+    return held(f"not in {number} times")
 
 
 @probe("files.upload-swapped", "critical", NAIVE)

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 
 from .kit import (
     LOOSE_MOUNTS,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _CWD = -100
 _EXCHANGE = 2
+_MOVES_S = 0.2  # for some thousand moves; in an emulated machine, some
 
 
 def _write(path: str) -> int:
@@ -119,17 +121,18 @@ def _lead_elsewhere(rw: str) -> int:
 
 def _at_once(rw: str) -> int:
     """Write a hook while another process moves what leads to it to and fro: one of them may be first."""
+    enough = time.monotonic() + _MOVES_S
     pid = os.fork()
     if pid == 0:
         try:
-            for _ in range(500):
+            while time.monotonic() < enough:
                 _rename(f"{rw}/projects/module", f"{rw}/projects/old")
                 _rename(f"{rw}/projects/old", f"{rw}/projects/module")
         finally:
             os._exit(0)
     result = -errno.EPERM
     try:
-        for _ in range(500):
+        while time.monotonic() < enough:
             for place in ("module", "old"):
                 tried = _write(f"{rw}/projects/{place}/.git/hooks/at-once")
                 result = max(result, tried if tried == 0 else -errno.EPERM)
