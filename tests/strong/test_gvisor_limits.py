@@ -17,14 +17,37 @@ STARTS = (
     "    print(sandbox.shell('ulimit -n; ulimit -Hn').text.split(),"
     " sandbox.capabilities().limits.open_files)\n"
 )
+READ = r"""
+find /usr -type f 2>&1 | head -n 2000 > list
+tr '\n' '\0' < list | xargs -0 cat 2>&1 > /dev/null | grep -c 'open files'
+grep -c 'open files' list
+wc -l < list
+"""
+READS = (
+    "from ringfence import Sandbox\n"
+    "with Sandbox.create(backend='gvisor') as sandbox:\n"
+    f"    print(sandbox.shell({READ!r}).text)\n"
+)
 
 
 @pytest.mark.parametrize("most", [HARD, 8192])
 def test_open_files_are_bounded_by_the_caller_s_own(most: int, tmp_path: Path) -> None:
-    require("user namespaces")
-    require("runsc")
-    argv = ["sh", "-c", f'ulimit -n {most} && exec "$@"', "sh", sys.executable, "-c", STARTS]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = _run_with(most, STARTS, tmp_path)
 
     inside = min(most, 4096)
     assert f"{[str(inside)] * 2} {inside}\n" == done.stdout, done.stderr
+
+
+def test_as_many_files_can_be_read_as_there_are(tmp_path: Path) -> None:
+    """One after the other: gVisor keeps them open, and gives up the oldest in time."""
+    done = _run_with(HARD, READS, tmp_path)
+
+    assert ["0", "0"] == done.stdout.split()[:2], (done.stdout, done.stderr)
+    assert int(done.stdout.split()[2]) > HARD
+
+
+def _run_with(most: int, code: str, place: Path) -> subprocess.CompletedProcess[str]:
+    require("user namespaces")
+    require("runsc")
+    argv = ["sh", "-c", f'ulimit -n {most} && exec "$@"', "sh", sys.executable, "-c", code]
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 
@@ -21,6 +22,7 @@ _WANTED = {
     "file-access": "exclusive",
     "file-access-mounts": "shared",
 }
+_AMPLE_FILES = 16 << 10
 _RELEASE = re.compile(r"(?:release-)?(?:0\.0~)?(\d{8})")
 
 
@@ -50,6 +52,11 @@ class Runsc:
             network: Sockets of the guest's are the kernel's, in the network namespace that it runs in.
         """
         said = [f"--{name}={value}" for name, value in _WANTED.items() if self.knows(name)]
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most != resource.RLIM_INFINITY and most < _AMPLE_FILES and self.knows("dcache"):
+            # It keeps 1,000 files of each mount open, whoever has closed them: under `ulimit -n 1024`
+            # programs inside soon could open none. Each may be several descriptors.
+            said.append(f"--dcache={most // 8}")
         # Limits are set around it, by cgroups of ours.
         said.append(f"--network={'host' if network else 'none'}")
         return [*said, "--ignore-cgroups", f"--rootless={str(rootless).lower()}"]
