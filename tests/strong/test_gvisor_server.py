@@ -11,6 +11,7 @@ import pytest
 from ringfence.client import Client
 from tests.api.conftest import start
 from tests.features import require
+from tests.native.outside import until
 
 
 @pytest.fixture
@@ -41,3 +42,23 @@ def test_files_and_execs(client: Client, tmp_path: Path) -> None:
         assert "replaced" == (tmp_path / "back" / "file").read_text()
         assert "replaced" == sandbox.exec(["cat", "link"]).stdout_text
         assert ["replaced"] == [each.text for each in files.search("replaced").items]
+
+
+def test_who_wants_mounts_gets_a_new_sandbox_beside_a_pool(tmp_path: Path) -> None:
+    """A warm one would have to mount them while it runs, and then its memory could not be saved any more."""
+    require("user namespaces")
+    require("runsc")
+    profiles = {"strong": {"tier": "strong"}}
+    pool = {"min_warm": 1, "max_warm": 1, "warm_profiles": ["strong"], "profiles": profiles}
+    config = {"backends": ["gvisor"], "manager": {"pool": pool}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "file").write_text("mine")
+    daemon = start(tmp_path / "s", "--config", str(tmp_path / "config.json"))
+    with Client(f"unix:{daemon.socket}") as client:
+        assert until(lambda: client.stats().pool_size, 60)
+        with client.create(tier="strong", mounts=[f"{tmp_path}:/mnt/x:ro"]) as sandbox:
+            assert "mine" == sandbox.files.read_text("/mnt/x/file")
+        assert (0, 1) == (client.stats().pool_hits, client.stats().pool_misses)
+        with client.create(tier="strong"):  # the control: the warm one is still there
+            assert 1 == client.stats().pool_hits
+    daemon.stop()
