@@ -22,6 +22,7 @@ from ringfence.errors import (
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
+from tests.native.callers import Caller
 from tests.native.outside import children_of
 
 Options = dict[str, Any]
@@ -334,3 +335,31 @@ def test_a_program_whose_interpreter_is_missing_is_not_called_missing(
     for result in (alone, beside):
         assert 126 == result.exit_code
         assert b"./script: the interpreter in its first line" in result.stderr
+
+
+_FEW_FILES = """
+import resource
+from ringfence.errors import InvalidRequest
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+try:
+    Sandbox.create(limits={"open_files": 301})
+except InvalidRequest as exc:
+    say([exc.field, exc.message, exc.hint])
+with Sandbox.create(limits={"open_files": 300}) as sandbox:
+    say(sandbox.shell("ulimit -Hn").text)
+with Sandbox.create() as sandbox:  # by default as many as there can be
+    say(sandbox.shell("ulimit -Hn").text)
+"""
+
+
+def test_more_open_files_than_the_caller_may_have_are_refused_and_not_made_fewer() -> None:
+    with Caller(_FEW_FILES) as caller:
+        field, message, hint = caller.hear()
+        assert "limits.open_files" == field
+        assert "301" in message
+        assert "300" in message
+        assert "ulimit -Hn" in hint
+        assert "300\n" == caller.hear()
+        assert "300\n" == caller.hear()

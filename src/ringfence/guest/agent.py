@@ -118,6 +118,8 @@ class Agent(FileRequests):
         is_over = number not in self.execs.running
         while self.execs.kill(number, wire.KILLED_BY_REQUEST) and is_over:
             time.sleep(0.001)  # of one that runs, the end is told when its tree is gone
+        if is_over:
+            self.execs.take()  # who has ended and was not waited for counts against the limit of processes
         return b""
 
     def _do_resize(

@@ -174,7 +174,7 @@ def absolute_path(value: object, field: str) -> str:
     """A normalised path that starts at the root."""
     given = normal_path(value, field)
     if not given.startswith("/"):
-        refuse(field, f"{given!r} is not an absolute path")
+        refuse(field, f"{value!r} is not an absolute path")
     return given
 
 

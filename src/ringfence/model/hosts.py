@@ -75,6 +75,8 @@ def read_name(given: str, field: str) -> str:
     name = given.lower().removesuffix(".")
     if len(name) > _NAME_MAX or not all(_is_label(label) for label in name.split(".")):
         hint = _NO_URL if "/" in given else "as example.com or *.example.com"
+        if given == "*":
+            hint = "all hosts there are is `unrestricted`, which nobody filters"
         checks.refuse(field, f"{given!r} is not a host name", hint)
     if ends_in_number(name):
         checks.refuse(field, f"{given!r} is read as an address by some and as a name by others")

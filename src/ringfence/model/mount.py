@@ -100,7 +100,7 @@ def check_target(value: object, field: str) -> str:
     target = checks.absolute_path(value, field)
     first = target.split("/")[1]
     if target == "/" or first in _KERNEL_TREES:
-        checks.refuse(field, f"{target} cannot be mounted over")
+        checks.refuse(field, f"{target} cannot be covered: no sandbox works without what is there")
     if target in _SYSTEM_DIRS or (first.startswith("lib") and target == f"/{first}"):
         checks.refuse(field, f"{target} holds the sandbox's programs", "mount below it instead")
     if target in _WOULD_HIDE:

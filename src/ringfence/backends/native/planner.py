@@ -92,8 +92,20 @@ def check(spec: SandboxSpec) -> None:
         )
     _check_network(spec)
     check_least(spec, _LEAST)
+    _check_open_files(spec.limits.open_files)
     check_sources(spec)
     check_names(spec.unprotect)
+
+
+def _check_open_files(wanted: int | None) -> None:
+    """Nobody passes on more than they have; what is there by default may be less without a word."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted is not None and most != resource.RLIM_INFINITY and wanted > most:
+        raise InvalidRequest(
+            f"{wanted} is more than this process may have itself, {most}",
+            field="limits.open_files",
+            hint="ask for fewer, or start Ringfence under a higher hard limit: `ulimit -Hn`",
+        )
 
 
 def _check_network(spec: SandboxSpec) -> None:
