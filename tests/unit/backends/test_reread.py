@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,25 @@ def test_of_many_the_oldest_is_closed(tmp_path: Path) -> None:
 
     assert before + reread._MOST == descriptors()
     assert "0" == reread.read(str(tmp_path / "0"))  # it is found again
+
+
+def test_where_few_more_may_be_open_none_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_text("oom_kill 0\n")
+    before = descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * lowest_free, limits[1]))
+        assert "oom_kill 0\n" == reread.read(str(path))
+        assert before == descriptors()
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * lowest_free + 2, limits[1]))
+        assert "oom_kill 0\n" == reread.read(str(path))
+        assert before + 1 == descriptors()  # the control: with room for one more it is kept
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_is_not_there_is_empty_and_leaves_nothing_open(tmp_path: Path) -> None:

@@ -17,15 +17,26 @@ def read(path: str) -> str:
     with _lock:
         try:
             fd = _open.get(path, -1)
-            if fd < 0:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                _open[path] = fd
-                if len(_open) > _MOST:
-                    _close(next(iter(_open)))
-            return os.pread(fd, _BYTES, 0).decode("utf-8", "replace")
+            is_new = fd < 0
+            if is_new:
+                fd = _open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            text = os.pread(fd, _BYTES, 0).decode("utf-8", "replace")
         except OSError:  # of a cgroup that is gone; or we have too many files open
             _close(path)
             return ""
+        if is_new and not _has_room(fd):
+            _close(path)
+        elif len(_open) > _MOST:
+            _close(next(iter(_open)))
+        return text
+
+
+def _has_room(fd: int) -> bool:
+    """Whether this process could open as many files again: what is kept for speed is in nobody's way."""
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most == resource.RLIM_INFINITY or fd < most // 2
 
 
 def forget(path: str) -> None:
