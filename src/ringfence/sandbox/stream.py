@@ -29,9 +29,8 @@ class Stream:
         self._read = self._missed = 0
         self._closed = False
         self._lock = allocate_lock()
-        self._changed: threading.Condition | None = (
-            None  # once somebody waits: few execs have a reader
-        )
+        # Once somebody waits in `read`: few execs have a reader.
+        self._changed: threading.Condition | None = None
         self._waiting: list[Future[None]] = []
 
     def feed(self, data: bytes | memoryview) -> None:

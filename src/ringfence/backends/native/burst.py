@@ -35,9 +35,10 @@ KEEP_S = 0.25  # creates this close together are a burst; so long is one kept th
 CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
 _HASTE_S = 0.0005  # who makes one so soon after the end of another will make the next as soon
 MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
-_EACH_ONES_OWN = frozenset(
-    {"id", "uid_map", "gid_map", "cgroup_dirs", "cgroup_values", "tag_key", "seccomp", "waits"}
-    | {"template"}  # which the kind tells already
+# Of a plan: what is drawn for each sandbox; and the template, which the kind tells already.
+_EACH_ONES_OWN = (
+    *("id", "uid_map", "gid_map", "cgroup_dirs", "cgroup_values", "tag_key", "seccomp", "waits"),
+    "template",
 )
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")

@@ -158,9 +158,7 @@ class NativeSandbox(InCgroup):
             return self._start(request, control, uid, own, label, attended)
         except SandboxLost:
             with self._lock:
-                self._require(
-                    State.RUNNING, "exec"
-                )  # it has ended: that is the error, as ever after
+                self._require(State.RUNNING, "exec")  # refused, as ever after, where it has ended
             raise
 
     def start_attended(self, request: ExecRequest, label: str = "") -> LocalExec:
