@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,9 @@ from ringfence.backends.local import agent_code, hulls
 from ringfence.backends.local.answers import Refused
 from ringfence.errors import IsolationError
 from ringfence.launcher import still_program
+from tests.native.outside import until
 
+_FIRST_SEGMENT_BYTES_AT = 64 + 32  # p_filesz of the first program header: elf(5)
 _SECRET = "mine-alone-31c9"
 # What is taken stops in the middle of a sum; then it says who it is.
 _TAKEN = (
@@ -28,10 +32,11 @@ _TAKE = """
 import os, sys
 sys.path.append(sys.argv[1])
 from ringfence.launcher import stills
+waits = sys.argv[5:] == ["waits"]
 still = stills.take(
     [sys.argv[2], "-I", "-S", "-X", "utf8", "-c", sys.argv[3]],
     {"LC_ALL": "C"}, os.open("/dev/null", os.O_RDONLY), sys.argv[4],
-    (sys.argv[5], sys.argv[6:]) if sys.argv[5:] else None,
+    (sys.argv[5], sys.argv[6:]) if sys.argv[6:] else None, waits=waits,
 )
 fd = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
 still.write(fd)
@@ -111,6 +116,48 @@ def test_zeros_are_not_kept_and_small_files_are(tmp_path: Path) -> None:
     assert stills_[1].stat().st_size - stills_[0].stat().st_size < 1 << 19, "and not in the file"
 
 
+_IS_TOLD = """
+import os, signal, socket
+os.kill(os.getpid(), signal.SIGSTOP)
+print(socket.socket(fileno=0).recv(100).decode())
+"""
+
+
+def _begun(place: Path) -> tuple[Path, bytes]:
+    """A copy in which nothing but the head is written yet, and what is to be at `place`, which is zeros."""
+    content = place.read_bytes()
+    (head_bytes,) = struct.unpack_from("<Q", content, _FIRST_SEGMENT_BYTES_AT)
+    begun = place.with_name("begun")
+    begun.write_bytes(content[:head_bytes].ljust(len(content), b"\0"))
+    begun.chmod(0o700)
+    place.write_bytes(bytes(len(content)))
+    return begun, content
+
+
+def test_a_copy_may_begin_before_it_is_written(tmp_path: Path) -> None:
+    """What is not there yet it reads after the first message to it, which it leaves where it is."""
+    place = _taken(tmp_path, _IS_TOLD, "waits").resolve()
+    begun, content = _begun(place)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (
+        ours,
+        theirs,
+        subprocess.Popen([begun], stdin=theirs.fileno(), stdout=subprocess.PIPE) as running,
+    ):
+        assert until(lambda: Path(f"/proc/{running.pid}/syscall").read_text().startswith("45 "))
+        place.write_bytes(content)
+        ours.send(b"go on")
+        said, _ = running.communicate()
+    assert b"go on\n" == said
+    assert 0 == running.returncode
+
+
+def test_one_that_does_not_wait_needs_all_of_it(tmp_path: Path) -> None:
+    """The control to the one above."""
+    begun, _content = _begun(_taken(tmp_path, _TAKEN))
+    assert subprocess.run([begun], check=False).returncode < 0
+
+
 def _agents_program(sandbox: Sandbox) -> str:
     """The command line of PID 1."""
     return sandbox.exec(["cat", "/proc/1/cmdline"]).stdout.decode().rstrip("\0").replace("\0", " ")
@@ -145,7 +192,7 @@ def test_where_a_still_does_not_go_on_the_agent_starts_anew(
     ends = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     argv = [agent_code.interpreter()[0], "-I", "-S", "-c", ends]
     monkeypatch.setattr(plan, "still", lambda: {**_unusable(), "argv": argv})
-    assert hulls.ask_for_still(backend.keeper(), plan.still()), "it can be taken"
+    assert hulls.ask_for_still(backend.keeper(), plan.still()).size_bytes, "it can be taken"
 
     for _ in range(2):
         with Sandbox.create(backend=backend) as sandbox:

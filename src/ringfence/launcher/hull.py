@@ -12,7 +12,6 @@ import errno
 import fcntl
 import posix as os
 import resource
-from _thread import allocate_lock, start_new_thread
 
 from ..linux import files, mounts, privileges, seccomp
 from . import build, cgroups, lockdown, network, newroot, wire
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from .placeholders import Placeholder
     from .plan import NetworkPlan, Tree
     from .serving import SharePlan
-    from .stills import Still
     from .views import ViewPlan
 
     class GuestRoot(TypedDict):
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
         owner: int  # id, in the hull's user namespace, of what is not the guest user's
         steps: list[tuple[Any, ...]]
         has_content: bool  # a snapshot to unpack there comes along
-        still: str  # where the keeper's goes; empty: nowhere
+        still: str  # where the host's goes; empty: nowhere
+        still_bytes: int
 
     class HullPlan(TypedDict):
         """One program and its walls; plain values, decided by the host."""
@@ -84,7 +83,6 @@ def become(
     control: wire.Socket,
     errors: int,
     more: list[int],
-    still: Still | None = None,
 ) -> NoReturn:
     """Build the walls, then be the program.
 
@@ -92,15 +90,14 @@ def become(
         go: From the keeper: a word once our ids are mapped, with the trees that it opened, the
             cgroups to join, and what to unpack into the guest's root.
         control: Becomes the program's standard input. The host hears there what goes wrong before,
-            and gets the sockets of the network where the plan has one.
+            and gets the file that is to be the guest's still, and then the sockets of the network, where the
+            plan has them.
         errors: A file that becomes its standard output and error.
         more: What it finds as descriptors 3 and up.
-        still: For the guest's root, where the plan says so.
     """
     try:
-        # Before there is a thread: see `_make_room`, and `_Writing`.
         _make_room(plan["descriptors"], errors)
-        _enter(plan, go, still)
+        _enter(plan, go, control)
         build.leave_host_network(plan["namespaces"])
         if plan["network"] is not None:
             _open_network(plan["network"], control)
@@ -114,7 +111,7 @@ def become(
     os._exit(1)
 
 
-def _enter(plan: HullPlan, go: wire.Socket, still: Still | None) -> None:
+def _enter(plan: HullPlan, go: wire.Socket, control: wire.Socket) -> None:
     os.setsid()
     build.make_mounts_private()
     others = keepers(plan)
@@ -135,7 +132,7 @@ def _enter(plan: HullPlan, go: wire.Socket, still: Still | None) -> None:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    _build(plan, trees, content, still)
+    _build(plan, trees, content, control)
 
 
 def _open_network(plan: NetworkPlan, control: wire.Socket) -> None:
@@ -154,10 +151,10 @@ def keepers(plan: HullPlan) -> set[int]:
     }
 
 
-def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) -> None:
+def _build(plan: HullPlan, trees: list[int], content: int, control: wire.Socket) -> None:
     root = _tmpfs(plan, plan["scratch"], trees, f"size={_OWN_BYTES}")
     newroot.run_steps(root, plan["steps"])
-    writing = _guest_root(plan, trees, content, still)
+    _guest_root(plan, trees, content, control)
     os.fchdir(root.fd)
     newroot.run_steps(root, plan["after"])
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
@@ -165,8 +162,6 @@ def _build(plan: HullPlan, trees: list[int], content: int, still: Still | None) 
     _step("pivot_root", mounts.pivot_root, ".", ".")
     _step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
-    if writing is not None:
-        _step("still", writing.finish)
 
 
 def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> newroot.NewRoot:
@@ -180,10 +175,8 @@ def _tmpfs(plan: HullPlan, path: str, trees: list[int], size: str) -> newroot.Ne
     return newroot.NewRoot(fd, whose, trees)
 
 
-def _guest_root(
-    plan: HullPlan, trees: list[int], content: int, still: Still | None
-) -> _Writing | None:
-    """The guest's files; what may still be written to them."""
+def _guest_root(plan: HullPlan, trees: list[int], content: int, control: wire.Socket) -> None:
+    """The guest's files."""
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:
@@ -192,8 +185,8 @@ def _guest_root(
         if guest["owner"]:
             os.chown(".", guest["owner"], guest["owner"])
             _give_away(guest["steps"], guest["owner"])
-        if still is not None and guest["still"]:
-            return _place(still, guest)
+        if guest["still"]:
+            _place_still(guest, control)
     else:
         beside, _, name = guest["path"].rpartition("/")
         os.chdir(beside.lstrip("/"))
@@ -207,11 +200,13 @@ def _guest_root(
         _in_guest("root of the image", _furnish, plan, trees)
     if content >= 0:
         _in_guest("unpack", _unpack, content, guest["image"] >= 0)
-    return None
 
 
-def _place(still: Still, guest: GuestRoot) -> _Writing:
-    """A copy of its own, for as long as it takes to start.
+def _place_still(guest: GuestRoot, control: wire.Socket) -> None:
+    """A file of its size for a copy of the agent, which is there for as long as that takes to start.
+
+    The host fills it while we build, and while gVisor starts: there are 3 ms of copying in it. The agent
+    waits for a word of the host's before it reads any of that.
 
     Precondition: the guest's root is the current directory, and nothing is in it but what steps made.
     """
@@ -219,36 +214,9 @@ def _place(still: Still, guest: GuestRoot) -> _Writing:
     fd = _step("still", os.open, guest["still"].lstrip("/"), flags, 0o700)
     if guest["owner"]:
         os.fchown(fd, guest["owner"], guest["owner"])
-    return _Writing(still, fd)
-
-
-class _Writing:
-    """A still that is written, by a thread, while we wait for the kernel to let go of the host's root.
-
-    Each takes some 3 ms. The thread has ended for us when it has written; the program begins alone.
-    """
-
-    def __init__(self, still: Still, fd: int) -> None:
-        self._still, self._fd = still, fd
-        self._problem: OSError | None = None
-        self._busy = allocate_lock()
-        self._busy.acquire()
-        start_new_thread(self._write, ())
-
-    def _write(self) -> None:
-        try:
-            self._still.write(self._fd)
-            os.close(self._fd)
-        except OSError as exc:
-            self._problem = exc
-        finally:
-            self._busy.release()
-
-    def finish(self) -> None:
-        """Wait for it. Raises the OSError that it met."""
-        self._busy.acquire()
-        if self._problem is not None:
-            raise self._problem
+    os.ftruncate(fd, guest["still_bytes"])  # gVisor asks for a file's size but once
+    wire.send_raw(control, b"O", [fd])
+    os.close(fd)
 
 
 def _furnish(plan: HullPlan, trees: list[int]) -> None:

@@ -57,7 +57,6 @@ class Keeper(Parent):
         self.hulls: dict[int, Kept] = {}  # by pid of PID 1
         # What the host removes, and we only when it is gone, by sandbox id; see zygote.Zygote.
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
-        self.still: stills.Still | None = None
         self.den: views.Den | None = None
         self.views: dict[int, views.Views] = {}  # by the pid of who serves them
 
@@ -84,15 +83,15 @@ class Keeper(Parent):
                 os.close(fd)
         return True
 
-    def keep_still(self, wanted: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
-        """From now on hulls may have copies of it. Answers with the size of one, in bytes.
+    def take_still(self, wanted: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+        """Take one. It is the host's, who writes what copies hulls have.
 
         Args:
             wanted: What `stills.take` is told besides its code.
             fds: That one.
         """
-        self.still = stills.take(code=fds[0], **wanted)
-        wire.send_raw(reply, b"O%d" % self.still.size_bytes)
+        still = stills.take(code=fds[0], **wanted)
+        wire.send_raw(reply, b"O", [still.fd])
 
     # -- what hulls see of the host ---------------------------------------------------------
 
@@ -192,7 +191,7 @@ class Keeper(Parent):
             pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
             if pid == 0:
                 ours.close()
-                hull.become(plan, theirs, wire.adopt(control), errors, more, self.still)
+                hull.become(plan, theirs, wire.adopt(control), errors, more)
         except OSError:
             ours.close()
             cgroups.remove(plan["cgroup_dirs"])
@@ -306,7 +305,7 @@ class Keeper(Parent):
 
 _VERBS: dict[str, Callable[[Keeper, Any, wire.Socket, list[int]], None]] = {
     "create": Keeper.create,
-    "still": Keeper.keep_still,
+    "still": Keeper.take_still,
     "den": Keeper.make_den,
     "views": Keeper.show_through,
     "enter": Keeper.enter,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import _signal as signal
 import _struct as struct
 import errno
+import io
 import posix as os
 
 from ..linux import files, libc, privileges, ptrace, seccomp
 from . import still_program
+from .still_file import Still
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,31 +45,14 @@ _WITHOUT_BRK = b"".join(
 )
 
 
-class Still:
-    """One, in memory.
-
-    Attributes:
-        content: A memfd with what every copy has behind its head.
-    """
-
-    def __init__(self, head: bytes, content: int) -> None:
-        self.head, self.content = head, content
-        self.size_bytes = len(head) + os.fstat(content).st_size
-
-    def write(self, fd: int) -> None:
-        """The whole program, into a new file."""
-        os.write(fd, self.head)
-        at, size = 0, os.fstat(self.content).st_size
-        while at < size:
-            at += os.sendfile(fd, self.content, at, size - at)
-
-
 def take(
     argv: list[str],
     env: dict[str, str],
     code: int,
     place: str,
     errand: tuple[str, list[str]] | None = None,
+    *,
+    waits: bool = False,
 ) -> Still:
     """Run a program until it sends itself SIGSTOP, and keep it.
 
@@ -75,6 +60,7 @@ def take(
         code: What it finds as descriptor 3, and has closed again by then.
         place: The path of its copies in every guest. The files that it has mapped are there as here.
         errand: What a child of each does meanwhile: see `still_program.Errand`.
+        waits: Whether a copy begins before all of it is written: see `still_program.head`.
 
     Raises:
         OSError: ENOSYS where such a thing cannot go on elsewhere; what the kernel says to ptrace(2).
@@ -87,7 +73,9 @@ def take(
             _run(pid)
             regions = _regions(pid)
             if max(region.end for region in regions) < _ENDS_BELOW:
-                return _keep(still_program.joined(regions), ptrace.registers(pid), place, errand)
+                runs = still_program.Errand(*errand) if errand else None
+                regions = still_program.joined(regions)
+                return _keep(regions, ptrace.registers(pid), place, runs, waits=waits)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -118,16 +106,21 @@ def _keep(
     regions: list[Region],
     registers: dict[str, int],
     place: str,
-    errand: tuple[str, list[str]] | None,
+    errand: still_program.Errand | None,
+    *,
+    waits: bool,
 ) -> Still:
-    content = os.memfd_create("still", os.MFD_CLOEXEC)
+    content = io.BytesIO()
+    write_pieces(regions, content)
+    head = still_program.head(regions, registers, place, errand, waits=waits)
+    fd = os.memfd_create("still", os.MFD_CLOEXEC)
     try:
-        with open(content, "wb", closefd=False) as file:
-            write_pieces(regions, file)
-        runs = still_program.Errand(*errand) if errand else None
-        return Still(still_program.head(regions, registers, place, runs), content)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(head)
+            file.write(content.getbuffer())
+        return Still(fd)
     except BaseException:
-        os.close(content)
+        os.close(fd)
         raise
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...egress.client import Egress
+    from ...guest.settings import Settings
     from ...launcher.hull import HullPlan
+    from ...launcher.still_file import Still
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
@@ -73,7 +75,7 @@ class GvisorBackend(Hulls):
         super().__init__(state_dir, egress)
         self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
-        self._stills: tuple[Launched, int] | None = None
+        self._stills: tuple[Launched, Still | None] | None = None
         self._still_worked = False
         self._own_pages = is_on() if own_pages is None else own_pages
         self._views: list[Views] = []  # the last one is for who comes
@@ -144,7 +146,7 @@ class GvisorBackend(Hulls):
         first = self.host_ids().take() if here.trusted_root else 0
         draft = Draft(spec, sandbox_id, uid, first, image)
         try:
-            still_bytes = self._still_bytes(keeper)
+            still = self._still(keeper)
             draft.shares_pages = views.why_not(image)
             size = sizes(spec, here)
             if spec.network.needs_tls_termination:
@@ -158,14 +160,16 @@ class GvisorBackend(Hulls):
                 size,
                 has_content=content >= 0,
                 memory=memory,
-                still_bytes=still_bytes,
+                still_bytes=still.size_bytes if still else 0,
                 views=None if draft.shares_pages else views,
                 tenant=self._tenants.get(sandbox_id, ""),
             )
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
             most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
             group = self._plan_limits(plan, spec, *most)
-            sandbox = self._launch(keeper, draft, plan, size, group, content, program, memory)
+            sandbox = self._launch(
+                keeper, draft, plan, size, group, content, program, memory, still
+            )
         except BaseException:
             journal.give_up(draft.protected, draft.note, sandbox_id, keeper)
             if first:
@@ -201,8 +205,8 @@ class GvisorBackend(Hulls):
                 self._views = [each for each in self._views if not each.is_closed] + [found]
             return found
 
-    def _still_bytes(self, keeper: Launched) -> int:
-        """How large the agent is that this keeper has started ahead; 0 where it cannot."""
+    def _still(self, keeper: Launched) -> Still | None:
+        """The agent as this keeper has started it ahead; None where it cannot."""
         with self._first_use:
             if self._stills is None or self._stills[0] is not keeper:
                 self._stills = keeper, take_still(keeper, planning.still())
@@ -215,9 +219,9 @@ class GvisorBackend(Hulls):
         nobody can promise. Where it does not, agents start anew: slower, and with the same walls.
         """
         with self._first_use:
-            if self._still_worked or self._stills is None or not self._stills[1]:
+            if self._still_worked or self._stills is None or self._stills[1] is None:
                 return False
-            self._stills = self._stills[0], 0
+            self._stills = self._stills[0], None
             return True
 
     def _launch(
@@ -230,25 +234,31 @@ class GvisorBackend(Hulls):
         content: int,
         program: Runsc,
         memory: str,
+        still: Still | None,
     ) -> GvisorSandbox:
         errors = room_for_words("gvisor-says")
         ours, theirs = wire.socketpair()
         pidfd, sockets = -1, list[int]()
         try:
             reply, last = ours, 0
+            told = planning.settings(draft, host(), size)
+            copied = still if plan["guest"]["still"] else None
             # It waits there until the agent reads it, as its first message of all.
             if memory:
                 reply = _wake(ours)
-            else:
-                wire.send(ours, planning.settings(draft, host(), size))
+            elif copied is None:
+                wire.send(ours, told)
             passed = [theirs.fileno(), errors, *([content] if content >= 0 else []), *draft.fds]
             try:
                 body, [pidfd] = keeper.ask("create", plan, passed)
             finally:
                 theirs.close()
+            if copied is not None:
+                _bring(copied, ours, errors)
+                _tell(ours, told)  # now it may read
             if plan["network"] is not None:
                 _, sockets = answer(ours, _READY_S)
-            said = _ready(reply, errors)
+            said, _ = _answered(reply, errors)
             if memory:
                 reply.close()
                 last = int(said)
@@ -321,6 +331,28 @@ class GvisorBackend(Hulls):
         return snapshots.save_with_memory(sandbox, self.catalogue(), metadata)
 
 
+def _bring(still: Still, control: wire.Socket, errors: int) -> None:
+    """Fill the file that a hull made for it.
+
+    Raises:
+        IsolationError: It cannot be, or there is no such hull any more.
+    """
+    _, [fd] = _answered(control, errors)
+    try:
+        still.write(fd)
+    except OSError as exc:
+        raise IsolationError(f"the agent could not be copied into the guest: {exc}") from exc
+    finally:
+        os.close(fd)
+
+
+def _tell(control: wire.Socket, told: Settings) -> None:
+    try:
+        wire.send(control, told)
+    except OSError:
+        pass  # it has ended: what it said of that is next to be read
+
+
 def _wake(control: wire.Socket) -> wire.Socket:
     """Where the restored agent will answer: it gets a name that no other sandbox has."""
     ours, theirs = wire.socketpair()
@@ -329,14 +361,14 @@ def _wake(control: wire.Socket) -> wire.Socket:
     return ours
 
 
-def _ready(control: wire.Socket, errors: int) -> bytes:
-    """Wait for the agent's first word.
+def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
+    """Wait for a word from inside: the hull's, or the agent's first.
 
     Raises:
         IsolationError: gVisor did not start, with its own words for it.
     """
     try:
-        return answer(control, _READY_S)[0]
+        return answer(control, _READY_S)
     except SandboxLost as exc:
         said = last_words(errors, idle=waits.SAYS)
         raise IsolationError(

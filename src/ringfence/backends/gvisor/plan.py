@@ -86,6 +86,7 @@ def make_plan(
             "steps": draft.guest,
             "has_content": has_content,
             "still": places.STILL if starts_still else "",
+            "still_bytes": still_bytes if starts_still else 0,
         },
         "after": draft.after,
         "rlimits": [*bare["rlimits"], _bound_on_processes(size)],
@@ -119,8 +120,6 @@ def _bring_agent(draft: Draft, host: Host, *, starts_still: bool) -> None:
 
 
 def _show_memory(draft: Draft, memory: str) -> None:
-    verb = "image_dir" if draft.image else "dir"
-    draft.guest.append((verb, "/sys", 0o755, False))  # gVisor makes it itself, but not again
     draft.hull.append(("dir", places.SAVED, 0o755, False))
     draft.hull.append(("show", f"{places.SAVED}/{places.MEMORY}", len(draft.trees), False))
     draft.trees.append(template.tree(memory, template.READ_ONLY))
@@ -133,6 +132,7 @@ def still() -> dict[str, Any]:
         "env": bundle.ENVIRONMENT,
         "place": places.STILL,
         "errand": (f"{places.AGENT}/{MAPPER}", _MAPS),
+        "waits": True,
     }
 
 

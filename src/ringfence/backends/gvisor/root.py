@@ -101,7 +101,8 @@ def _show_later_mounts(draft: Draft) -> None:
         ("share", places.MOUNTS),
     ]
     verb = "image_dir" if draft.image else "dir"
-    draft.guest.append((verb, places.IN_GUEST, 0o755, False))
+    # gVisor would make /sys itself, by three questions to its file server; but not for what is restored.
+    draft.guest += [(verb, each, 0o755, False) for each in (places.IN_GUEST, "/sys")]
     # What may be written there is for each mount in the hull to say.
     draft.shown.append(_bind(places.IN_GUEST, places.MOUNTS, "rw"))
 

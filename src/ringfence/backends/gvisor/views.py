@@ -241,6 +241,7 @@ def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
             "steps": steps,
             "has_content": False,
             "still": "",
+            "still_bytes": 0,
         },
         "keep_capabilities": True,  # it gives up all but one itself
     }

@@ -51,6 +51,7 @@ def bare_hull(name: str, here: Host, id_map: str, filter_program: bytes) -> Hull
             "steps": [],
             "has_content": False,
             "still": "",
+            "still_bytes": 0,
         },
         "after": [],
         # With 0, a core_pattern with a pipe would still run as host root.

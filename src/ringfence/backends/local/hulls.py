@@ -10,6 +10,7 @@ from _thread import allocate_lock, start_new_thread
 from ...errors import InvalidRequest, Unsupported
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher.spawn import KEEPER
+from ...launcher.still_file import Still
 from ...model.ids import new_id
 from . import agent_code, cgroups, identity, journal
 from .answers import Refused
@@ -158,8 +159,8 @@ class Hulls(LocalBackend):
             self._host_ids.close()
 
 
-def take_still(keeper: Launched, wanted: dict[str, Any]) -> int:
-    """Let the keeper start the agent once, for all its hulls: the size in bytes, 0 where it cannot.
+def take_still(keeper: Launched, wanted: dict[str, Any]) -> Still | None:
+    """Let the keeper start the agent once, for all its hulls; None where it cannot.
 
     Args:
         wanted: See `launcher.stills.take`.
@@ -167,10 +168,10 @@ def take_still(keeper: Launched, wanted: dict[str, Any]) -> int:
     try:
         return ask_for_still(keeper, wanted)
     except Refused:
-        return 0  # it starts anew in every guest, which is slower and nothing else
+        return None  # it starts anew in every guest, which is slower and nothing else
 
 
-def ask_for_still(keeper: Launched, wanted: dict[str, Any]) -> int:
+def ask_for_still(keeper: Launched, wanted: dict[str, Any]) -> Still:
     """The same; says why not.
 
     Raises:
@@ -181,7 +182,8 @@ def ask_for_still(keeper: Launched, wanted: dict[str, Any]) -> int:
         with open(code, "wb", closefd=False) as file:
             file.write(agent_code.packed())
         os.lseek(code, 0, os.SEEK_SET)
-        return int(keeper.ask("still", wanted, [code])[0])
+        _, [still] = keeper.ask("still", wanted, [code])
+        return Still(still)
     finally:
         os.close(code)
 

@@ -223,6 +223,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
             "steps": share,
             "has_content": False,
             "still": "",
+            "still_bytes": 0,
         },
         "after": after,
         "passes": passes,
