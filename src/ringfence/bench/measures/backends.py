@@ -31,6 +31,8 @@ _FIRST = "create, first exec; nothing ahead"
 _BURST = "create, first exec, terminate in a burst, the next one built ahead"
 # So that it is there before the peer's turn, which it would slow down: decision 65.
 _BURST_PAUSE_S = 1.0
+# Each leaves a dozen processes and their namespaces to the kernel, which is not done when it has ended.
+_PAUSE_S = 0.05
 _WARM_LIFE = "the same from a warm pool"
 _EXEC = "exec of true in a live sandbox"
 _LIFE_TARGET = Target(must=1.0, aim=0.5)
@@ -79,11 +81,12 @@ def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
         alone, shared = new_backend(backend), backend_named(backend)
         whole: list[float] = []
         for what, life, pause_s in (
-            (_FIRST, partial(_to_first_exec, alone, whole), 0.0),
+            (_FIRST, partial(_to_first_exec, alone, whole), _PAUSE_S),
             (_BURST, partial(_one_life, shared), _BURST_PAUSE_S),
-            (_WARM_LIFE, partial(_one_warm_life, alone), 0.0),
+            (_WARM_LIFE, partial(_one_warm_life, alone), _PAUSE_S),
         ):
-            samples = take_turns({OURS: life, **contenders}, settings.slow_rounds, pause_s=pause_s)
+            rounds = settings.slow_rounds * 2
+            samples = take_turns({OURS: life, **contenders}, rounds, pause_s=pause_s)
             targets = {"runsc do": _LIFE_TARGET}
             peers = list(contenders) or [""]
             for row in rows(f"{backend}: {what}", "backends", samples, peers, targets):
