@@ -44,6 +44,7 @@ _NOT_OF_OWN_KERNELS = {
     "network.unix-socket": _SOCKETS,
     "resources.core-dump": _LIMITS,
     "resources.inotify-instances": _LIMITS,
+    "resources.memory-netlink": _LIMITS,
     "resources.memory-pipes": _LIMITS,
     "resources.memory-tcp": _LIMITS,
     "resources.memory-udp": _LIMITS,

@@ -165,6 +165,23 @@ PROBES["tag of oneself by number"] = lambda: call("prlimit64", os.getpid(), 15, 
 PROBES["another limit"] = lambda: call("prlimit64", 0, 7, at(struct.pack("=QQ", 64, 64)), 0)
 
 
+def new_listener(flags: int) -> None:
+    """A filter that allows everything, with a descriptor that keeps it."""
+    program = struct.pack("=H6xQ", 1, ADDRESS + 16) + struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+    call("seccomp", 1, flags, at(program))
+
+
+PROBES["filter with a listener"] = lambda: new_listener(8)
+PROBES["filter with a listener, dirty"] = lambda: new_listener(DIRTY | 8)
+PROBES["filter without a listener"] = lambda: new_listener(0)
+
+
+@probe
+def udp_encapsulation() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        made.setsockopt(socket.IPPROTO_UDP, 100, 3)  # UDP_ENCAP, L2TP
+
+
 @probe
 def tag_with_the_key() -> None:
     high, low = divmod(REQUEST["key"], 1 << 32)

@@ -157,7 +157,11 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         case "setsockopt":
             if low[1] == 1 and low[2] in (26, 50, 51, 52):
                 return EPERM
+            if (low[1], low[2]) == (17, 100):
+                return fail(errno.ENOPROTOOPT)
             return fail(errno.ENOENT) if (low[1], low[2]) == (6, 31) else ALLOW
+        case "seccomp":
+            return fail(errno.EINVAL) if low[1] & 8 else ALLOW
         case "personality":
             fine = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF, *((0x40000,) if debug else ()))
             return ALLOW if low[0] in fine else EPERM

@@ -128,6 +128,9 @@ def expect(outcomes: Outcomes, without: Outcomes, name: str, expected: str) -> N
         ("mknod 4755", "EPERM"),
         ("mknodat whiteout", "EPERM"),
         ("lease", "EPERM"),
+        ("filter with a listener", "EINVAL"),
+        ("filter with a listener, dirty", "EINVAL"),
+        ("udp_encapsulation", "ENOPROTOOPT"),
         ("terminal: line discipline", "ENOTTY"),
         ("terminal: line discipline, dirty", "ENOTTY"),
         ("terminal: exclusive", "ENOTTY"),
@@ -169,6 +172,7 @@ def test_refused_where_not_every_kernel_would_allow_it(
         "openat, mode unused", "openat new 0644", "openat unnamed 0600", "mkdirat 1755",
         "mknodat file", "mknodat fifo", "rename", "terminal: size", "terminal: size, dirty",
         "terminal: drain", "tag_with_the_key",
+        "filter without a listener",
     ],
 )  # fmt: skip
 def test_not_refused(under: Outcomes, without: Outcomes, name: str) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 # asm-generic/socket.h: a classic program, one for all that share a port; and programs of bpf(2).
 _FILTERS = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_REUSEPORT_CBPF": 51}
 _PROGRAMS = {"SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_EBPF": 52}
-_SO_REUSEPORT, _TCP_ULP = 15, 31
+_SO_REUSEPORT, _TCP_ULP, _UDP_ENCAP = 15, 31, 100
+_NEW_LISTENER = 8  # linux/seccomp.h
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
 _PRIVATE_ANONYMOUS, _READ_WRITE = 0x22, 3
 
@@ -50,6 +51,31 @@ def socket_filter(_context: dict[str, Any]) -> Outcome:
         for name, result in tried
     ]
     return first_escape(outcomes)
+
+
+@probe("syscalls.filter-listener", "medium", NO_SECCOMP)
+def filter_listener(_context: dict[str, Any]) -> Outcome:
+    """No filter may outlive its process: what filters take of the host is bounded by processes alone."""
+    allow = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000), 8)
+    program = ctypes.create_string_buffer(struct.pack("=H6xQ", 1, ctypes.addressof(allow)), 16)
+    # The second has bits that the kernel takes off, and a careless comparison does not.
+    tried = [call("seccomp", 1, flags, program) for flags in (_NEW_LISTENER, 1 << 32 | 8)]
+    taken = [result for result in tried if result >= 0]
+    if taken:
+        return escaped(f"a descriptor that keeps a filter: {taken[0]}")
+    if set(tried) == {-errno.EINVAL}:
+        return held(f"seccomp with a listener: {said(tried[0])}")
+    return inconclusive(f"seccomp with a listener: {', '.join(map(said, tried))}")
+
+
+@probe("syscalls.udp-in-kernel", "low", NO_SECCOMP)
+def udp_in_kernel(_context: dict[str, Any]) -> Outcome:
+    """No protocol may be put on UDP in the kernel: IPsec there has been a way to root."""
+    # UDP_ENCAP_ESPINUDP and _L2TPINUDP only mark the socket, which is closed at once.
+    results = [_option(socket.IPPROTO_UDP, _UDP_ENCAP, struct.pack("=i", kind)) for kind in (2, 3)]
+    if set(results) == {-errno.ENOPROTOOPT}:
+        return held(f"UDP_ENCAP: {said(results[0])}")
+    return escaped(f"UDP_ENCAP reached the kernel: {', '.join(map(said, results))}")
 
 
 @probe("syscalls.tcp-in-kernel", "low", NO_SECCOMP)

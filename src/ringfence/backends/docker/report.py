@@ -13,7 +13,7 @@ from ..local.contained import NO_WAYS
 from ..local.mountinfo import read_text
 from ..local.netns import NetworkTables, of_network, of_rules
 from ..local.posture_inside import of_walls
-from ..local.readback import sockets_said
+from ..local.readback import NOT_COUNTED, sockets_said
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -121,7 +121,7 @@ def _memory(sandbox: DockerSandbox) -> Protection:
     text = f"{limit >> 20} MiB by cgroup"
     if sandbox.group.counts_sockets_apart:
         text += f" v1, {sockets_said(sandbox.group.sockets_limit(), limit)}"
-    return Protection(can.MEMORY_LIMIT, ENFORCED, text)
+    return Protection(can.MEMORY_LIMIT, ENFORCED, f"{text}, {NOT_COUNTED}")
 
 
 def _pids(sandbox: DockerSandbox) -> Protection:

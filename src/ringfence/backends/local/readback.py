@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .cgroups import Group
 
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+NOT_COUNTED = "without what netlink sockets hold"
+"""No version counts it, and nothing of the kernel's bounds it but open files and processes: decision 0121."""
 
 
 def memory_limit_bytes(group: Group) -> int | None:
@@ -19,8 +21,9 @@ def memory_limit_bytes(group: Group) -> int | None:
 def memory_said(group: Group, found: int) -> str:
     """Who keeps a memory limit, and what of sockets: version 1 counts their buffers apart, if at all."""
     if group.version != 1:
-        return f"by cgroup v{group.version}"
-    return f"by cgroup v1, {sockets_said(_number(_control(group, 'memory', '', _SOCKETS)), found)}"
+        return f"by cgroup v{group.version}, {NOT_COUNTED}"
+    beside = _number(_control(group, "memory", "", _SOCKETS))
+    return f"by cgroup v1, {sockets_said(beside, found)}, {NOT_COUNTED}"
 
 
 def sockets_said(beside: int | None, found: int) -> str:
