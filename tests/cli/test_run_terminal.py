@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.cli.tty import RawTerminal
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment
 
 
@@ -229,3 +230,27 @@ def test_a_terminal_can_be_asked_for_without_having_one() -> None:
 
     assert 0 == process.returncode
     assert b"typed\r\n" in process.stdout
+
+
+@pytest.mark.parametrize("given_back", [True, False], ids=["given back", "control"])
+def test_what_the_terminal_answered_is_not_left_to_the_shell(given_back: bool) -> None:
+    """A program has it answer with a command, and ends."""
+    master, slave = pty.openpty()
+    try:
+        terminal = RawTerminal(slave)
+        before = termios.tcgetattr(slave)
+        terminal.enter()
+        os.write(master, b"touch /tmp/answered\r")
+        assert [slave] == select.select([slave], [], [], PATIENCE_S)[0]
+        if given_back:
+            terminal.restore()
+        else:
+            termios.tcsetattr(slave, termios.TCSADRAIN, before)
+        os.write(master, b"\n")  # what the shell reads next
+
+        left = os.read(slave, 100) if select.select([slave], [], [], PATIENCE_S)[0] else b""
+    finally:
+        os.close(master)
+        os.close(slave)
+
+    assert given_back == (b"touch" not in left)

@@ -38,9 +38,13 @@ class RawTerminal:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
 
     def restore(self) -> None:
-        """Put it back as it was; may be called again."""
+        """Put it back as it was; may be called again.
+
+        What nobody has read goes: a program can have a terminal answer with words of its choice
+        (CVE-2022-45872, CVE-2024-56803), and whoever reads next is a shell of the host's.
+        """
         try:
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)
         except (OSError, termios.error):
             pass  # the terminal is gone
 
