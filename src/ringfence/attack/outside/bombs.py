@@ -78,7 +78,7 @@ def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
         with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
             weaker = declared_weaker(sandbox, "memory") if lab.protected else ""
             if lab.protected and kind == "netlink":
-                weaker = declared_left_out(sandbox, "memory", kind)
+                weaker = weaker or declared_left_out(sandbox, "memory", kind)
             result = run(sandbox, "bombs", "memory", kind)
         words = result.stdout_text.split()
         took = 4 * max((int(word) for word in words if word.isdigit()), default=0)
