@@ -162,6 +162,13 @@ for _name, _pieces in _SMUGGLING.items():
 # -- the proxy --------------------------------------------------------------------------------------
 
 
+# Of the host's loopback: by name, with a zone, in IPv6, inside what translators and tunnels take apart.
+_SPELLINGS = (
+    *("127.0.0.1", "LOCALHOST.", "0.0.0.0", "127.1", "0x7f.1", "2130706433", "[::1]", "[::1%lo]"),
+    *("[::]", "[::ffff:127.0.0.1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+)
+
+
 def _canary(context: dict[str, Any]) -> int:
     return int(context["tcp"]["v4"])
 
@@ -175,9 +182,12 @@ def _hears_canary(heard: bytes, granted: bytes, how: str) -> Outcome:
 @probe("network.proxy-connect", "critical", WIDER, where=LIMITED)
 def proxy_connect(context: dict[str, Any]) -> Outcome:
     """The proxy inside must not connect to a service of the host that no rule allows."""
-    target = f"127.0.0.1:{_canary(context)}"
-    say = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n"
-    return _hears_canary(_say(_PROXY, say.encode()), b" 200", f"CONNECT {target}")
+    outcomes = []
+    for host in _SPELLINGS:
+        target = f"{host}:{_canary(context)}"
+        say = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n"
+        outcomes.append(_hears_canary(_say(_PROXY, say.encode()), b" 200", f"CONNECT {target}"))
+    return first_escape(outcomes)
 
 
 @probe("network.proxy-url", "critical", WIDER, where=LIMITED)
