@@ -61,7 +61,7 @@ make_stage() {  # fills `stage`
   }
   mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
   copy_tree "$stage/tree"
-  cp -R build/site/. "$stage/site"
+  cp -R --preserve=timestamps build/site/. "$stage/site"  # by which Python knows that what is compiled is still of use
   "$python" -m compileall -q "$stage/tree/src" >/dev/null || true  # once, not in every process
   printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
   chmod 755 "$stage" "$stage/bin/ringfence"
