@@ -63,6 +63,11 @@ def test_an_error_is_the_librarys_own(client: httpx.Client) -> None:
         ('{"ttl_s": NaN}', "invalid_request", "ttl_s"),
         ('{"snapshot_id": "snap-1"}', "snapshot_not_found", ""),
         ('{"backend": "other"}', "invalid_request", "backend"),
+        (
+            '{"mounts": [{"target": "/a"}, {"target": "//a/"}]}',
+            "invalid_request",
+            "mounts[1].target",
+        ),
         ('{"limits', "bad_json", ""),
         ("[]", "invalid_request", ""),
     ):
@@ -77,6 +82,48 @@ def test_an_error_is_the_librarys_own(client: httpx.Client) -> None:
     assert 405 == client.put("/v1/sandboxes").status_code
     assert 404 == client.get("/v2").status_code
     assert [] == client.get("/v1/sandboxes").json()["items"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "said"),
+    [
+        ("?limit=abc", "limit", "must be a whole number, not 'abc'"),
+        ("?limit=0", "limit", "must be at least 1, not 0"),
+        ("?limit=1001", "limit", "must be at most 1000, not 1001"),
+        ("?name=" + "x" * 300, "name", "must have at most 255 characters"),
+        ("?state=running&state=gone", "state[1]", "must be provisioned, running, suspended or"),
+        ("/NO_ID", "sandbox_id", "'NO_ID' is not an id"),
+        ("/sbx-1/files/content", "path", "is missing"),
+        ("/sbx-1/files/content?path=", "path", "must have 1 to 4095 characters"),
+        ("/sbx-1/execs/exec-1/output?stream=all", "stream", "must be stdout, stderr or both"),
+        ("/sbx-1/execs/exec-1/wait?timeout_s=soon", "timeout_s", "must be a number, not 'soon'"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_refused_in_our_words(
+    client: httpx.Client, path: str, field: str, said: str
+) -> None:
+    answer = client.get(f"/v1/sandboxes{path}")
+
+    error = error_from_json(answer.json())
+    assert (422, "invalid_request", field) == (answer.status_code, error.code, error.field)
+    assert said in error.message
+    assert not error.retryable
+
+
+def test_a_flag_and_a_small_body_are_refused_in_our_words(client: httpx.Client) -> None:
+    sandbox_id = _make(client)
+    said = {"ttl_s": "is missing", "more": "no such field", "": "must be a JSON object"}
+    bodies: list[object] = [{}, {"ttl_s": 1, "more": 2}, [1]]
+
+    for body, (field, words) in zip(bodies, said.items(), strict=True):
+        answer = client.post(f"/v1/sandboxes/{sandbox_id}/extend", json=body)
+        assert (422, field, words) == (
+            answer.status_code,
+            answer.json()["field"],
+            answer.json()["message"],
+        )
+    flag = client.get("/v1/events", params={"follow": "maybe"}).json()
+    assert ("follow", "must be true or false, not 'maybe'") == (flag["field"], flag["message"])
 
 
 def test_a_body_larger_than_is_taken_is_refused(client: httpx.Client) -> None:

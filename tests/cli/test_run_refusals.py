@@ -20,6 +20,7 @@ REFUSED = [
     (["--mount", ".:/proc", "--", "true"], "--mount", "mount.target"),
     (["--mount", ".:/proc/self", "--", "true"], "--mount", "mount.target"),
     (["--mount", ".:/", "--", "true"], "--mount", "mount.target"),
+    (["--mount", ".:/x", "--mount", "/usr:/x/:rw", "--", "true"], "--mount", "mounts[1].target"),
     (["--mount", ".:/home", "--", "true"], "--mount", "mounts.target"),
     (["--mount", ".:/home", "--workdir", "/home/x", "--", "true"], "--workdir", "cwd"),
     (["--memory-dir", "/no/such/path", "--", "true"], "--memory-dir", ""),

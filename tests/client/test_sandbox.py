@@ -20,6 +20,7 @@ from ringfence.errors import (
     ServerUnreachable,
     Unauthenticated,
 )
+from ringfence.model.state import State
 from tests.api.conftest import Daemon, StartDaemon
 
 
@@ -39,6 +40,17 @@ def test_exec_has_everything(sandbox: RemoteSandbox) -> None:
     assert b"w /tmp\n\xff\n" == b"".join(pieces)
     assert "root" not in sandbox.shell("id -un").stdout_text
     assert sandbox.shell("sleep 60", timeout_s=0.2).timed_out
+
+
+def test_what_has_ended_still_tells_what_it_was(client: Client) -> None:
+    """As a local one does: how many were started is known, and not zero."""
+    sandbox = client.create()
+    sandbox.exec([Path("/bin/true")], cwd=Path("/tmp"))
+    sandbox.shell("exit 3")
+    sandbox.terminate()
+
+    stats = sandbox.stats()
+    assert (State.TERMINATED, 2) == (stats.state, stats.execs)
 
 
 def test_errors_are_the_same_classes(client: Client, sandbox: RemoteSandbox) -> None:

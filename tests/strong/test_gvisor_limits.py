@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence import Limits, Sandbox
 from tests.features import require
 
 HARD = 1024  # what many login shells and services have; a sandbox has 4096 unless told
@@ -51,3 +52,24 @@ def _run_with(most: int, code: str, place: Path) -> subprocess.CompletedProcess[
     require("runsc")
     argv = ["sh", "-c", f'ulimit -n {most} && exec "$@"', "sh", sys.executable, "-c", code]
     return subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
+
+
+BURST = "f() { f | f & }; f; sleep 1"  # faster than gVisor's own limit
+TRIES = 5  # it may happen that its own was in time
+
+
+@pytest.mark.parametrize(
+    ("limit", "script"), [(16, BURST), (256, "for i in 1 2 3; do true & done")]
+)
+def test_it_is_told_that_the_newest_processes_were_killed(limit: int, script: str) -> None:
+    require("user namespaces")
+    require("runsc")
+    refused = []
+    for _ in range(TRIES):
+        with Sandbox.create(backend="gvisor", limits=Limits(pids=limit)) as sandbox:
+            sandbox.shell(script)
+            refused.append(sandbox.stats().forks_refused)
+        if any(refused):
+            break
+
+    assert (script == BURST) == any(refused)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import RingfenceError
-from . import problems
+from . import problems, unfit
 from .express import Express
 from .forms import PROBLEMS, Problem
 from .guard import Guard
@@ -89,7 +89,7 @@ async def _ringfence_error(_request: Request, exc: Any) -> Response:
 
 
 async def _validation_error(_request: Request, exc: Any) -> Response:
-    return problems.problem(problems.of_validation(exc.errors()))
+    return problems.problem(unfit.error_of(exc.errors()))
 
 
 _ATTACH = re.compile("/v1/sandboxes/[^/]+/execs/[^/]+/attach")

@@ -21,8 +21,7 @@ from ..errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Mapping
 
 logger = logging.getLogger("ringfence.api")
 
@@ -107,15 +106,6 @@ def of_status(status: int, detail: str) -> RingfenceError:
         409: LifecycleError,
     }
     return kinds.get(status, InvalidRequest)(detail)
-
-
-def of_validation(errors: Sequence[Any]) -> RingfenceError:
-    """The error for parameters that do not fit, the first of them."""
-    first = errors[0] if errors else {}
-    if first.get("type") == "json_invalid":
-        return BadJson(f"not JSON: {first.get('ctx', {}).get('error', '')}")
-    where = [str(part) for part in first.get("loc", ())]
-    return InvalidRequest(str(first.get("msg", "is malformed")), field=".".join(where[1:]))
 
 
 def unforeseen(method: str, path: str, error: Exception) -> Response:

@@ -167,7 +167,12 @@ def _credentials(given: dict[str, Any]) -> tuple[str, str] | None:
     if "password-stdin" in given:
         if colon:
             raise InvalidRequest("a password is given twice", field="--password-stdin")
-        return name, sys.stdin.readline().rstrip("\n")
+        # What wrote it may end lines as Windows does.
+        password = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
+        if not password:
+            hint = "pipe the password in: the first line is it"
+            raise InvalidRequest("standard input is empty", field="--password-stdin", hint=hint)
+        return name, password
     if not colon:
         hint = "or --user NAME --password-stdin"
         raise InvalidRequest("must be NAME:PASSWORD", field="--user", hint=hint)

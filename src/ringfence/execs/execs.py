@@ -292,6 +292,10 @@ class Execs:
         run = self._known(exec_id)
         return run if run is not None and run.sandbox_id == sandbox_id else None
 
+    def count(self, sandbox_id: str) -> int:
+        """How many of a sandbox are still known."""
+        return self._records.count_of_sandbox(sandbox_id)
+
     def list(self, sandbox_id: str, after: str = "", limit: int = 100) -> list[ExecView]:
         """Execs of a sandbox with ids beyond `after`, oldest first."""
         views: list[ExecView] = []

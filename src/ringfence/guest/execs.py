@@ -34,6 +34,7 @@ class Exec:
         self.deadline = self.started_ns / 1e9 + timeout_s if timeout_s else 0.0
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
+        self.crowded = 0  # or `wire.CROWDED`: a process of it was one too many
         self.terminal: flows.Pair | None = None
 
 
@@ -131,7 +132,7 @@ class Execs:
             return  # the loop comes back soon
         if run.terminal and not run.killed_by and not run.terminal.settle():
             return  # what it has printed comes before its end: the loop comes back when there is room
-        report.killed_by = run.killed_by
+        report.killed_by = run.killed_by | run.crowded
         report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
         report.user_ns = report.system_ns = wire.UNKNOWN
         if self._counts_cpu:

@@ -61,9 +61,11 @@ class Watchdog:
         if excess <= 0:
             return False
         numbers = self._execs.numbers()
-        everybody = sorted(pid for number in numbers for pid in groups.members(number))
-        for pid in everybody[-excess:]:
-            send(pid, signal.SIGKILL)
+        everybody = {pid: number for number in numbers for pid in groups.members(number)}
+        for pid in sorted(everybody)[-excess:]:
+            run = self._execs.running.get(everybody[pid])
+            if send(pid, signal.SIGKILL) and run is not None:
+                run.crowded = wire.CROWDED
         return True
 
     def _bound_memory(self) -> None:

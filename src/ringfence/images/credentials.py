@@ -55,5 +55,6 @@ def _decoded(entry: Any) -> tuple[str, str] | None:
         text = base64.b64decode(entry.get("auth") or "", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, TypeError):
         return None
-    name, colon, password = text.partition(":")
+    # Of `echo NAME:PASSWORD | base64`: no password has the end of a line in it (RFC 7617, 2).
+    name, colon, password = text.removesuffix("\n").removesuffix("\r").partition(":")
     return (name, password) if colon else None

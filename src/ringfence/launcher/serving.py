@@ -65,6 +65,9 @@ def serve(plan: SharePlan, fds: list[int], control: wire.Socket) -> None:
         control: To the host. "R" says to go on where another has left off, and what that one has written
             comes along, a file for each line. "W" asks to write it, into files that come along.
     """
+    os.umask(
+        0
+    )  # the guest's kernel has taken off what the program's own umask says, and no more is to go
     shown = Share(os.open(plan["shown"], _DIRECTORY))
     mounted = SharedMounts(os.open(plan["mounts"], _DIRECTORY), plan["whose"])
     lines = {fd: _Line(fd, share) for fd, share in zip(fds, (shown, mounted), strict=True)}

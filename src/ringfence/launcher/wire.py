@@ -84,6 +84,9 @@ _NO_REPORT = dict.fromkeys(ExecReport.FIELDS, 0)
 STAGE_TERMINAL, STAGE_CWD, STAGE_COMMAND = range(1, 4)
 # ExecReport.killed_by
 KILLED_BY_NOBODY, KILLED_BY_TIMEOUT, KILLED_BY_REQUEST, KILLED_BY_MEMORY_WATCHDOG = range(4)
+CROWDED = (
+    16  # beside one of them: processes of it were killed, for there were more than there may be
+)
 
 
 def socketpair() -> tuple[Socket, Socket]:

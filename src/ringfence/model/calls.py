@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .rules import NetworkRule
 
+    StrPath = str | os.PathLike[str]
     Network = NetworkPolicy | str | Sequence[str | NetworkRule] | Mapping[str, Any]
 
 
@@ -122,7 +123,7 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
     return limits if isinstance(limits, Limits) else Limits.from_json(dict(limits))
 
 
-def make_request(argv: Sequence[str], **options: Any) -> ExecRequest:
+def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
     """An exec request from the library's keyword arguments."""
     given = {key: value for key, value in options.items() if value is not None}
     if given:

@@ -123,6 +123,20 @@ def texts(value: object, field: str) -> tuple[str, ...]:
     return given
 
 
+def arguments(value: object, field: str) -> tuple[str, ...]:
+    """Strings without NUL, of which any may be given as a path object."""
+    given = items(value, field)
+    if all(type(item) is str for item in given):
+        return texts(given, field)
+    return texts(tuple(plain(item) for item in given), field)
+
+
+def plain(value: object) -> object:
+    """A path object, such as `pathlib.Path`, as the string that it stands for; all else as it is."""
+    given: Any = value
+    return given.__fspath__() if hasattr(type(given), "__fspath__") else given
+
+
 def string_map(value: object, field: str) -> FrozenMap:
     """A string-to-string mapping, copied so that later changes of `value` do not show."""
     if type(value) is FrozenMap:
@@ -148,7 +162,7 @@ def env_map(value: object, field: str) -> FrozenMap:
 
 def path(value: object, field: str) -> str:
     """A path the kernel would accept: not empty, no NUL, no over-long part."""
-    value = text(value, field, empty=False)
+    value = text(plain(value), field, empty=False)
     raw = value.encode("utf-8", "surrogateescape")
     if len(raw) > _PATH_MAX:
         refuse(field, f"is longer than {_PATH_MAX} bytes")

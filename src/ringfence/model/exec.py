@@ -58,7 +58,7 @@ class ExecRequest(Noun):
         put(self, "argv", _check_argv(self.argv))
         put(self, "env", checks.env_map(self.env, "env"))
         if self.cwd is not None:
-            checks.path(self.cwd, "cwd")
+            put(self, "cwd", checks.path(self.cwd, "cwd"))
         if self.user is not None:
             put(self, "user", checks.user(self.user, "user"))
         if self.timeout_s is not None:
@@ -182,7 +182,7 @@ class ExecResult(Noun):
 
 
 def _check_argv(value: object) -> tuple[str, ...]:
-    argv = checks.texts(value, "argv")
+    argv = checks.arguments(value, "argv")
     if not argv:
         checks.refuse("argv", "must not be empty")
     if not argv[0].strip():

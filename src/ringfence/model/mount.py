@@ -7,7 +7,11 @@ from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
     from dataclasses import dataclass
+
+    StrPath = str | os.PathLike[str]
 else:
     from .record import dataclass
 
@@ -43,6 +47,17 @@ class Mount(Noun):
     source: str = ""
     access: str = READ_ONLY
     protect: tuple[str, ...] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            target: StrPath,
+            source: StrPath = "",
+            access: str = READ_ONLY,
+            protect: Sequence[str] | None = None,
+        ) -> None:
+            """As below: what is given may be a path object; what is kept never is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", check_target(self.target, "target"))
@@ -115,7 +130,12 @@ def _check_source(value: object) -> str:
     if source.startswith("/"):
         # `..` is for the kernel to resolve: symlinks may be on the way.
         return "/" + "/".join(part for part in source.split("/") if part not in ("", "."))
-    return checks.normal_path(source, "source")
+    relative = checks.normal_path(source, "source")
+    if not relative:
+        # Taken for no source at all, it would be another directory than the one that was named.
+        hint = "give an absolute path for a directory of the host, or no source for a new one"
+        checks.refuse("source", f"{source!r} is the session's root itself", hint)
+    return relative
 
 
 def _check_protected(value: object, field: str) -> str:

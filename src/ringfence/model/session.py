@@ -41,7 +41,7 @@ class Session(Noun):
     """Id, state and mounts of a sandbox at one moment.
 
     Attributes:
-        mounts: In the order they were made; of two at one target the newer wins.
+        mounts: In the order they were made; of two at one target the newer wins, which was added later.
         metadata: The spec's labels, plus `profile` and `tier`.
     """
 

@@ -7,7 +7,7 @@ from .capabilities import weaker
 from .frozen import FrozenMap
 from .ids import check_id
 from .limits import Limits
-from .mount import Mount, check_target
+from .mount import MEMORY_DIR, Mount, check_target
 from .network import NetworkPolicy
 from .noun import Noun
 
@@ -110,6 +110,7 @@ class SandboxSpec(Noun):
             given = checks.path(self.memory_dir, "memory_dir")
             if not given.startswith("/"):
                 checks.refuse("memory_dir", f"{given!r} is not an absolute host path")
+            self._put("memory_dir", given)
         if self.ttl_s is not None:
             self._put("ttl_s", checks.number(self.ttl_s, "ttl_s", 0.001, _YEAR_S))
         checks.flag(self.python_env, "python_env")
@@ -123,7 +124,17 @@ class SandboxSpec(Noun):
             checks.refuse("mounts", f"{len(mounts)} are more than {MOST_MOUNTS}", hint)
         for i, mount in enumerate(mounts):
             checks.instance(mount, f"mounts[{i}]", Mount)
+        self._check_targets(mounts)
         self._put("mounts", mounts)
+
+    def _check_targets(self, mounts: tuple[Mount, ...]) -> None:
+        """One mount would hide the other, and nobody could tell which was meant."""
+        taken = {MEMORY_DIR: "memory_dir"} if self.memory_dir is not None else {}
+        for i, mount in enumerate(mounts):
+            if (other := taken.setdefault(mount.target, f"mounts[{i}]")) != f"mounts[{i}]":
+                hint = "give each a target of its own; one below another is fine"
+                said = f"{mount.target} is the target of {other} already"
+                checks.refuse(f"mounts[{i}].target", said, hint)
 
     def _check_protection(self) -> None:
         for name in ("protect", "unprotect"):

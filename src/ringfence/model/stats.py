@@ -19,7 +19,8 @@ class SandboxStats(Noun):
     """Counters of one sandbox; a value that cannot be read is None, never zero.
 
     Attributes:
-        forks_refused: How many times the processes limit said no.
+        forks_refused: How many times the processes limit said no; in gVisor, in how many execs
+            processes beyond it were killed.
         execs: How many were started so far.
         degraded: Limits and protections, by name, that hold less than asked.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend
     from ..client import AsyncClient
-    from ..model.calls import Network
+    from ..model.calls import Network, StrPath
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.granted import SandboxCapabilities
@@ -115,9 +115,9 @@ class AsyncSandbox:
 
     async def exec(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,
@@ -156,7 +156,7 @@ class AsyncSandbox:
         """Run a POSIX shell script; options as for `exec`."""
         return await self.exec(["sh", "-c", script], **options)
 
-    async def start(self, argv: Sequence[str], **options: Any) -> AsyncProcess:
+    async def start(self, argv: Sequence[StrPath], **options: Any) -> AsyncProcess:
         """Start a process in the background; options as for `Sandbox.start`."""
         return AsyncProcess(await in_thread(self._sandbox.start, argv, **options))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend, BackendSandbox
     from ..client import Client
-    from ..model.calls import Network
+    from ..model.calls import Network, StrPath
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.granted import SandboxCapabilities
@@ -171,9 +171,9 @@ class Sandbox:
 
     def exec(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,
@@ -216,9 +216,9 @@ class Sandbox:
 
     def start(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,

@@ -18,7 +18,7 @@ from ..model.image import Image
 from .sync import Sandbox
 
 if TYPE_CHECKING:
-    from ..model.calls import Network
+    from ..model.calls import Network, StrPath
 
 _PIECE = 1 << 20
 _SHOWN = 2000  # characters of a failed step's output
@@ -58,7 +58,7 @@ class Template:
 
     def run(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[StrPath],
         *,
         network: Network = "none",
         timeout_s: float | None = None,

@@ -112,6 +112,11 @@ class ExecRecords:
         sql = "SELECT count(*) FROM execs WHERE ended_at IS NOT NULL"
         return int(self._database.rows(sql)[0][0])
 
+    def count_of_sandbox(self, sandbox_id: str) -> int:
+        """How many of one sandbox are written down."""
+        sql = "SELECT count(*) FROM execs WHERE sandbox = ?"
+        return int(self._database.rows(sql, (sandbox_id,))[0][0])
+
     def remove(self, exec_id: str) -> None:
         """Forget it, and the key that it was asked for under."""
         with self._database.transaction():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import struct
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.launcher import wire
+from ringfence.launcher.serving import serve
 from ringfence.launcher.share import Share
 from ringfence.launcher.shared_mounts import SharedMounts
 from ringfence.launcher.view import View
@@ -211,3 +215,44 @@ def test_a_listing_with_attributes_looks_all_up(place: Path) -> None:
 
     assert {".": 0, "..": 0} == {name: names.pop(name) for name in (".", "..")}
     assert {name: walk(view, "0", "directory", name) for name in ("file", "link", "fifo")} == names
+
+
+def test_a_new_file_has_the_permissions_that_the_guest_s_kernel_says(place: Path) -> None:
+    """It has taken off the program's own umask; ours, whatever it was, takes off no more."""
+    (ours, _unused), (guest, theirs), (host, control) = (socket.socketpair() for _ in range(3))
+    shown, adopted = str(place), wire.adopt(control.detach())
+    before = os.umask(0o022)
+    try:
+        server = threading.Thread(
+            target=serve,
+            args=(
+                {"shown": shown, "mounts": shown, "whose": OWNER},
+                [ours.fileno(), theirs.fileno()],
+                adopted,
+            ),
+        )
+        server.start()
+        node = fuse.ROOT
+        for name in (b"0", b"directory"):
+            node = struct.unpack_from("=Q", _ask(guest, fuse.LOOKUP, node, name + b"\0"))[0]
+        _ask(guest, fuse.CREATE, node, fuse.CREATE_IN.pack(os.O_WRONLY, 0o666, 0, 0) + b"new\0")
+        _ask(guest, fuse.MKDIR, node, fuse.MKDIR_IN.pack(0o777, 0) + b"within\0")
+        host.close()
+        server.join(30)
+    finally:
+        os.umask(before)
+        for each in (ours, _unused, guest, theirs, host, adopted):
+            each.close()
+
+    inside = place / "0/directory"
+    assert 0o666 == stat.S_IMODE((inside / "new").stat().st_mode)
+    assert 0o777 == stat.S_IMODE((inside / "within").stat().st_mode)
+
+
+def _ask(guest: socket.socket, operation: int, node: int, body: bytes) -> bytes:
+    guest.sendall(
+        fuse.HEADER.pack(fuse.HEADER.size + len(body), operation, 7, node, 0, 0, 1, 0) + body
+    )
+    said = guest.recv(1 << 16)
+    assert not fuse.ANSWER.unpack_from(said)[1]
+    return said[fuse.ANSWER.size :]

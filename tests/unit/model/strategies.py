@@ -163,7 +163,7 @@ specs = st.builds(
     id=st.none() | ids,
     labels=labels,
     network=policies,
-    mounts=st.lists(mounts, max_size=3).map(tuple),
+    mounts=st.lists(mounts, max_size=3, unique_by=lambda mount: mount.target).map(tuple),
     limits=limits,
     template=names,
     env=envs,

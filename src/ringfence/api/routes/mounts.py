@@ -19,7 +19,7 @@ Resolved = Annotated[ResolvedMount, AsNoun()]
 
 @router.get("", response_model=forms.Page[Resolved])
 async def list_(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
-    """Every mount, in the order they were made; of two at one target the newer wins."""
+    """Every mount, in the order they were made; of two at one target the newer, added later, wins."""
     live = await service.need(sandbox_id, caller)
     return page([each.to_json(admin=caller.is_admin) for each in live.inner.session.mounts])
 

@@ -25,6 +25,7 @@ from .. import forms, keys, leave
 from ..caller import Caller
 from ..lanes import CONTROL, ENDING
 from ..nouns import AsNoun, answer, json_answer, page
+from ..runs import TheExecs, sandbox_of
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
@@ -181,12 +182,16 @@ async def resume(sandbox_id: forms.SandboxId, service: TheService, caller: TheCa
 
 
 @router.get("/{sandbox_id}/stats", response_model=Annotated[SandboxStats, AsNoun()])
-async def stats(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
+async def stats(
+    sandbox_id: forms.SandboxId, service: TheService, execs: TheExecs, caller: TheCaller
+) -> Response:
     """What it uses, from the kernel; what cannot be read is null, as most is of one that has ended."""
     try:
         live = await service.need(sandbox_id, caller)
     except LifecycleError:
-        return answer(SandboxStats(State.TERMINATED, memory_bytes=0, pids=0))
+        over = await sandbox_of(service, caller, sandbox_id)
+        count = await service.lanes.call(execs.count, over)
+        return answer(SandboxStats(State.TERMINATED, memory_bytes=0, pids=0, execs=count))
     return answer(await service.lanes.call(live.sandbox.stats, key=live.sandbox_id))
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
         id: str
         control: wire.Socket
+        crowded: int
 
         @property
         def paused(self) -> bool:
@@ -214,11 +215,15 @@ class LocalExec:
             io_read_bytes=_known(report.io_read_bytes),
             io_write_bytes=_known(report.io_write_bytes),
         )
-        killed_by = _REASONS.get(report.killed_by)
+        crowded = bool(report.killed_by & wire.CROWDED)
+        self._sandbox.crowded += crowded
+        killed_by = _REASONS.get(report.killed_by & ~wire.CROWDED)
         signum = os.WTERMSIG(report.wait_status) if os.WIFSIGNALED(report.wait_status) else None
         oom = killed_by == "oom" or self._kernel_oom()
         if oom and killed_by is None and signum == signal.SIGKILL:
             killed_by = "oom"
+        if crowded and killed_by is None and signum == signal.SIGKILL:
+            killed_by = "pids"
         self._status = ExecStatus(
             exit_code=os.WEXITSTATUS(report.wait_status) if signum is None else None,
             signal=signum,

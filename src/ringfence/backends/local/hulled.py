@@ -48,6 +48,8 @@ class HulledSandbox(InCgroup, GuestSandbox):
             memory_bytes=memory if memory is not None else self.group.memory_bytes(),
             peak_memory_bytes=self.group.peak_memory_bytes(),
             pids=pids,
+            forks_refused=self.crowded
+            or None,  # what the guest's kernel refuses by itself is not told
             disk_bytes=disk,
             inodes=inodes,
             uptime_s=time.monotonic() - self._created,

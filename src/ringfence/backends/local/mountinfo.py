@@ -18,6 +18,22 @@ class MountLine:
         return self.device != root_device and self.kind not in ("proc", "devpts")
 
 
+def kind_at(path: str) -> str:
+    """The kind of file system that `path`, absolute and without symlinks, is on here; empty: not known."""
+    found = ""
+    depth = 0
+    try:
+        lines = [MountLine(line) for line in read_text("/proc/self/mountinfo").splitlines()]
+    except OSError:
+        return ""
+    for line in lines:
+        top = line.target.rstrip("/")
+        # Of several at one place, the last is seen.
+        if (path == top or path.startswith(f"{top}/")) and len(top) >= depth:
+            found, depth = line.kind, len(top)
+    return found
+
+
 def read_text(path: str) -> str:
     """A whole file of /proc or /sys."""
     with open(path, encoding="utf-8", errors="replace") as file:

@@ -6,7 +6,8 @@ import errno
 import os
 
 from ...errors import InvalidRequest, IsolationError
-from ..local.host import out_of_files
+from .host import out_of_files
+from .mountinfo import kind_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ def hint_of_source(exc: OSError, source: str) -> str:
             "ordinary user, whose sandbox may read of it what he may; a tmpfs there, such as /dev/shm, can "
             "be mounted"
         )
+    kind = kind_at(source)
+    named = f"its file system, {kind}," if kind else "its file system"
     return (
-        "its file system cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
+        f"{named} cannot map ids on this kernel (tmpfs can since Linux 6.3, overlayfs "
         "since 5.19, network file systems cannot): keep the directory on another one, such as "
         "ext4, xfs or btrfs, or start as an ordinary user who owns it"
     )

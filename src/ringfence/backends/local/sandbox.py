@@ -67,6 +67,7 @@ class LocalSandbox:
         self._state = State.PROVISIONED
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
+        self.crowded = 0  # execs of which processes were killed as more than there may be
 
     # -- describing -------------------------------------------------------------------------
 

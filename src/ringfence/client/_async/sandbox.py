@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Self
 
-    from ...model.calls import Network
+    from ...model.calls import Network, StrPath
     from ...model.mount import Mount
     from ...model.spec import SandboxSpec
     from ...model.state import State
@@ -66,9 +66,9 @@ class AsyncRemoteSandbox:
 
     async def exec(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,
@@ -109,9 +109,9 @@ class AsyncRemoteSandbox:
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,

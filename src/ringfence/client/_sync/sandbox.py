@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Self
 
-    from ...model.calls import Network
+    from ...model.calls import Network, StrPath
     from ...model.mount import Mount
     from ...model.spec import SandboxSpec
     from ...model.state import State
@@ -67,9 +67,9 @@ class RemoteSandbox:
 
     def exec(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,
@@ -110,9 +110,9 @@ class RemoteSandbox:
 
     def start(
         self,
-        argv: Sequence[str],
+        argv: Sequence[StrPath],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
         stdin: bytes | str | None = None,

@@ -1,0 +1,60 @@
+"""In gVisor the newest processes die where there are more than there may be, and their exec says so."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringfence.guest.execs import Exec, Execs
+from ringfence.guest.watchdog import Watchdog
+from ringfence.launcher import wire
+
+
+class _Groups:
+    """As `guest.groups.Groups`: who is in which exec."""
+
+    def __init__(self, members: dict[int, list[int]]) -> None:
+        self._members = members
+
+    def count(self) -> int:
+        return sum(map(len, self._members.values()))
+
+    def memory_bytes(self) -> int:
+        return -(1 << 60)  # memory is not what this is about
+
+    def members(self, number: int) -> list[int]:
+        return self._members[number]
+
+
+@pytest.fixture
+def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
+    made = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    yield sorted(made, key=lambda each: each.pid)
+    for each in made:
+        each.kill()
+        each.wait()
+
+
+@pytest.mark.parametrize(("most", "crowded"), [(1, wire.CROWDED), (2, 0)])
+def test_the_exec_whose_process_is_one_too_many_is_marked(
+    pair: list[subprocess.Popen[bytes]], most: int, crowded: int
+) -> None:
+    older, newer = pair
+    groups: Any = _Groups({1: [older.pid], 2: [newer.pid]})
+    execs = Execs(groups, counts_cpu=False)
+    nobody: Any = None
+    for number in (1, 2):
+        execs.running[number] = Exec(number, "sleep", 0, nobody, 0.0)
+
+    Watchdog(execs, pids=most, memory_bytes=1).look()
+
+    assert (0, crowded) == (execs.running[1].crowded, execs.running[2].crowded)
+    assert older.poll() is None
+    if crowded:
+        assert -signal.SIGKILL == newer.wait(30)
+    else:
+        assert newer.poll() is None

@@ -1,0 +1,45 @@
+"""Passwords for registries: a line's end is none of theirs, whichever system wrote it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli.image import _credentials
+from ringfence.errors import InvalidRequest
+from ringfence.images.credentials import configured
+from ringfence.images.reference import Reference
+
+GIVEN = {"user": "me", "password-stdin": True}
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_from_standard_input(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f" pass word{end}", newline="\n"))
+
+    assert ("me", " pass word") == _credentials(GIVEN)
+
+
+@pytest.mark.parametrize("said", ["", "\n", "\r\n"])
+def test_none_on_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said, newline="\n"))
+
+    with pytest.raises(InvalidRequest) as refused:
+        _credentials(GIVEN)
+
+    assert "--password-stdin" == refused.value.field
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str) -> None:
+    auth = base64.b64encode(f"me:pass:word{end}".encode()).decode()
+    path = tmp_path / "auth.json"
+    path.write_text(json.dumps({"auths": {"registry.example": {"auth": auth}}}))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
+
+    assert ("me", "pass:word") == configured(Reference.parse("registry.example/some/image"))
