@@ -37,9 +37,14 @@ def _microvm() -> None:
 class Machines(Connecting, ConformanceBase):
     patience_s: ClassVar[float] = 180.0
     soon_s: ClassVar[float] = 6.0
+    big_bytes: ClassVar[int] = 2_500_003  # more than a pipe on either side, of a mebibyte each
 
     def make_backend(self) -> MicrovmBackend:
         return machine_backend()
+
+    def connect_argv(self, host: str, port: int) -> tuple[str, ...]:
+        """Not even Python alone: to start it takes an imitated processor a second, and Bash a tenth."""
+        return ("bash", "-c", 'exec 3<>"/dev/tcp/$0/$1"', host, str(port))
 
     def make_spec(self, **changes: Any) -> SandboxSpec:
         return SandboxSpec(**{"tier": STRONG, **changes})

@@ -15,18 +15,21 @@ pytestmark = pytest.mark.in_world
 GET = ["GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"]
 # Says a line whenever one came back; ends when the connection does.
 TALK = """
-import socket, sys
-with socket.create_connection((sys.argv[1], 7), float(sys.argv[2])) as sock:
-    try:
-        while True:
-            sock.sendall(b"x")
-            if not sock.recv(10):
-                break
-            print("back", flush=True)
-            sys.stdin.readline()
-        print("ended", flush=True)
-    except OSError as exc:
-        print("cut", flush=True)
+import _socket, sys
+family, kind, *_, address = _socket.getaddrinfo(sys.argv[1], 7, 0, _socket.SOCK_STREAM)[0]
+sock = _socket.socket(family, kind)
+sock.settimeout(float(sys.argv[2]))
+sock.connect(address)
+try:
+    while True:
+        sock.sendall(b"x")
+        if not sock.recv(10):
+            break
+        print("back", flush=True)
+        sys.stdin.readline()
+    print("ended", flush=True)
+except OSError as exc:
+    print("cut", flush=True)
 """
 
 
@@ -34,7 +37,7 @@ class Talk:
     """A connection inside that says and hears one byte at a time."""
 
     def __init__(self, sandbox: Sandbox, host: str, patience_s: float = 20.0) -> None:
-        argv = ["python3", "-c", TALK, host, str(patience_s)]
+        argv = ["python3", "-I", "-S", "-c", TALK, host, str(patience_s)]
         self.process = sandbox.start(argv, stream_stdin=True)
         self._lines = self.process.stdout.lines()
         assert "back" == self.hear()

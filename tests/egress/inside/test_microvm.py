@@ -56,8 +56,9 @@ pytestmark = pytest.mark.in_world
 NAME, SECRET = "API_TOKEN", "sk-live-5e1f77"
 PATIENCE_S = 100
 _CONNECTED = """
-import socket
-sock = socket.create_connection(("echo.test", 7))
+import _socket
+sock = _socket.socket()
+sock.connect(("echo.test", 7))
 print("up", flush=True)
 try:
     print("ended", sock.recv(1))
@@ -213,7 +214,7 @@ def test_a_machine_with_rules_is_saved_and_goes_on_under_them(
 ) -> None:
     """What was connected is not; what is connected to then is, where the rules have it."""
     with new_sandbox(world, network=_policy("a.test,echo.test:7"), backend=backend) as first:
-        first.shell(f"python3 -c '{_CONNECTED}' >/tmp/log 2>&1 </dev/null &")
+        first.shell(f"python3 -I -S -c '{_CONNECTED}' >/tmp/log 2>&1 </dev/null &")
         first.shell("until grep -q up /tmp/log; do sleep 0.05; done", timeout_s=PATIENCE_S)
         snapshot = first.checkpoint()
     with Sandbox.restore(snapshot.id, backend=backend) as second:

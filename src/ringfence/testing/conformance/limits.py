@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .base import MakeSandbox
 
 FORKS = 'i=; while [ "$i" != %s ]; do sleep 600 & i=${i}x; done; echo all' % ("x" * 40)
+FILES = 'i=; while [ "$i" != %s ]; do echo x > many/a$i; i=${i}x; done' % ("x" * 200)
 DOUBLING = "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; echo all"
 
 
@@ -43,12 +44,12 @@ class LimitsThatBite(ConformanceBase):
 
     @needs(can.DISK_QUOTA)
     def test_bytes_on_disk(self, make_sandbox: MakeSandbox) -> None:
-        lab = make_sandbox(limits=Limits(disk_bytes=8 * MIB))
+        lab = make_sandbox(limits=Limits(disk_bytes=2 * MIB))
         with pytest.raises((ResourceExhausted, OSError)):
-            lab.put("filler", bytes(16 * MIB))
+            lab.put("filler", bytes(4 * MIB))
         lab.files.remove("filler")
 
-        lab.put("half", bytes(4 * MIB))
+        lab.put("half", bytes(MIB))
         result = lab.sh("cat half half half > more")
 
         assert not result.ok
@@ -59,9 +60,10 @@ class LimitsThatBite(ConformanceBase):
     def test_inodes(self, make_sandbox: MakeSandbox) -> None:
         lab = make_sandbox(limits=Limits(inodes=256))
         lab.files.make_dir("many")
+        lab.sh(FILES)  # nearly all of them at once
 
         with pytest.raises((ResourceExhausted, OSError)):
-            _put_many(lab, 300)
+            _put_many(lab, 100)
         lab.files.remove("many", recursive=True)
 
         lab.put("after", b"there is room again")
