@@ -8,6 +8,8 @@ import os
 import stat
 import tarfile
 
+from .descent import Descent
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Any
@@ -357,30 +359,36 @@ def _finish_directory(target: str, member: tarfile.TarInfo) -> None:
 def remove(path: str, *, one_file_system: bool) -> None:
     """Remove a directory and all below it; symlinks are removed, never followed.
 
-    Without recursion, for a guest's tree may be deeper than any stack, and with an end: who adds
-    files meanwhile gets ENOTEMPTY.
+    Without recursion and without paths, for a guest's tree may be deeper than any stack and longer than any
+    path; and with an end: who adds files meanwhile gets ENOTEMPTY.
     """
     del one_file_system
-    waiting, seen = [path], set()
-    while waiting:
-        here = waiting[-1]
-        inner = [] if here in seen else _empty(here)
-        seen.add(here)
-        if not inner:
-            os.rmdir(waiting.pop())
-        waiting += inner
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = Descent(os.open(path, flags))
+    try:
+        waiting = [_empty(place.fd)]
+        while waiting:
+            if waiting[-1]:
+                place.enter(waiting[-1][-1])
+                waiting.append(_empty(place.fd))
+                continue
+            waiting.pop()
+            if waiting:
+                place.leave()
+                os.rmdir(waiting[-1].pop(), dir_fd=place.fd)
+    finally:
+        place.close()
+    os.rmdir(path)
 
 
-def _empty(directory: str) -> list[str]:
+def _empty(directory: int) -> list[str]:
     """Remove what is no directory; returns the directories."""
-    inner = []
-    for name in os.listdir(directory):
-        child = os.path.join(directory, name)
-        if stat.S_ISDIR(os.lstat(child).st_mode):
-            inner.append(child)
-        else:
-            os.unlink(child)
-    return inner
+    with os.scandir(directory) as found:
+        entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+    for name, is_directory in entries:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+    return [name for name, is_directory in entries if is_directory]
 
 
 OPERATIONS: dict[str, Any] = {"out": pack, "in": unpack, "remove": remove}

@@ -38,6 +38,7 @@ _MODULES = (
     "ringfence.guest.watchdog",
     "ringfence.launcher",
     "ringfence.launcher.build",
+    "ringfence.launcher.descent",
     "ringfence.launcher.descriptors",
     "ringfence.launcher.finding",
     "ringfence.launcher.forked",

@@ -148,6 +148,21 @@ class Trees(ConformanceBase):
 
         assert "pipe" in refusal.value.path
 
+    def test_a_tree_longer_than_any_path_is_removed(self, sandbox: Lab) -> None:
+        """Made of two, each as long as the kernel takes; what a link in it leads to stays."""
+        half = "/".join(["d" * 200] * 18)
+        sandbox.put("kept", b"precious")
+        sandbox.files.make_dir(f"top/{half}")
+        sandbox.files.make_dir(f"other/{half}")
+        sandbox.files.move("other", f"top/{half}/other")
+        sandbox.run("ln", "-s", "../kept", "top/link")
+
+        sandbox.files.remove("top", recursive=True)
+
+        with pytest.raises(FileNotFound):
+            sandbox.files.stat("top")
+        assert b"precious" == sandbox.get("kept")
+
     def test_copying_what_is_not_there(self, sandbox: Lab, tmp_path: Path) -> None:
         with pytest.raises(FileNotFound) as refusal:
             sandbox.files.upload_tree(str(tmp_path / "none"), "tree")
