@@ -30,10 +30,8 @@ class Place:
     def __init__(
         self, uid: int, host_id: int, extra: tuple[str, ...], more: Sequence[tuple[Any, ...]] = ()
     ) -> None:
-        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
-        self._lock = os.open(f"{self.path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.path, self._lock = _make_locked()
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
             # For nobody else: a program in it may have set-id bits, which only our own filter refuses.
             os.chmod(self.path, 0o700)
             self._host_id = host_id
@@ -114,6 +112,23 @@ def _base() -> str:
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{base} is not ours")
     return base
+
+
+def _make_locked() -> tuple[str, int]:
+    """A new directory, and its lock."""
+    while True:
+        path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
+        lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # A sweep in between had the lock first, and took the directory for one left behind.
+            if os.fstat(lock).st_nlink:
+                return path, lock
+        except BaseException:
+            os.close(lock)
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        os.close(lock)
 
 
 def sweep() -> None:
