@@ -139,3 +139,10 @@ if os.environ.get("RINGFENCE_TEST_ALL_OF") == "codex":
 
     class TestAllOfCodex(TestCodex, BackendConformance):
         """Everything, in five minutes."""
+
+
+def test_who_asks_for_an_image_is_told_who_starts_from_one() -> None:
+    with pytest.raises(Unsupported, match="host's programs") as caught:
+        Sandbox.create(backend="bubblewrap", image="mine:1")
+
+    assert "native, gvisor, microvm and docker" in caught.value.hint

@@ -86,7 +86,13 @@ class AgentBackend(LocalBackend):
         if spec.template != "default":
             raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
         if spec.image is not None and self.no_images:
-            raise self.refusal("image", "image", self.no_images)
+            raise Unsupported(
+                self.no_images,
+                backend=self.name,
+                operation="image",
+                field="image",
+                hint="native, gvisor, microvm and docker start from images",
+            )
         if spec.profile not in (OS_HARDENED, DEBUG, UNRESTRICTED):
             raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
         if identity.uid_of(spec.user) == 0 and not self.root_is_nobody():
