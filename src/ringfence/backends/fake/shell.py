@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _IN_PROCESS = {"[", "echo", "false", "printf", "pwd", "test", "true"}
 _MISUSE = 2
+_STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
 
 
 def main(process: Process) -> int:
@@ -193,6 +194,8 @@ class Shell:
         if redirect.operator.endswith("&"):
             return self.process.streams[int(name)].dup()
         files, cwd = self.process.machine.files, self.process.cwd
+        if name in _STREAMS:
+            return self.process.streams[_STREAMS.index(name)].dup()
         if redirect.operator == "<":
             return FileStream(files.open_read(name, cwd))
         return FileStream(files.open_write(name, cwd, append=redirect.operator == ">>"))

@@ -27,7 +27,7 @@ from .execs import LocalExec
 from .guest_files import GuestFiles
 from .sandbox import LocalSandbox
 from .session import environment
-from .streams import open_channels, reset_on_close
+from .streams import lend, open_channels, reset_on_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class GuestSandbox(LocalSandbox):
             near.setblocking(False)
             inner, terminal = [far.detach()], near.detach()
             outer = (terminal, terminal, None)
+        else:
+            lend(inner)
         rest = (*self.as_asked(request, account.env), account.uid)
         cwd = self.working_directory(request.cwd)
         with self._order:

@@ -22,7 +22,7 @@ from ..local.execs import LocalExec
 from ..local.host import host
 from ..local.sandbox import InCgroup
 from ..local.session import environment
-from ..local.streams import open_channels
+from ..local.streams import lend, open_channels
 from .files import NativeFiles
 from .network import NativeNetwork
 
@@ -211,9 +211,7 @@ class NativeSandbox(InCgroup):
             for fd in pipes:
                 os.fchown(fd, owner, owner)
         elif uid != self.uid:
-            # We may not give it away. Others cannot come by it: who has it open cannot be traced by them.
-            for fd in pipes:
-                os.fchmod(fd, 0o666)
+            lend(pipes)
 
     def forget(self, run: LocalExec) -> None:
         """The exec has ended or is no longer watched."""

@@ -41,6 +41,13 @@ class Execs(ConformanceBase):
 
         assert (b"out\n", b"err\n") == (result.stdout, result.stderr)
 
+    def test_streams_can_be_opened_by_name(self, sandbox: Lab) -> None:
+        """As scripts do that complain to /dev/stderr, and programs that are told to read /dev/stdin."""
+        script = "echo said > /dev/stdout; echo wrong >> /dev/stderr; cat < /dev/stdin"
+        result = sandbox.run("sh", "-c", script, stdin=b"given")
+
+        assert (b"said\ngiven", b"wrong\n") == (result.stdout, result.stderr)
+
     def test_arguments_arrive_as_they_are(self, sandbox: Lab) -> None:
         """Argv is never joined into a shell string."""
         given = ("a b", "", "'", '"', "$HOME", "`id`", ";", "*", "new\nline", "-n", "ü漢", "\\")
