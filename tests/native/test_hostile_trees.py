@@ -271,6 +271,64 @@ def test_a_huge_header_is_not_read_into_memory(yard: Yard, kind: str) -> None:
         assert status_kib(caller.pid, "VmHWM") < 120 << 10
 
 
+def _described(name: str, told: dict[str, str], data: bytes = b"") -> tuple[Any, bytes]:
+    return member(name, size=len(data), pax_headers=told), data
+
+
+def _old_holes(size: int) -> bytes:
+    """A header of GNU tar's own kind for a file of `size` zeros: its map is in it. Source: tar.h."""
+    info = member("holes", tarfile.GNUTYPE_SPARSE)
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386 : 386 + 24] = b"%011o\0%011o\0" % (size, 0)
+    header[482] = 0
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+_HOLES = {"GNU.sparse.size": str(1 << 40), "GNU.sparse.numblocks": "1"}
+UNTYPED: dict[str, bytes] = {
+    "holes of GNU tar": _old_holes(1 << 32),
+    "holes 0.0": stream_of(
+        _described("h", {**_HOLES, "GNU.sparse.offset": "0", "GNU.sparse.numbytes": "0"})
+    ),
+    "holes 0.1": stream_of(_described("h", {**_HOLES, "GNU.sparse.map": f"{1 << 40},0"})),
+    "holes 1.0": stream_of(
+        _described(
+            "h",
+            {
+                "GNU.sparse.major": "1",
+                "GNU.sparse.minor": "0",
+                "GNU.sparse.realsize": str(1 << 40),
+            },
+            b"1\n0\n0\n".ljust(512, b"\0"),
+        )
+    ),
+    "a map that is no number": stream_of(_described("h", {**_HOLES, "GNU.sparse.map": "a,b"})),
+    "a time without end": stream_of(_described("t", {"mtime": "inf"})),
+    "a time that is none": stream_of(_described("t", {"mtime": "nan"})),
+    "a directory's time without end": stream_of(
+        (member("t", tarfile.DIRTYPE, pax_headers={"mtime": "-inf"}), b"")
+    ),
+    "headers of headers": stream_of(*[(member("x", tarfile.XHDTYPE), b"")] * 3000, file("f")),
+    "long names of long names": b"".join(
+        member("x", tarfile.GNUTYPE_LONGNAME).tobuf(tarfile.GNU_FORMAT) for _ in range(3000)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNTYPED)
+def test_what_no_packer_of_ours_writes_is_an_error_at_once(yard: Yard, kind: str) -> None:
+    """An error of ours: and of zeros that are only told of, none are written."""
+    with pytest.raises((IoError, FileError)):
+        feed(UNTYPED[kind], yard)
+
+    made = [each.stat().st_size for each in yard.destination.rglob("*") if each.is_file()]
+    assert sum(made) < MIB
+    assert yard.is_untouched()
+
+
 # -- hostile trees --------------------------------------------------------------------------------
 
 _PLANT = r"""

@@ -42,19 +42,31 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
                 _Unpacker(root, progress).run(raw)
         finally:
             os.close(root)
-    except tarfile.TarError as exc:
+    except (tarfile.TarError, RecursionError, ValueError, OverflowError) as exc:
+        # Headers that describe headers without end, numbers that are none, times that no file can have.
         raise IoError(f"the tree was not copied whole: {exc}", retryable=True) from exc
     except OSError as exc:
         raise IoError(f"{local}: {exc}") from exc
 
 
 class _Member(tarfile.TarInfo):
-    """One whose extended header, which is read into memory whole, has a bound."""
+    """One whose extended header, which is read into memory whole, has a bound.
+
+    None has holes: of such a one a few bytes say how many zeros there are, and how long a map of them is.
+    Nobody of ours writes it, and who reads it would be kept busy for as long as a guest likes.
+    """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | tarfile.TarFile:
-        if self.type in _EXTENDED and self.size > _LARGEST_HEADER:
+        if self.size < 0 or (self.type in _EXTENDED and self.size > _LARGEST_HEADER):
             raise tarfile.ReadError(f"a header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a file with holes is not taken as such")
         return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+    def _apply_pax_info(self, headers: dict[str, str], encoding: str, errors: str) -> None:
+        if any(key.startswith("GNU.sparse.") for key in headers):
+            raise tarfile.ReadError("a file with holes is not taken as such")
+        super()._apply_pax_info(headers, encoding, errors)  # type: ignore[misc]
 
 
 class _Unpacker:
