@@ -80,12 +80,12 @@ def _lives(backend: str, settings: Settings) -> Iterator[Row | Missing]:
         contenders = {name: peer.run_true for name, peer in gathered.peers.items()}
         alone, shared = new_backend(backend), backend_named(backend)
         whole: list[float] = []
-        for what, life, pause_s in (
-            (_FIRST, partial(_to_first_exec, alone, whole), _PAUSE_S),
-            (_BURST, partial(_one_life, shared), _BURST_PAUSE_S),
-            (_WARM_LIFE, partial(_one_warm_life, alone), _PAUSE_S),
+        for what, life, pause_s, more in (
+            (_FIRST, partial(_to_first_exec, alone, whole), _PAUSE_S, 4),
+            (_BURST, partial(_one_life, shared), _BURST_PAUSE_S, 2),
+            (_WARM_LIFE, partial(_one_warm_life, alone), _PAUSE_S, 2),
         ):
-            rounds = settings.slow_rounds * 2
+            rounds = settings.slow_rounds * more
             samples = take_turns({OURS: life, **contenders}, rounds, pause_s=pause_s)
             targets = {"runsc do": _LIFE_TARGET}
             peers = list(contenders) or [""]
