@@ -329,6 +329,22 @@ def test_what_no_packer_of_ours_writes_is_an_error_at_once(yard: Yard, kind: str
     assert yard.is_untouched()
 
 
+def test_what_the_caller_s_own_progress_raises_is_the_caller_s(yard: Yard) -> None:
+    """No error of the stream's, though it be of the same kind."""
+
+    def progress(_copied: int, _name: str) -> None:
+        raise ValueError("mine")
+
+    read, write = os.pipe()
+    os.write(write, stream_of(file("f")))
+    os.close(write)
+    try:
+        with pytest.raises(ValueError, match="mine"):
+            unpack(read, str(yard.destination), progress)
+    finally:
+        os.close(read)
+
+
 # -- hostile trees --------------------------------------------------------------------------------
 
 _PLANT = r"""

@@ -70,7 +70,8 @@ def error_of(errors: Sequence[Any]) -> RingfenceError:
 def _said(kind: str, context: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     if kind in _KINDS:
         given = first.get("input")
-        shown = given if isinstance(given, str) and "{" in _KINDS[kind] else _shown(given)
+        # A number that came as text is shown as one.
+        shown = _cut(given) if isinstance(given, str) and "{" in _KINDS[kind] else _shown(given)
         return f"{_KINDS[kind].format(**context)}, not {shown}"
     if kind in _OTHERS:
         return _OTHERS[kind].format(**context)
@@ -90,7 +91,10 @@ def _not_like(pattern: str, given: object) -> str:
 
 
 def _shown(given: object) -> str:
-    text = repr(given)
+    return _cut(repr(given))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -16,8 +16,10 @@ from ..errors import FileError, IoError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
 
     Progress = Callable[[int, str], None]
+    _Read = TypeVar("_Read")
 
 _BUFFER = 1 << 20
 _ZEROS = bytes(_BUFFER)
@@ -42,8 +44,7 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
                 _Unpacker(root, progress).run(raw)
         finally:
             os.close(root)
-    except (tarfile.TarError, RecursionError, ValueError, OverflowError) as exc:
-        # Headers that describe headers without end, numbers that are none, times that no file can have.
+    except tarfile.TarError as exc:
         raise IoError(f"the tree was not copied whole: {exc}", retryable=True) from exc
     except OSError as exc:
         raise IoError(f"{local}: {exc}") from exc
@@ -75,8 +76,10 @@ class _Unpacker:
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
 
     def run(self, raw) -> None:  # type: ignore[no-untyped-def]
-        with tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER, tarinfo=_Member) as tar:
-            while (member := tar.next()) is not None:
+        with _header(
+            lambda: tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER, tarinfo=_Member)
+        ) as tar:
+            while (member := _header(tar.next)) is not None:
                 self._one(tar, member, parts(member.name))
                 tar.members.clear()  # type: ignore[attr-defined]  # a guest may have very many files
         while raw.read(_BUFFER):
@@ -120,7 +123,7 @@ class _Unpacker:
                     view = view[file.write(view) :]
             os.ftruncate(fd, member.size)
             os.fchmod(fd, member.mode & 0o777)  # never setuid on the host
-            os.utime(fd, (member.mtime, member.mtime))
+            _stamp(fd, member)
 
     def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = parts(member.linkname)
@@ -155,9 +158,25 @@ class _Unpacker:
         try:
             if path:  # the destination itself stays as its owner made it
                 os.fchmod(fd, member.mode & 0o777)
-                os.utime(fd, (member.mtime, member.mtime))
+                _stamp(fd, member)
         finally:
             os.close(fd)
+
+
+def _header(read: Callable[[], _Read]) -> _Read:
+    """What `read` finds next, a first header among it."""
+    try:
+        return read()
+    except (RecursionError, ValueError, OverflowError) as exc:
+        # Headers that describe headers without end, and numbers that are none.
+        raise tarfile.ReadError(f"a malformed header: {exc}") from exc
+
+
+def _stamp(fd: int, member: tarfile.TarInfo) -> None:
+    try:
+        os.utime(fd, (member.mtime, member.mtime))
+    except (ValueError, OverflowError) as exc:
+        raise tarfile.ReadError(f"{member.name!r}: a time that no file can have") from exc
 
 
 def parts(name: str) -> tuple[str, ...]:
