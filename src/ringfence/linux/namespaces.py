@@ -24,7 +24,9 @@ _NS_GET_USERNS = 0xB701  # include/uapi/linux/nsfs.h
 
 
 # Looked up once, before any fork: in a child the look-up alone would copy a hundred pages.
+_before_fork = cdata.python_function("PyOS_BeforeFork")
 _after_fork_in_child = cdata.python_function("PyOS_AfterFork_Child")
+_after_fork_in_parent = cdata.python_function("PyOS_AfterFork_Parent")
 
 
 class _CloneArgs(cdata.Structure):
@@ -63,7 +65,12 @@ def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     args.pidfd = cdata.addressof(pidfd)
     args.exit_signal = signal.SIGCHLD
     args.cgroup = max(cgroup_fd, 0)
+    # Takes the import lock that both functions below release: since Python 3.13 the release of a
+    # lock that is not held ends the process.
+    _before_fork()
     pid = _clone3(cdata.byref(args), cdata.sizeof(args))
+    if pid != 0:
+        _after_fork_in_parent()
     if pid < 0:
         raise_errno("clone3")
     if pid == 0:
