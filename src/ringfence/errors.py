@@ -168,6 +168,14 @@ class ExecError(RingfenceError):
     code = "exec_failed"
 
 
+class ExecNotStarted(RingfenceError):
+    """The process never began, so that starting it again cannot run it twice."""
+
+    code = "exec_not_started"
+    usual_hint = "start it again; under the same idempotency key it runs once"
+    retryable = True
+
+
 class TimeoutExceeded(RingfenceError):
     """Ringfence's own operation took too long. (A command's timeout is a result.)"""
 

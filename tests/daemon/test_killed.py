@@ -94,6 +94,7 @@ def test_with_nothing_to_outlive_it(server: Server) -> None:
 # -- killed at a step ------------------------------------------------------------------------------
 
 _ENDLESS = "exec sleep {}"
+_SHORT = {"script": "echo x >> ~/ran; echo short; exit 8", "wait": True}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_killed_at(verb: str, label: str, stepping: Server) -> None:
         if verb == "create":
             server.ask("POST", "/sandboxes", json={}, headers=key)
         elif verb == "exec":
-            server.run(sandbox, "echo short; exit 8", wait=True)
+            server.ask("POST", f"/sandboxes/{sandbox}/execs", json=_SHORT, headers=key)
         elif verb == "snapshot":
             server.ask("POST", f"/sandboxes/{sandbox}/snapshots")
         elif verb == "delete":
@@ -188,11 +189,18 @@ def check_effect(server: Server, verb: str, sandbox: str, alive: set[str], key: 
         assert len(execs) <= 3
         for each in execs[2:]:
             end = server.wait(sandbox, each["id"])
-            if end["state"] == "lost":
-                assert end["problem"]["code"] == "sandbox_lost"
+            if end["state"] == "failed":
+                assert ("exec_not_started", True) == (
+                    end["problem"]["code"],
+                    end["problem"]["retryable"],
+                )
             else:
                 assert 8 == end["status"]["exit_code"]
                 assert b"short\n" == server.output(sandbox, each["id"])
+        again = server.ask("POST", f"/sandboxes/{sandbox}/execs", json=_SHORT, headers=key)
+        assert (8, "short\n") == (again["status"]["exit_code"], again["result"]["stdout"])
+        ran = server.run(sandbox, "cat ~/ran", wait=True)
+        assert b"x\n" == server.output(sandbox, ran), "once, whether or not it was begun before"
     elif verb == "snapshot":
         for each in server.ask("GET", "/snapshots")["items"]:
             restored = server.make(snapshot_id=each["id"])

@@ -186,18 +186,31 @@ def test_results_survive_the_service_and_what_ran_is_lost(
     record = table.get("cut")
     assert record is not None
     service.close()
-    # As a kill -9 would have left it, once after its command had begun and once before.
-    early = json.loads(record.result) | {"id": "early", "exec_id": ""}
+    # As a kill -9 would have left it: after its command had begun, before that was written down, of a
+    # sandbox that is forgotten, and before there was one.
     table.change("cut", status="running", result=record.result, ended_at=None)
-    table.add(replace(record, id="early", result=json.dumps(early)))
+    states = {
+        "begun": {"exec_id": ""},
+        "gone": {"exec_id": "", "sandbox_id": "sbx-forgotten"},
+        "early": {"exec_id": "", "sandbox_id": "", "status": "pending"},
+    }
+    for name, changes in states.items():
+        left = json.loads(record.result) | {"id": name, **changes}
+        table.add(replace(record, id=name, result=json.dumps(left)))
     service.manager.close()
 
     again = make_service(state)
     assert done == again.status("done", "a")
     assert "killed" == again.kill("cut", "a").result(20).status  # what is known of it is told
-    lost = again.status("early", "a")
-    assert ("failed", None) == (lost.status, lost.exit_code)
-    assert "sandbox_lost" == (lost.error or {})["code"]
+    assert "killed" == again.kill("begun", "a").result(20).status
+    for name, code in (("gone", "sandbox_lost"), ("early", "exec_not_started")):
+        lost = again.status(name, "a")
+        assert ("failed", None) == (lost.status, lost.exit_code)
+        assert code == (lost.error or {})["code"]
+    for name in ("gone", "early"):
+        again.submit(ExecutionRequest(*SLEEP, id=name), client_id="a", wait=False)
+    wait_until_it_runs(again, "early")  # begun under its id; what is lost stays lost
+    assert "failed" == again.status("gone", "a").status
 
 
 def test_results_are_forgotten_in_time(make_service: MakeService) -> None:

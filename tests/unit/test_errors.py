@@ -27,6 +27,7 @@ CODES = {
     "snapshot_corrupt", "snapshot_not_found", "state_in_use", "state_too_new", "task_failed",
     "timeout", "unsupported",
     "not_found", "unauthenticated", "forbidden", "too_large", "too_many_requests",
+    "exec_not_started",
     "execution_not_found", "execution_timeout", "execution_killed", "resource_limit_exceeded",
     "sandbox_not_supported", "server_unreachable", "storage_full", "too_slow",
 }  # fmt: skip

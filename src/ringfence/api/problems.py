@@ -62,6 +62,7 @@ STATUS = {
     "registry": 502,
     "resource_exhausted": 503,
     "server_unreachable": 503,
+    "exec_not_started": 503,
     "timeout": 504,
     "storage_full": 507,
 }

@@ -11,7 +11,14 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from ..errors import ExecNotFound, InvalidRequest, RingfenceError, SandboxLost, TaskFailed
+from ..errors import (
+    ExecNotFound,
+    ExecNotStarted,
+    InvalidRequest,
+    RingfenceError,
+    SandboxLost,
+    TaskFailed,
+)
 from ..model.exec import ExecRequest
 from ..model.exec_view import ExecState, ExecView
 from ..model.ids import new_id
@@ -202,18 +209,19 @@ class Execs:
             if attend_s and run_for(pump, attend_s) is not None:
                 return
         except Exception as exc:  # noqa: BLE001  of the exec, not of who started it
-            self._failed(run, exc)
+            self._failed(run, pump, exc)
             return
         driven = self._reactor.drive(pump)
-        driven.add_done_callback(lambda future: self._failed(run, future.exception()))
+        driven.add_done_callback(lambda future: self._failed(run, pump, future.exception()))
 
-    def _failed(self, run: Run, error: BaseException | None) -> None:
+    def _failed(self, run: Run, pump: SpooledPump, error: BaseException | None) -> None:
         """It has not ended as it should."""
-        if error is None or not run.running:
+        if error is None:
             return
         if not isinstance(error, RingfenceError):
             error = TaskFailed(f"its output could not be moved: {error!r}")
-        self._end(run, run.problem(error))
+        if not run.running or self._end(run, run.problem(error), pump.release):
+            pump.release()
 
     def _end(self, run: Run, view: ExecView, release: Callable[[], None] = _nothing) -> bool:
         """It is over; whether that is written down. If not, `release` is called once it is."""
@@ -329,21 +337,24 @@ class Execs:
             view = ExecView.from_json(json.loads(record.view))
             run = Run(view, self._spool(view))
             live = self._manager.book.find(view.sandbox_id)
-            begun = _adopted(live).get(view.id) if live else None
+            kept = _adopted(live) if live else None
+            begun = kept.get(view.id) if kept else None
+            why: RingfenceError = SandboxLost("its sandbox is gone")
+            if kept is not None and begun is None:
+                # A backend that keeps execs has every one that has begun, until its end is written down.
+                self._records.forget_key(view.id)
+                why = ExecNotStarted("the server was killed just before it")
+            elif live and begun is None:
+                why = SandboxLost("nothing is known of its end: its backend keeps no execs")
             takes_input = view.stream_stdin or view.pty is not None
             if begun is not None and begun.stdin is not None and not takes_input:
-                # What it was to read was in the memory of the process that is gone.
                 begun.kill()
                 begun.close()
                 begun = None
+                why = SandboxLost("the rest of its input was lost with the server's memory")
             if live is None or begun is None:
-                lost = SandboxLost(
-                    "it was not found whole when the server came back"
-                    if live
-                    else "its sandbox is gone"
-                )
                 run.spool.close()
-                self._end(run, run.problem(lost))
+                self._end(run, run.problem(why))
                 continue
             with suppress(RingfenceError):
                 run.prepare()
@@ -372,7 +383,10 @@ def _record(view: ExecView) -> ExecRecord:
     return ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
 
 
-def _adopted(live: Live) -> dict[str, BackendExec]:
-    """Execs of an earlier process that still run in a sandbox, or whose end nobody has heard, by id."""
+def _adopted(live: Live) -> dict[str, BackendExec] | None:
+    """Execs of an earlier process that still run in a sandbox, or whose end nobody has heard, by id.
+
+    None where the backend keeps none.
+    """
     ask = getattr(live.inner, "adopted_execs", None)
-    return {run.label: run for run in ask()} if ask else {}
+    return {run.label: run for run in ask()} if ask else None

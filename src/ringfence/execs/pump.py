@@ -108,6 +108,5 @@ class SpooledPump(Pump):
         self._close()
 
     def fail(self) -> None:
-        """End without a result."""
+        """End without a result. Its descriptors stay open until `release`: see `ended`."""
         self._spool.close()
-        super().fail()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_INLINE_BYTES = 16 << 20
 """Of a stream in a result, which is made whole in memory; the spool may hold more."""
 _STDIN = "stdin"  # the file that counts what was given
-_NEVER_BEGAN = ("exec_failed", "invalid_request")
+_NEVER_BEGAN = ("exec_failed", "invalid_request", "exec_not_started")
 
 
 class Run:

@@ -70,15 +70,14 @@ class Running:
             try:
                 live = manager.book.find(lease.id)
                 assert live is not None
-                run = self._service.execs.start(live, _command(request))
                 session = lease.session
-                self._step(
-                    ExecutionStatus.RUNNING,
-                    started_at=manager.clock.wall(),
-                    backend=session.backend,
-                    sandbox_id=session.sandbox_id,
-                    exec_id=run.id,
-                )
+                where = {"backend": session.backend, "sandbox_id": session.sandbox_id}
+                self.result = replace(self.result, **where)
+                # Not a note: without it nobody could say of an execution that it has begun.
+                self._service.save(self.result)
+                run = self._service.execs.start(live, _command(request))
+                now = manager.clock.wall()
+                self._step(ExecutionStatus.RUNNING, started_at=now, exec_id=run.id)
                 return self._attend(run)
             finally:
                 self._sandbox = None

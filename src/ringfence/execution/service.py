@@ -12,6 +12,7 @@ from functools import partial
 
 from .. import __version__
 from ..errors import (
+    ExecNotStarted,
     ExecutionNotFound,
     InvalidRequest,
     LifecycleError,
@@ -87,27 +88,43 @@ class ExecutionService:
         """What an earlier service did not see the end of goes on, or is lost and said to be."""
         for record in self._table.unended():
             result = ExecutionResult.from_json(loads(record.result))
-            run = self._left(result)
-            if run is not None:
-                running = self._live[result.id] = Running(self, record.owner, result)
-                self._running += 1
-                self._threads.submit(self._occupied, partial(running.go_on, run))
+            try:
+                run = self._left(result)
+            except RingfenceError as exc:
+                now = self.manager.clock.wall()
+                self.save(replace(result, ended_at=now, **endings.failure(exc)))
                 continue
-            lost = SandboxLost("the service ended while it ran; nothing is known of its end")
-            now = self.manager.clock.wall()
-            self._save(replace(result, ended_at=now, **endings.failure(lost)))
+            running = self._live[result.id] = Running(self, record.owner, result)
+            self._running += 1
+            self._threads.submit(self._occupied, partial(running.go_on, run))
         for session in self.manager.list():
             if session.metadata.get(METADATA, "") not in {"", *self._live}:
                 self.manager.terminate(session.session_id)
 
-    def _left(self, result: ExecutionResult) -> Run | None:
-        """Its command, as an earlier service left it; None where nobody knows of it."""
-        if not result.exec_id:
-            return None
+    def _left(self, result: ExecutionResult) -> Run:
+        """The exec of an execution, as an earlier service left it.
+
+        Raises:
+            ExecNotStarted: It never began.
+            SandboxLost: Nothing is known of it.
+        """
+        sandbox_id, exec_id = result.sandbox_id, result.exec_id
+        if sandbox_id and not exec_id and self.manager.store.sandbox(sandbox_id):
+            # The sandbox is written down before its only exec, and that before it begins.
+            exec_id = next((view.id for view in self.execs.list(sandbox_id)), "")
+            sandbox_id = sandbox_id if exec_id else ""
+        if not sandbox_id:
+            raise ExecNotStarted("the server was killed just before it")
         try:
-            return self.execs.find(result.sandbox_id, result.exec_id)
+            run = self.execs.find(sandbox_id, exec_id)
         except RingfenceError:
-            return None
+            raise SandboxLost(
+                "the service ended while it ran; nothing is known of its end"
+            ) from None
+        problem = run.view().problem
+        if problem is not None and problem.code == ExecNotStarted.code:
+            raise problem.error()
+        return run
 
     # -- running --------------------------------------------------------------------------------
 
@@ -164,7 +181,7 @@ class ExecutionService:
                 _text(running.result),
                 running.result.created_at,
             )
-            if not self._table.add(record):
+            if not self._table.add(record) and not self._table.begin_again(record):
                 return False
             self._live[running.id] = running
             self._waiting.append((running, request))
@@ -357,12 +374,17 @@ class ExecutionService:
     def ended(self, running: Running) -> None:
         """Keep its result; with a full disk in memory, until there is room."""
         try:
-            self._save(running.result)
+            self.save(running.result)
         except RingfenceError:
             self._unsaved[running.id] = running
         self._live.pop(running.id, None)
 
-    def _save(self, result: ExecutionResult) -> None:
+    def save(self, result: ExecutionResult) -> None:
+        """Write it down.
+
+        Raises:
+            ResourceExhausted: The disk is full.
+        """
         self._table.change(
             result.id, status=str(result.status), result=_text(result), ended_at=result.ended_at
         )
@@ -374,7 +396,7 @@ class ExecutionService:
         self._pruned = now
         try:
             for execution_id, running in list(self._unsaved.items()):
-                self._save(running.result)
+                self.save(running.result)
                 self._unsaved.pop(execution_id, None)
             self._table.prune(self.manager.clock.ago(self.config.keep_results_secs))
         except RingfenceError:

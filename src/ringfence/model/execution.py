@@ -133,7 +133,7 @@ class ExecutionResult(Noun):
             program ended by itself.
         degraded: Limits and protections, by name, that held less than asked.
         sandbox_id, exec_id: Where it runs: its output can be followed there, from any offset, until
-            its sandbox is gone; empty before it has begun.
+            its sandbox is gone; the latter is empty before it has begun.
     """
 
     _in_bytes = ("stdout", "stderr")

@@ -117,6 +117,10 @@ class ExecRecords:
         sql = "SELECT count(*) FROM execs WHERE sandbox = ?"
         return int(self._database.rows(sql, (sandbox_id,))[0][0])
 
+    def forget_key(self, exec_id: str) -> None:
+        """Let whoever asks again under its key start another one."""
+        self._database.write("DELETE FROM exec_keys WHERE exec = ?", (exec_id,))
+
     def remove(self, exec_id: str) -> None:
         """Forget it, and the key that it was asked for under."""
         with self._database.transaction():

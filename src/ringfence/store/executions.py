@@ -53,6 +53,14 @@ class Executions:
         sql = f"INSERT OR IGNORE INTO executions ({', '.join(_NAMES)}) VALUES ({marks})"
         return self._database.write(sql, [*vars(record).values()]) == 1
 
+    def begin_again(self, record: ExecutionRecord) -> bool:
+        """Put it in place of the same request that never began; False where there is none."""
+        sql = f"""UPDATE executions SET {", ".join(f"{name} = ?" for name in _NAMES)}
+            WHERE id = ? AND owner = ? AND request = ? AND status = 'failed'
+            AND json_extract(result, '$.error.code') = 'exec_not_started'"""
+        mine = (record.id, record.owner, record.request)
+        return self._database.write(sql, [*vars(record).values(), *mine]) == 1
+
     def change(self, execution_id: str, **columns: Any) -> None:
         """Change some columns."""
         changes = ", ".join(f"{name} = ?" for name in columns)

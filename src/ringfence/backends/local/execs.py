@@ -11,7 +11,14 @@ import struct
 import time
 from _thread import allocate_lock
 
-from ...errors import ExecError, InvalidRequest, IsolationError, LifecycleError, SandboxLost
+from ...errors import (
+    ExecError,
+    ExecNotStarted,
+    InvalidRequest,
+    IsolationError,
+    LifecycleError,
+    SandboxLost,
+)
 from ...launcher import wire
 from ...model.exec import ExecStatus, ResourceUsage
 
@@ -171,16 +178,24 @@ class LocalExec:
         """What tells how it ended: its command and directory, OOM kills before it, when it began."""
         return self._command, self._cwd, self._oom_kills_before, self.started
 
-    def is_forsaken(self) -> bool:
-        """Whether nobody inside has ever heard of it: there is no answer, and nobody who could."""
+    def never_began(self) -> bool:
+        """Whether the agent never received it: the other end of its reply is closed without an answer.
+
+        An agent that has died closes it too, and may have begun it: then this is False.
+        """
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLRDHUP)
+        if poll.poll(0):
+            return False
         try:
             return not self._reply.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:
             return False
 
-    def fail(self, problem: Exception) -> None:
-        """It has ended in a way that nothing inside can tell of."""
-        self._problem = problem
+    def discard(self) -> None:
+        """Close one that never began."""
+        self._problem = ExecNotStarted("the daemon was killed just before it")
+        self.close()
 
     def _receive(self) -> None:
         if self._status is not None or self._problem is not None:

@@ -87,21 +87,23 @@ class Holder:
             self._start()
             return []
 
-    def change(self, put: list[Item], drop: list[tuple[str, str]] | None = None) -> None:
+    def change(self, put: list[Item], drop: list[tuple[str, str]] | None = None) -> bool:
         """Keep some things, and others no longer: (whose, name), or all of somebody's without a name.
 
-        When this returns, they are kept whatever becomes of this process.
+        When this returns, they are kept whatever becomes of this process. False after `leave`: nothing
+        was changed.
         """
         message = ("change", drop or [], [_packed(item) for item in put])
         with self._lock:
             if self._left or self._socket is None:
-                return
+                return False
             try:
                 wire.send(self._socket, message, [fd for item in put for fd in item.fds])
             except OSError as exc:
                 if exc.errno not in _GONE:
                     raise
                 self._revive(put)
+        return True
 
     def leave(self) -> None:
         """Let go of it: everything lives on for the next daemon. Nothing is changed any more."""

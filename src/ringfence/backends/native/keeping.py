@@ -6,7 +6,7 @@ import os
 import weakref
 from _thread import RLock
 
-from ...errors import RingfenceError, SandboxLost
+from ...errors import RingfenceError, SandboxLost, ServerUnreachable
 from ...launcher.spawn import Started
 from ...launcher.wire import adopt
 from ..local import cgroups, journal, owner
@@ -107,6 +107,8 @@ class Keeping:
             return
         for run in sandbox.adopted_execs():
             self._watch(sandbox, run)
+            if run.never_began():
+                run.discard()
         self._backend.count(sandbox)
         try:
             sandbox.serve_network()
@@ -170,10 +172,15 @@ class Keeping:
         self._holder.change([kept.agent(sandbox, uid)])
 
     def begin_exec(self, sandbox: NativeSandbox, run: LocalExec) -> None:
-        """One that is started next."""
+        """Hand over an exec before PID 1 hears of it: one that the holder does not have never began.
+
+        Raises:
+            ServerUnreachable: Everything has been left to the next process.
+        """
         self._watch(sandbox, run)
         count = Item(sandbox.id, kept.COUNT, sandbox.count, [])
-        self._holder.change([kept.exec_item(run), count])
+        if not self._holder.change([kept.exec_item(run), count]):
+            raise ServerUnreachable("the daemon is being stopped")
 
     def _watch(self, sandbox: NativeSandbox, run: LocalExec) -> None:
         self._runs[sandbox.id, run.number] = run

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from ...errors import SandboxLost
 from ...launcher import wire
 from ...launcher.holder import MOST_FDS
 from ...model.image import Image
@@ -210,8 +209,6 @@ def _exec_from(sandbox: NativeSandbox, item: Item) -> LocalExec:
     match fds[max(places) + 1 :]:
         case [reading, writing]:
             run.ferry = reading, writing
-    if run.is_forsaken():
-        run.fail(SandboxLost("it was not started: the daemon was killed just before"))
-    elif is_terminal and stdout is None:
+    if is_terminal and stdout is None and not run.never_began():
         run.take_terminal()
     return run
