@@ -34,6 +34,11 @@ class Server:
 
     def start(self, *options: str, faulty: bool = True) -> None:
         """Start it; returns when it answers."""
+        self.begin(*options, faulty=faulty)
+        self.ready()
+
+    def begin(self, *options: str, faulty: bool = True) -> None:
+        """Start it, and do not wait."""
         what = [sys.executable, "-m", self.module, str(self.step)] if faulty else SERVE
         self.process = subprocess.Popen(
             [*what, "serve", "--json", "--state-dir", str(self.state), *options],
@@ -41,6 +46,10 @@ class Server:
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
         )
+
+    def ready(self) -> None:
+        """Wait until it answers."""
+        assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"it ended with {self.process.wait(10)}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from ..store.directory import StateDirectory
+from .config import SOCKET
 from .sockets import listen_tcp, listen_unix
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ def held(config: DaemonConfig) -> Iterator[Held]:
         directory = StateDirectory(config.state_dir)
         stack.callback(directory.close)
         unix = listen_unix(config.socket_path)
-        stack.callback(_forget, unix, config.socket_path)
+        stack.callback(_forget, unix, directory)
         listeners = [(unix, False)]
         if config.listen:
             tls = bool(config.tls_certificate)
@@ -55,7 +55,6 @@ def held(config: DaemonConfig) -> Iterator[Held]:
         yield Held(directory, listeners)
 
 
-def _forget(listener: socket.socket, path: str) -> None:
+def _forget(listener: socket.socket, directory: StateDirectory) -> None:
     listener.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    directory.remove(SOCKET)

@@ -9,9 +9,9 @@ import signal
 
 from ..backends.registry import end_what_outlives
 from ..errors import StateInUse
+from ..store.directory import LOCK, holder_of
 
 LEAVE = signal.SIGUSR1
-_LOCK = "lock"
 _PATIENCE_S = 30.0
 
 
@@ -55,11 +55,14 @@ def _tell(state_dir: str, signum: int) -> bool:
 def _holder(state_dir: str) -> int:
     """A pidfd of the process that holds the lock; -1 when nobody does."""
     try:
-        fd = os.open(os.path.join(state_dir, _LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(os.path.join(state_dir, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return -1
     try:
-        pidfd = os.pidfd_open(int(os.pread(fd, 32, 0)))
+        pid, is_its_own = holder_of(fd)
+        if not is_its_own:
+            return -1  # copied from another directory: that daemon is none of ours
+        pidfd = os.pidfd_open(pid)
         # Asked once it is pinned: who holds the lock now is who wrote that number.
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

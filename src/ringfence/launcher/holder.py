@@ -48,11 +48,16 @@ def main() -> None:
     privileges.set_name(b"ringfence-hold")
     raise_file_limit()
     gc.disable()
-    holder = Holder(listen(directory), stamp, float(patience_s))
+    # Kept open: as long as we run, no other directory gets this one's identity, and our socket is
+    # found, and removed, wherever the directory was moved.
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    holder = Holder(listen(directory_fd), stamp, float(patience_s))
+    inode = os.stat(NAME, dir_fd=directory_fd).st_ino
     holder.greet(wire.adopt(CONTROL_FD))
     holder.run()
     try:
-        os.unlink(f"{directory}/{NAME}")
+        if os.stat(NAME, dir_fd=directory_fd).st_ino == inode:
+            os.unlink(NAME, dir_fd=directory_fd)
     except OSError:
         pass  # the whole directory is gone
     os._exit(0)
@@ -69,17 +74,15 @@ def address(directory_fd: int) -> str:
     return f"/proc/self/fd/{directory_fd}/{NAME}"
 
 
-def listen(directory: str) -> wire.Socket:
+def listen(directory_fd: int) -> wire.Socket:
     """The socket in the state directory, which the daemon that started us holds the lock of."""
     try:
-        os.unlink(f"{directory}/{NAME}")  # of a holder that was killed
+        os.unlink(NAME, dir_fd=directory_fd)  # of a holder that was killed
     except FileNotFoundError:
         pass
     listener = wire.Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.umask(0o177)
     listener.bind(address(directory_fd))
-    os.close(directory_fd)
     listener.listen(_BACKLOG)
     return listener
 
@@ -88,7 +91,8 @@ class Holder:
     """What is kept, and who is connected.
 
     Args:
-        stamp: Told to whoever connects: which Ringfence and which Python wrote the notes.
+        stamp: Told to whoever connects: which Ringfence and which Python wrote the notes, and in which
+            directory.
         patience_s: How long everything is kept while nobody is connected.
     """
 

@@ -177,7 +177,8 @@ class Maker:
         ask = getattr(self.backends[name], "anchor", None)
         found: tuple[int, int] | None = ask() if ask is not None else None
         if found is not None and self._anchors.get(name) != found:
-            self._store.add_anchor(records.Anchor(name, found[0], found[1], self._clock.boot))
+            whose = self._store.identity
+            self._store.add_anchor(records.Anchor(name, *found, self._clock.boot, whose))
             self._anchors[name] = found
 
     def ended(self, sandbox_id: str, reason: str, session_id: str | None = None) -> None:

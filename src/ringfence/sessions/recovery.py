@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import lru_cache
 
 from ..errors import RingfenceError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .manager import SessionManager
 
 RESTART = "restart"
+logger = logging.getLogger("ringfence.sessions")
 _ALIKE = 256  # a thousand sandboxes were asked for in few words: each is read once
 
 
@@ -49,7 +51,19 @@ def end_unknown(manager: SessionManager) -> None:
 
 
 def end_anchors(manager: SessionManager) -> None:
-    """End the processes that earlier sandboxes hang on, where they have not ended by themselves."""
+    """End the processes that earlier sandboxes hang on, where they have not ended by themselves.
+
+    A copied or restored directory has the anchors of the one that it was copied from, whose daemon may
+    run: they are forgotten, and what they name is left alone.
+    """
+    strange = [each for each in manager.store.anchors() if each.directory != manager.store.identity]
+    for anchor in strange:
+        manager.store.forget_anchor(anchor)
+    if any(each.boot == manager.clock.boot for each in strange):
+        logger.warning(
+            "the state directory is a copy: sandboxes in its records are marked as ended here, and those"
+            " of the original are left alone"
+        )
     for anchor in manager.store.anchors():
         backend = manager.maker.backends.get(anchor.backend)
         if backend is None or _is_its_own(backend, anchor):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Row = sqlite3.Row
 
 IN_MEMORY = ":memory:"
+_NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
 
 
 class Database:
@@ -34,6 +35,8 @@ class Database:
         self._depth = 0
         self._transaction = _Transaction(self)
         try:
+            if path != IN_MEMORY:
+                _make_private(path)
             # Autocommit: transactions are ours to begin, in `transaction`.
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=10.0
@@ -149,11 +152,28 @@ class _Transaction:
             raise _error(error, self._database.path) from error
 
 
+def _make_private(path: str) -> None:
+    """Make the file before SQLite does, with its umask; `-wal` and `-shm` get the mode of this one."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        if exc.errno in _NO_ROOM:
+            raise _no_room(path) from exc
+        raise IoError(f"state in {path}: {exc.strerror}") from exc
+    try:
+        os.fchmod(fd, 0o600)
+    finally:
+        os.close(fd)
+
+
+def _no_room(path: str) -> StorageFull:
+    return StorageFull(f"no room to write down state in {path}", hint="free space or inodes there")
+
+
 def _error(exc: sqlite3.Error, path: str) -> RingfenceError:
     """The error of ours."""
     if _is_full(exc, path):
-        hint = "free space or inodes there"
-        return StorageFull(f"no room to write down state in {path}", hint=hint)
+        return _no_room(path)
     if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
         return LifecycleError("the state is closed")
     return IoError(f"state in {path}: {exc}")

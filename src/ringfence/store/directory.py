@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import stat
 
 from ..errors import IoError, StateInUse
+from ..linux import files
 
-_LOCK = "lock"
+LOCK = "lock"
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class StateDirectory:
     """A directory of ours alone, held until `close` or the end of this process, however it ends.
+
+    Other users can neither enter nor write to it: modes that let them enter are narrowed.
+
+    Attributes:
+        identity: Device and inode. A copy or a restored backup has another one, a renamed directory
+            the same; no other directory gets it while this one is open.
 
     Raises:
         StateInUse: Another process holds it, or another holder in this one.
@@ -21,20 +31,24 @@ class StateDirectory:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
+        self._fd = self._lock_fd = -1
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
-            _check_private(self.path)
+            self._fd = os.open(self.path, _DIRECTORY)
+            _make_private(self._fd, self.path)
+            self.identity = identity_of(self._fd)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock_fd = os.open(os.path.join(self.path, _LOCK), flags, 0o600)
+            self._lock_fd = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
         except OSError as exc:
+            self._let_go()
             raise IoError(f"no state directory: {exc}", field="state_dir") from exc
         self._owner = os.getpid()
         try:
             # flock, not fcntl: it also keeps out a second holder in this very process.
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            holder = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(self._lock_fd)
+            holder, _ = holder_of(self._lock_fd)
+            self._let_go()
             raise StateInUse(
                 f"{self.path} is held by process {holder or '?'}",
                 field="state_dir",
@@ -48,29 +62,81 @@ class StateDirectory:
         """The path of a file in it."""
         return os.path.join(self.path, name)
 
+    def remove(self, name: str) -> None:
+        """Remove a file in it, also after the directory was renamed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
+    def check_place(self) -> None:
+        """Raises IoError where its path names another directory now, or none."""
+        try:
+            here = os.stat(self.path)
+            if _identity(here) == self.identity:
+                return
+        except OSError:
+            pass
+        raise IoError(
+            f"{self.path} was moved or replaced while in use",
+            field="state_dir",
+            hint="move it back, or stop the server and start it on the new path",
+        )
+
     def close(self) -> None:
         """Let others have it; idempotent."""
         self._let_go()
 
     def _let_go(self) -> None:
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        fds, self._lock_fd, self._fd = (self._lock_fd, self._fd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+def identity_of(where: int | str) -> str:
+    """Device and inode of a file or directory, as a word."""
+    return _identity(os.stat(where))
+
+
+def _identity(info: os.stat_result) -> str:
+    return f"{info.st_dev:x}-{info.st_ino:x}"
+
+
+def holder_of(lock_fd: int) -> tuple[int, bool]:
+    """The pid in a lock file (0: none), and whether it was written into this very file.
+
+    A copied directory has a lock file with the original daemon's pid, until its own daemon has it.
+    Earlier versions wrote the pid alone.
+    """
+    words = os.pread(lock_fd, 64, 0).decode("ascii", "replace").split()
+    if not words or not words[0].isdecimal():
+        return 0, False
+    return int(words[0]), words[1:] in ([], [identity_of(lock_fd)])
 
 
 def _say_who(fd: int) -> None:
     """Write our pid into the lock file, for whoever is refused. A full disk is no reason to stop."""
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        os.pwrite(fd, f"{os.getpid()} {identity_of(fd)}\n".encode(), 0)
     except OSError as exc:
         if exc.errno not in _NO_ROOM:
             raise
 
 
-def _check_private(path: str) -> None:
-    info = os.stat(path)
+def _make_private(fd: int, path: str) -> None:
+    """Narrow the modes of the directory and of what is in it.
+
+    Raises:
+        PermissionError: Others may write to it, and so may have put anything there.
+    """
+    info = os.fstat(fd)
     if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to somebody else", path)
     if info.st_mode & 0o022:
-        raise PermissionError(1, "others may write to it", path)
+        raise PermissionError(1, "others may write to it (chmod 700 it if you trust them)", path)
+    if info.st_mode & 0o077:
+        os.fchmod(fd, 0o700)
+    for entry in os.scandir(fd):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & 0o077:
+            files.chmod_nofollow(fd, entry.name, stat.S_IMODE(mode) & 0o700)

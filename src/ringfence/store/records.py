@@ -45,12 +45,17 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A process whose end ends every sandbox of a backend."""
+    """A process whose end ends every sandbox of a backend.
+
+    Attributes:
+        directory: The identity of the state directory whose daemon started it.
+    """
 
     backend: str
     pid: int
     started: int
     boot: str
+    directory: str = ""
 
 
 @dataclass(frozen=True)

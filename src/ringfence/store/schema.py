@@ -111,6 +111,11 @@ CREATE TABLE settings (
 ) STRICT, WITHOUT ROWID;
 """
 
+_ANCHORS_OF = """
+-- Which directory's daemon made it: a copy of this file must not end what another daemon's sandboxes hang on.
+ALTER TABLE anchors ADD COLUMN directory TEXT NOT NULL DEFAULT '';
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _KEYS_AND_SNAPSHOTS,
@@ -119,6 +124,7 @@ MIGRATIONS: tuple[str, ...] = (
     _CLOCKS,
     execs.KEYS,
     _SETTINGS,
+    _ANCHORS_OF,
 )
 
 

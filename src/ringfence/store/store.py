@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import fields
 
+from ..errors import StateInUse, StorageFull
 from .database import IN_MEMORY, Database
 from .directory import StateDirectory
 from .execs import ExecRecords
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     Record = SandboxRecord | SessionRecord | KeyRecord | SnapshotRecord
 
 FILE = "state.sqlite3"
+_WHOSE = "directory"
 
 
 class Store:
@@ -45,12 +49,39 @@ class Store:
         try:
             path = self.directory.file(FILE) if self.directory else IN_MEMORY
             self._database = Database(path)
+            try:
+                self._check_whose(path)
+            except BaseException:
+                self._database.close()
+                raise
             self.executions = Executions(self._database)
             self.execs = ExecRecords(self._database)
         except BaseException:
             if self._own:
                 self._own.close()
             raise
+
+    def _check_whose(self, path: str) -> None:
+        """Remember whose file it is.
+
+        Raises:
+            StateInUse: It is a hard link to the file of another directory, whose records it would change.
+        """
+        if not self.directory or self.setting(_WHOSE) == self.identity:
+            return
+        if self.setting(_WHOSE) is not None and os.stat(path).st_nlink > 1:
+            raise StateInUse(
+                f"{path} is a hard link to the state of another directory",
+                field="state_dir",
+                hint="copy the directory without hard links (cp -a), or use `ringfence backup`",
+            )
+        with suppress(StorageFull):  # then the next start does
+            self.set_setting(_WHOSE, self.identity)
+
+    @property
+    def identity(self) -> str:
+        """Of the state directory; empty without one."""
+        return self.directory.identity if self.directory else ""
 
     def together(self) -> AbstractContextManager[None]:
         """What is written in the `with` block is written whole or not at all."""
@@ -230,7 +261,10 @@ class Store:
 
         Raises:
             ResourceExhausted: The disk is full.
+            IoError: The directory is no longer where it was.
         """
+        if self.directory:
+            self.directory.check_place()
         found = self._database.rows("PRAGMA user_version")[0][0]
         self._database.write(f"PRAGMA user_version = {found}")  # always a page of the log
 

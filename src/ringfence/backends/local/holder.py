@@ -70,6 +70,7 @@ class Holder:
         """Find the holder that an earlier daemon left, or start one; what it keeps.
 
         One that another version of Ringfence or Python started is ended: nobody can read its notes.
+        One of another directory, whose socket was linked into this copy of it, is left alone.
 
         Raises:
             IoError: None can be started.
@@ -80,10 +81,10 @@ class Holder:
             found = _connect(self.directory)
             if found is not None:
                 says, self.pid = _greeting(found)
-                if says == stamp():
+                if says == stamp(self.directory):
                     self._begin(found)
                     return self._take()
-                _end(found, self.pid)
+                _end_own(found, says, self.pid, self.directory)
             self._start()
             return []
 
@@ -128,14 +129,14 @@ class Holder:
     # -- inside -------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        arguments = (self.directory, stamp(), str(self.patience_s))
+        arguments = (self.directory, stamp(self.directory), str(self.patience_s))
         try:
             started = spawn(HOLDER, *arguments, outlives=True)
         except OSError as exc:
             raise IoError(f"the holder was not started: {exc}") from exc
         sock = wire.adopt(started.control.detach())
         says, self.pid = _greeting(sock)
-        if says != stamp():
+        if says != stamp(self.directory):
             sock.close()
             os.waitpid(started.pid, 0)
             room = os.statvfs(self.directory)
@@ -187,11 +188,18 @@ class Holder:
                 continue  # it has ended, and its descriptors are closed
 
 
-def stamp() -> str:
-    """Which Ringfence and which Python this is: who wrote the notes must be who reads them."""
+_OF = " directory "
+
+
+def stamp(directory: str) -> str:
+    """Which Ringfence and which Python this is, and the directory's device and inode.
+
+    Who wrote the notes must be who reads them, and the sandboxes of another directory are none of ours.
+    """
     ringfence = sys.modules["ringfence"].__version__
     python = ".".join(map(str, sys.version_info[:2]))
-    return f"ringfence {ringfence} python {python}"
+    info = os.stat(directory)
+    return f"ringfence {ringfence} python {python}{_OF}{info.st_dev:x}-{info.st_ino:x}"
 
 
 def end_of(directory: str) -> bool:
@@ -199,8 +207,7 @@ def end_of(directory: str) -> bool:
     sock = _connect(directory)
     if sock is None:
         return False
-    _end(sock, _greeting(sock)[1])
-    return True
+    return _end_own(sock, *_greeting(sock), directory)
 
 
 def _connect(directory: str) -> wire.Socket | None:
@@ -225,6 +232,16 @@ def _greeting(sock: wire.Socket) -> tuple[str, int]:
     except (OSError, ValueError, EOFError, TypeError):
         return "", 0
     return str(says), int(pid)
+
+
+def _end_own(sock: wire.Socket, says: str, pid: int, directory: str) -> bool:
+    """End a holder unless it says that it is of another directory; whether it was ended."""
+    _version, _, whose = says.partition(_OF)
+    if whose and whose != stamp(directory).partition(_OF)[2]:
+        sock.close()
+        return False
+    _end(sock, pid)
+    return True
 
 
 def _end(sock: wire.Socket, pid: int) -> None:
