@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ringfence.egress.http import exchange
 from ringfence.egress.loop import Loop, Task, current, pause
 from ringfence.egress.refused import Refused
+from ringfence.egress.scrub import Secrets
 from ringfence.egress.site import Site
 from ringfence.egress.streams import SocketStream
 from ringfence.model.network import NetworkLimits, NetworkPolicy
@@ -43,7 +44,7 @@ def a_site(
     """A site of `a.test`, under these rules or one that allows everything of it."""
     given = rules or (NetworkRule("a.test"), NetworkRule("127.0.0.0/8"))
     policy = NetworkPolicy(rules=given, limits=limits or NetworkLimits())
-    return Site(host, port, Judge(policy), scheme=scheme, secrets=secrets)
+    return Site(host, port, Judge(policy), scheme=scheme, secrets=Secrets(secrets or {}))
 
 
 async def all_of(stream: Stream) -> bytes:

@@ -43,6 +43,12 @@ SWITCHED = (
     b"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"
     b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 )
+# Of servers' and gateways' own: all have an answer cut, coded, or written in other characters.
+HIDING = (
+    *("Range", "If-Range", "Request-Range", "X-Range", "x-ms-range", "Unless-Modified-Since"),
+    *("A-IM", "Accept-Charset", "Want-Digest", "Want-Repr-Digest"),
+    *("Grpc-Accept-Encoding", "X-Accept-Encoding", "Sec-WebSocket-Extensions"),
+)
 
 
 def nobody(_outcome: Outcome) -> Script:
@@ -584,6 +590,33 @@ class TestSecrets:
         assert outcome.received.startswith(b"HTTP/1.1 502 ")
         # Where there is no secret to be shown, it passes.
         assert play(saying(head()), answering(answer), a_site()).received.endswith(b"hello")
+
+    @pytest.mark.parametrize("status", [b"206 Partial Content", b"226 IM Used"])
+    def test_a_part_that_was_not_asked_for_is_refused(self, status: bytes) -> None:
+        """However a server was made to cut: what shows half of a secret shows none."""
+        answer = ANSWER.replace(b"200 OK", status)
+
+        outcome = play(saying(head()), answering(answer), self.site())
+        assert "a part" in outcome.reason
+        assert outcome.received.startswith(b"HTTP/1.1 502 ")
+        assert b"hello" not in outcome.received
+        assert play(saying(head()), answering(answer), a_site()).received.endswith(b"hello")
+
+    @pytest.mark.parametrize("name", HIDING)
+    def test_no_answer_is_asked_for_that_could_hide_it(self, name: str) -> None:
+        for spelled in (name, name.lower(), name.upper(), name.replace("-", "_")):
+            request = head(f"{spelled}: wanted".encode())
+            served = play(saying(request), answering(ANSWER), self.site()).served
+            assert served is not None
+            assert b"wanted" not in served
+            # Where there is no secret to be shown, it passes.
+            assert b"wanted" in (play(saying(request), answering(ANSWER), a_site()).served or b"")
+
+    @pytest.mark.parametrize("name", ["Content-Range", "Prefer", "x-amz-copy-source-range"])
+    def test_what_is_asked_of_the_request_itself_stays(self, name: str) -> None:
+        served = play(saying(head(f"{name}: kept".encode())), answering(ANSWER), self.site()).served
+        assert served is not None
+        assert b"kept" in served
 
     def test_a_websocket_is_looked_through(self) -> None:
         def client(outcome: Outcome) -> Script:

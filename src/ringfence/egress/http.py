@@ -236,7 +236,7 @@ class _Passing:
     async def _answer_body(self, answer: AnswerHead) -> None:
         length = answer_length(answer, self._head.method)
         if length and self._site.has_secrets:
-            _check_coding(answer)
+            _check_whole(answer)
         # A client of HTTP/1.0 knows no chunks; its answer lasts as long as the connection.
         chunked = length == CHUNKED and self._head.version == "HTTP/1.1"
         told = UNTIL_CLOSE if length == CHUNKED and not chunked else length
@@ -323,11 +323,13 @@ class _Passing:
             return data
 
 
-def _check_coding(answer: AnswerHead) -> None:
+def _check_whole(answer: AnswerHead) -> None:
+    """Refuse what was not asked for: a coded answer, a part of one (206), a difference (226)."""
     coding = answer.fields.tokens("content-encoding") - {"identity"}
-    if coding:
+    is_part = answer.status in (206, 226)
+    if coding or is_part:
         raise Refused(
-            f"the server's answer is coded ({min(coding)}) although that was not asked for, so that"
-            " nobody can see whether it shows a secret",
+            f"the server's answer is {'a part' if is_part else f'coded ({min(coding)})'} although that"
+            " was not asked for, so that nobody can see whether it shows a secret",
             status=502,
         )

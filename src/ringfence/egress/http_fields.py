@@ -54,6 +54,11 @@ class Fields:
         """The names alone: values may be somebody's secret."""
         return f"Fields({', '.join(name for name, _ in self.pairs)})"
 
+    @property
+    def names(self) -> set[str]:
+        """In lower case, with `-` where one is spelled with `_`."""
+        return {name.lower().replace("_", "-") for name, _ in self.pairs}
+
     def all(self, name: str) -> list[str]:
         """Every value of a field; `name` in lower case."""
         return [value for key, value in self.pairs if key.lower() == name]

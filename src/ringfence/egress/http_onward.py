@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from .http_fields import Length
     from .http_head import RequestHead
 
-# A compressed answer could hide a secret, and so could the half of an answer that a range cuts out.
-_COULD_HIDE = ("accept-encoding", "if-range", "range", "sec-websocket-extensions")
+# Requests for an answer that could hide a secret: as a hash or a difference, in other characters.
+_COULD_HIDE = ("a-im", "im", "accept-charset", "sec-websocket-extensions", "unless-modified-since")
+_DIGESTS = ("want-digest", "want-content-digest", "want-repr-digest")
+# Of what is sent, not of the answer: an upload in parts, a copy of a part within the server.
+_OF_WHAT_IS_SENT = ("content", "source")
 
 
 class Header:
@@ -47,13 +50,28 @@ def request(
     ]
     added = [(each.name, each.value) for each in credentials]
     if scrubbed:
-        gone += _COULD_HIDE
+        gone += filter(could_hide, head.fields.names)
         added.append(("Accept-Encoding", "identity"))
     fields = head.fields.end_to_end().without(gone)
     pairs = [("Host", _host(head)), *fields, *added, *_length(head.length, head.method)]
     pairs += _connection(head.upgrades)
     line = f"{head.method} {head.target} {head.version}\r\n".encode("ascii")
     return line + Fields(pairs).encode() + b"\r\n"
+
+
+def could_hide(name: str) -> bool:
+    """Whether a request header asks for an answer in which a secret could not be seen.
+
+    Args:
+        name: In lower case, with `-`.
+
+    Compressed: `Accept-Encoding`, and gRPC's own. Cut: `Range`, `If-Range`, Apache's `Request-Range`,
+    Azure's `x-ms-range`, and whatever other servers may call it.
+    """
+    words = name.split("-")
+    if "range" in words:
+        return not any(word in words for word in _OF_WHAT_IS_SENT)
+    return name in (*_COULD_HIDE, *_DIGESTS) or name.endswith("accept-encoding")
 
 
 def answer(head: AnswerHead, length: Length, *, switched: bool = False) -> bytes:

@@ -16,6 +16,7 @@ from . import answers
 from .connection import Connection
 from .meter import Meter, Rate
 from .names import PROXY_V6, Names
+from .scrub import Secrets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Sandbox:
             authority = self.commons.authority_of(settings["ca"])
         # From here on nothing can fail.
         self.policy, self.limits = policy, limits
-        self.secrets: dict[str, str] = settings["secrets"]
+        self.secrets = Secrets(settings["secrets"])
         self.authority, self._given_authority = authority, settings["ca"]
         self.meter.limit(settings["network_bytes"], limits.bytes_per_s)
         per_s = limits.connections_per_s

@@ -6,55 +6,157 @@ What is replaced has the same length, so that no length that was told before is 
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+from functools import cached_property
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MASK = ord("*")
-_SHORTEST = 4  # of what was only guessed to be a password: shorter, it is in every other page
+_SHORTEST = 4  # of what was only guessed to be a password, and of base64: shorter, it is everywhere
+_PERCENT = re.compile("%..")
+_WORD = re.compile(rb"[0-9A-Za-z]+")
+_URL_SAFE = str.maketrans("+/", "-_")
+# As encoders of JSON write characters that HTML could misread: PHP `\/`, .NET and Go `\u002B`.
+_ESCAPED = tuple({ord(c): form % ord(c) for c in "+/&<>'\""} for form in ("\\u%04x", "\\u%04X"))
+_HTML = tuple(
+    {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): quot, ord("'"): apostrophe}
+    for quot, apostrophe in (("&quot;", "&#x27;"), ("&#34;", "&#39;"), ("&quot;", "'"))
+)
 
 
 def spellings(secret: str) -> tuple[bytes, ...]:
-    """The forms in which a server is likely to show a secret: as is, in JSON, in a URL, in base64.
+    """The forms in which a server is likely to show a secret: as is, in JSON, in HTML, in a URL, in base64.
+
+    Base64 of whatever contains the secret (a header's value, a whole request) has one of three
+    forms of it, by the place where the secret begins; each is itself written in these ways.
 
     Others (encrypted, hashed, one character a line) cannot all be known: a server that means to
     give the secret away can. This is for those that do so by accident.
     """
     import binascii
-    import json
-    from urllib.parse import quote
 
     raw = secret.encode("utf-8")
-    quoted = json.dumps(secret)[1:-1]
-    texts = (quote(secret, safe=""), quote(secret), quoted, quoted.replace("/", "\\/"))
-    forms = {
-        raw,
-        *(text.encode("ascii") for text in texts),
-        binascii.b2a_base64(raw, newline=False),
-    }
+    parts = [raw]
     try:  # of Basic authentication the server knows the two parts
         user_and_password = binascii.a2b_base64(raw, strict_mode=True)
     except ValueError:
         user_and_password = b""
     _user, colon, password = user_and_password.partition(b":")
     if colon and len(password) >= _SHORTEST:
-        forms |= {user_and_password, password}
+        parts += [user_and_password, password]
+    forms = set(parts)
+    for part in parts:
+        forms |= _written(part.decode("utf-8", "replace"))
+        for coded in _base64(part):
+            forms |= _written(coded)
+            forms.add(coded.translate(_URL_SAFE).encode("ascii"))
     return tuple(sorted(form for form in forms if form))
 
 
+def _written(text: str) -> set[bytes]:
+    """A text as it is written in JSON, in HTML and in URLs."""
+    import json
+    from urllib.parse import quote, quote_plus
+
+    if text.isascii() and text.isalnum():
+        return {text.encode("ascii")}
+    quoted = json.dumps(text)[1:-1]
+    percent = (quote(text, safe=""), quote(text), quote_plus(text))
+    lower = (_PERCENT.sub(lambda found: found[0].lower(), each) for each in percent)
+    slashed = quoted.replace("/", "\\/")
+    escaped = (json.dumps(text)[1:-1].translate(table) for table in _ESCAPED)
+    html = (text.translate(table) for table in _HTML)
+    forms = (text, quoted, *percent, *lower, slashed, *escaped, *html)
+    return {form.encode("utf-8") for form in forms}
+
+
+def _base64(data: bytes) -> set[str]:
+    """What base64 shows of `data` in all three places where it can begin, whatever is around it.
+
+    The characters at both ends that hold bits of what is around as well are left out, but for
+    those of an end: with padding and without.
+    """
+    import binascii
+
+    forms = set()
+    for before in range(3):
+        coded = binascii.b2a_base64(bytes(before) + data, newline=False).decode("ascii")
+        first = -(-8 * before // 6)
+        inner = coded[first : 8 * (before + len(data)) // 6]
+        ends = (inner, coded[first:].rstrip("="), coded[first:])
+        forms.update(form for form in ends if len(form.rstrip("=")) >= _SHORTEST or not before)
+    return forms
+
+
+class Forms:
+    """All that is looked for, in the order and by the words that make looking quick."""
+
+    def __init__(self, forms: Iterable[bytes]) -> None:
+        self._sorted = sorted({form for form in forms if form})
+        self._longest = max(map(len, self._sorted), default=1)
+        self._firsts = frozenset(form[0] for form in self._sorted)
+        # Most differ in punctuation only: the word that they share is looked for first, once for all.
+        self._by_word: dict[bytes, list[bytes]] = {}
+        for form in self._sorted:
+            word = max(_WORD.findall(form), key=len, default=form)
+            self._by_word.setdefault(word, []).append(form)
+
+    def __repr__(self) -> str:
+        return f"Forms({len(self._sorted)})"
+
+    def occurrences(self, data: bytes | bytearray) -> list[tuple[int, int]]:
+        """Every place of every form, overlapping ones too."""
+        found = []
+        for word, forms in self._by_word.items():
+            for form in forms if word in data else ():
+                at = data.find(form)
+                while at >= 0:
+                    found.append((at, at + len(form)))
+                    at = data.find(form, at + 1)
+        return found
+
+    def possible_start(self, data: bytes | bytearray) -> int:
+        """Where the longest end of `data` begins that a form begins with, and goes on."""
+        before = max(0, len(data) - self._longest + 1)
+        tail = bytes(data[before:])
+        for at, byte in enumerate(tail, before):
+            if byte in self._firsts:
+                end = tail[at - before :]
+                # What begins with `end` and is longer comes right behind it in the order.
+                after = bisect_right(self._sorted, end)
+                if after < len(self._sorted) and self._sorted[after].startswith(end):
+                    return at
+        return len(data)
+
+
+class Secrets(dict[str, str]):
+    """Values by name; they are never shown."""
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(self)})"
+
+    @cached_property
+    def forms(self) -> Forms:
+        """How they may be written in an answer."""
+        return Forms(form for value in self.values() for form in spellings(value))
+
+
 class Scrubber:
-    """A stream without any of `secrets`, whatever pieces it comes in.
+    """A stream without any of `forms`, whatever pieces it comes in.
 
     Only the end of a piece that may be the beginning of a secret waits for the next piece.
     """
 
-    def __init__(self, secrets: Iterable[bytes]) -> None:
-        self._secrets = tuple(secret for secret in secrets if secret)
+    def __init__(self, forms: Forms) -> None:
+        self._forms = forms
         self._held = bytearray()
         self._masked = 0  # so many bytes of `_held` belong to a secret that was found already
 
     def __repr__(self) -> str:
-        return f"Scrubber({len(self._secrets)} secrets)"
+        return f"Scrubber({self._forms!r})"
 
     @property
     def holds(self) -> bool:
@@ -63,9 +165,12 @@ class Scrubber:
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on now."""
+        if not self._held and not self._forms.occurrences(data):
+            start = self._forms.possible_start(data)
+            self._held += data[start:]
+            return data[:start]
         self._held += data
-        starts = (_possible_start(self._held, secret) for secret in self._secrets)
-        return self._pass(min(starts, default=len(self._held)))
+        return self._pass(self._forms.possible_start(self._held))
 
     def finish(self) -> bytes:
         """The rest: the stream has ended, and what was only a beginning is no secret."""
@@ -76,7 +181,7 @@ class Scrubber:
         return self.feed(data) + self.finish()
 
     def _pass(self, count: int) -> bytes:
-        found = [span for secret in self._secrets for span in _occurrences(self._held, secret)]
+        found = self._forms.occurrences(self._held)
         passed = self._held[:count]
         for start, end in [(0, self._masked), *found]:
             seen = min(end, count) - start
@@ -87,21 +192,3 @@ class Scrubber:
         ends = [self._masked, count, *(end for start, end in found if start < count)]
         self._masked = max(ends) - count
         return bytes(passed)
-
-
-def _occurrences(data: bytearray, secret: bytes) -> list[tuple[int, int]]:
-    """Every place, overlapping ones too."""
-    found = []
-    at = data.find(secret)
-    while at >= 0:
-        found.append((at, at + len(secret)))
-        at = data.find(secret, at + 1)
-    return found
-
-
-def _possible_start(data: bytearray, secret: bytes) -> int:
-    """Where the longest end of `data` begins that `secret` begins with."""
-    for at in range(max(0, len(data) - len(secret) + 1), len(data)):
-        if secret.startswith(data[at:]):
-            return at
-    return len(data)

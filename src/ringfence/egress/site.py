@@ -5,12 +5,10 @@ from __future__ import annotations
 from .http_head import Authority
 from .http_onward import Header
 from .refused import Refused
-from .scrub import Scrubber, spellings
+from .scrub import Scrubber, Secrets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..model.network import NetworkLimits
     from ..policy.network import Judge
     from .http_head import RequestHead
@@ -47,13 +45,13 @@ class Site:
         judge: Judge,
         *,
         scheme: str = "http",
-        secrets: Mapping[str, str] | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self.host, self.port, self.scheme = host, port, scheme
         self.request: RequestHead | None = None
         self.rule = ""
         self.status = 0
-        self.judge, self._secrets = judge, secrets or {}
+        self.judge, self._secrets = judge, secrets or Secrets()
 
     @property
     def limits(self) -> NetworkLimits:
@@ -66,7 +64,7 @@ class Site:
 
     def scrubber(self) -> Scrubber:
         """What takes the sandbox's secrets out of a stream."""
-        return Scrubber(form for value in self._secrets.values() for form in spellings(value))
+        return Scrubber(self._secrets.forms)
 
     def admit(self, head: RequestHead) -> list[Header]:
         """Judge one request; what to write into it.
