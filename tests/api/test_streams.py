@@ -282,7 +282,7 @@ def test_a_suspended_command_keeps_its_streams(client: httpx.Client, sandbox: Sa
     assert "frozen and back" == sandbox.wait(exec_id)["result"]["stdout"]
 
 
-def test_a_lost_process_is_lost_and_never_exit_zero(client: httpx.Client) -> None:
+def test_a_process_that_ends_with_its_sandbox_says_so(client: httpx.Client) -> None:
     sandbox = Sandbox(client, client.post("/v1/sandboxes", json={}).json()["id"])
     exec_id = sandbox.start("echo before; sleep 1000")
     with client.stream("GET", f"{sandbox.base}/{exec_id}/output?follow=true") as response:
@@ -293,9 +293,15 @@ def test_a_lost_process_is_lost_and_never_exit_zero(client: httpx.Client) -> Non
     view = sandbox.wait(exec_id)
 
     assert "before\n" == first["data"]
-    assert ("end", "lost", None) == (last["type"], last["exec"]["state"], last["exec"]["status"])
-    assert ("lost", "sandbox_lost") == (view["state"], view["problem"]["code"])
-    assert (None, None) == (view["status"], view["result"])
+    for end in (last["exec"], view):
+        assert ("ended", None, 9, "terminate", None) == (
+            end["state"],
+            end["status"]["exit_code"],
+            end["status"]["signal"],
+            end["status"]["killed_by"],
+            end["problem"],
+        )
+    assert "before\n" == view["result"]["stdout"]
     assert b"before\n" == sandbox.output(exec_id, stream="stdout").content
 
 

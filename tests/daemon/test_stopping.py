@@ -19,6 +19,7 @@ def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFi
         body = {"argv": ["sleep", "1000"], "wait": True}
         waiting = client.submit(server.http.post, f"/v1{execs}", json=body)
         assert until(lambda: server.ask("GET", execs)["items"], 30)
+        (begun,) = server.ask("GET", execs)["items"]
 
         server.process.send_signal(signal.SIGTERM)
         answer = waiting.result(60)
@@ -30,3 +31,13 @@ def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFi
     assert "sandbox ended" in said, "the control: this is its log"
     assert "Traceback" not in said
     assert '"level":"error"' not in said
+
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    server.start()
+    status = server.ask("GET", f"{execs}/{begun['id']}")["status"]
+    assert (None, 9, "terminate") == (
+        status["exit_code"],
+        status["signal"],
+        status["killed_by"],
+    )

@@ -327,14 +327,22 @@ def test_terminate_in_every_state(make: MakeSandbox, state: str) -> None:
 
 
 def test_what_runs_is_told_of_the_end(sandbox: Sandbox) -> None:
-    """Nothing is known of its exit: never a false success."""
+    """Never a false success; and what had ended by itself before says so."""
     process = sandbox.start(["sh", "-c", "echo ready; sleep 600"])
     process.stdout.read(PATIENCE_S)
+    over = sandbox.start(["sh", "-c", "exit 3"])
+    assert 3 == over.wait(PATIENCE_S).exit_code
 
     sandbox.terminate()
 
-    with pytest.raises(SandboxLost):
-        process.wait(PATIENCE_S)
+    ended = process.wait(PATIENCE_S)
+    assert (None, 9, "terminate", b"ready\n") == (
+        ended.exit_code,
+        ended.signal,
+        ended.killed_by,
+        ended.stdout,
+    )
+    assert 3 == over.wait(PATIENCE_S).exit_code
 
 
 def test_kill_in_a_suspended_sandbox(sandbox: Sandbox) -> None:
@@ -386,8 +394,9 @@ def test_terminate_while_fifty_execs_are_starting(make: MakeSandbox) -> None:
         assert [] == pids_with(length)
         found = {outcome.result(PATIENCE_S) for outcome in outcomes}
 
-    assert found <= {0, SandboxLost, LifecycleError}
-    assert found & {SandboxLost, LifecycleError}
+    # None: killed by a signal. SandboxLost: it was just being asked for.
+    assert found <= {0, None, SandboxLost, LifecycleError}
+    assert found & {None, SandboxLost, LifecycleError}
 
 
 def test_terminate_under_a_fork_bomb(make: MakeSandbox) -> None:

@@ -171,8 +171,7 @@ def test_the_time_to_live_is_absolute(make_manager: MakeManager) -> None:
     longer = manager.acquire(SandboxSpec(ttl_s=3.0), client_id="ann")
     manager.extend(longer.id, 600)
 
-    with pytest.raises(SandboxLost):
-        process.wait(PATIENCE_S)  # nobody claims to know how it ended
+    assert "terminate" == process.wait(PATIENCE_S).killed_by
     assert until(lambda: is_over(lease))
     assert "ttl" == lease.session.reason
     assert stays(longer, 3.0)

@@ -270,8 +270,8 @@ class BackendSandbox(Protocol):
         """End every process and free everything; legal in every state, idempotent.
 
         When it returns no process of the sandbox is left, and every exec's `done` is readable:
-        its status is signal 9 with `killed_by` `terminate`, or SandboxLost where the backend
-        cannot know that the process had not ended by itself just before.
+        its status is signal 9 with `killed_by` `terminate`, also where the process ended by itself
+        at that very moment and nobody could tell any more.
         """
         ...
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ KEPT_BYTES = 64 << 20
 MOST_BYTES = 8 << 30
 MOST_RUNNING_BYTES = 8 << 30
 MOST_RECORDS = 20_000
+_SETTLING_S = 5.0
 
 
 _as_json = json.JSONEncoder().encode
@@ -95,6 +97,7 @@ class Execs:
             manager.store, self.directory, most_bytes, most_records, self._write_rest
         )
         self._recover()
+        manager.before_store_closes.append(self._settle)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -362,6 +365,12 @@ class Execs:
                 view.argv, timeout_s=view.timeout_s, pty=view.pty, stream_stdin=takes_input
             )
             self._drive(run, self._attend(live, run, live.watched.adopt(begun), request))
+
+    def _settle(self) -> None:
+        """Every sandbox has ended: wait until the ends of their execs are written down."""
+        with self._lock:
+            runs = list(self._runs.values())
+        wait([run.done for run in runs], _SETTLING_S)
 
     def close(self) -> None:
         """Remove nothing more; forget what is not on disk. What runs is not touched."""

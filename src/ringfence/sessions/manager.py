@@ -85,6 +85,7 @@ class SessionManager:
         self.config, self.clock = config or ManagerConfig(), clock or Clock()
         self.has_background = background
         self.not_ours: list[str] = []  # left by earlier managers, of backends that are not here
+        self.before_store_closes: list[Callable[[], None]] = []  # every sandbox has ended
         self._started, self._pid, self._closed = self.clock.now(), os.getpid(), False
         self._own_backends: list[Backend] = []
         self._outlive_s = outlive_s
@@ -461,6 +462,8 @@ class SessionManager:
             looking.tidy(self)
         else:
             self._end_all()
+            for settle in self.before_store_closes:
+                settle()
         self._close_backends(keep=keep)
         self.store.close()
 

@@ -20,7 +20,7 @@ from ...errors import (
     SandboxLost,
 )
 from ...launcher import wire
-from ...model.exec import ExecStatus, ResourceUsage
+from ...model.exec import KILLED_BY_TERMINATE, KILLED_BY_TIMEOUT, ExecStatus, ResourceUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
         @property
         def paused(self) -> bool:
             """Whether it is suspended."""
+            ...
+
+        @property
+        def ended_on_request(self) -> bool:
+            """Whether `terminate` ended it while it lived."""
             ...
 
         def ask(
@@ -214,6 +219,10 @@ class LocalExec:
         try:
             report = wire.ExecReport.unpack(data)
         except ValueError:
+            if self._sandbox.ended_on_request:
+                self._status = self._killed(KILLED_BY_TERMINATE)
+                self._sandbox.forget(self)
+                return
             self._problem = self._sandbox.lost_error()
             self._sandbox.end_unwatched()
             return
@@ -247,6 +256,15 @@ class LocalExec:
             killed_by=killed_by,
             duration_s=report.duration_ns / 1e9,
             resource_usage=usage,
+        )
+
+    def _killed(self, by: str) -> ExecStatus:
+        """The status of one that was killed with its sandbox, without a report."""
+        return ExecStatus(
+            signal=signal.SIGKILL,
+            timed_out=by == KILLED_BY_TIMEOUT,
+            killed_by=by,
+            duration_s=time.monotonic() - self.started,
         )
 
     def _close_kept(self) -> None:
@@ -345,12 +363,7 @@ class LocalExec:
         self._sandbox.end_unwatched()
         with self._lock:
             if self._status is None and self._problem is None:
-                self._status = ExecStatus(
-                    signal=signal.SIGKILL,
-                    timed_out=True,
-                    killed_by="timeout",
-                    duration_s=time.monotonic() - self.started,
-                )
+                self._status = self._killed(KILLED_BY_TIMEOUT)
 
     def _calm_down(self) -> None:
         if self._hurried:

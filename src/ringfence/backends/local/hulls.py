@@ -40,6 +40,10 @@ if TYPE_CHECKING:
             """See `BackendSandbox`."""
             ...
 
+        def end_unwatched(self) -> None:
+            """See `LocalSandbox`."""
+            ...
+
 
 _DYING_MS = 30_000
 
@@ -125,7 +129,7 @@ class Hulls(LocalBackend):
         """Its death ends every sandbox; somebody must thaw the frozen and clear up."""
         keeper.wait()
         for sandbox in [each for each in self._hulled.values() if each.keeper is keeper]:
-            sandbox.terminate()
+            sandbox.end_unwatched()
         keeper.bury()
 
     def layout(self) -> cgroups.Layout:

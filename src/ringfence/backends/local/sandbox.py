@@ -44,7 +44,12 @@ class LocalSandbox:
     Args:
         control: To who answers inside.
         pidfd: Of a process that ends last of all, and with whose death all others die: PID 1.
+
+    Attributes:
+        ended_on_request: Whether `terminate` ended it while it lived; False while it lives.
     """
+
+    ended_on_request = _unwatched = False
 
     backend: Named
     _environment: dict[str, str]
@@ -258,6 +263,7 @@ class LocalSandbox:
             if self._state is State.TERMINATED:
                 return
             was_suspended = self._state is State.SUSPENDED
+            self.ended_on_request = not (self._unwatched or self._is_gone())
             self._about_to_end()
             self._state = State.TERMINATED
             self._end(was_suspended)
@@ -276,12 +282,14 @@ class LocalSandbox:
             pass
 
     def end_unwatched(self) -> None:
-        """Who watched over a process tree is gone without a word.
+        """End everything: the agent that watched over a process tree, or the zygote, died without a report.
 
-        What they watched may run on, and nobody could end it in time: so everything ends.
+        What they watched may run on, and nobody could end it in time.
         """
         try:
-            self.terminate()
+            with self._lock:
+                self._unwatched = True
+                self.terminate()
         except ExecError:
             pass  # reported by the next call
 

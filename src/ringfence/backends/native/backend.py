@@ -294,7 +294,7 @@ class NativeBackend(LocalBackend):
             for fd in ended:
                 self.burst.lapsed(zygote, fd)
         for sandbox in [s for s in list(self._live.values()) if s.zygote is zygote]:
-            sandbox.terminate()
+            sandbox.end_unwatched()
         self._discard_warm(zygote)
         self.burst.lost(zygote)
         zygote.finish({each for ids in self._ids() for each in ids})
