@@ -19,7 +19,7 @@ EXPECTED = {
     "namespaces", "host_identity", "capabilities", "no_new_privs", "nested_user_namespaces",
     "seccomp", "landlock", "unix_sockets", "root_file_system", "read_only_mounts",
     "kernel_interfaces", "network", "memory_limit", "cpu_limit", "pids_limit", "disk_quota",
-    "inode_quota", "open_files_limit", "core_dumps",
+    "inode_quota", "open_files_limit", "terminals", "core_dumps",
 }  # fmt: skip
 ALWAYS_ENFORCED = EXPECTED - {"landlock", "memory_limit", "cpu_limit"}
 

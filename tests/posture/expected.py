@@ -45,12 +45,16 @@ AGENT = {
     4: "anon_inode:[signalfd] rw nonblock cloexec",
 }
 
+# Without ids of its own, what a sandbox has of three of these counts against the caller's own.
+_LOCKED, _QUEUES, _SIGNALS = (
+    (8388608, 819200, 4096) if os.geteuid() == 0 else (2097152, 204800, 1024)
+)
 LIMITS = {
     "Max core file size": "1 1",
     "Max open files": "4096 4096",
-    "Max locked memory": "8388608 8388608",
-    "Max pending signals": "4096 4096",
-    "Max msgqueue size": "819200 819200",
+    "Max locked memory": f"{_LOCKED} {_LOCKED}",
+    "Max pending signals": f"{_SIGNALS} {_SIGNALS}",
+    "Max msgqueue size": f"{_QUEUES} {_QUEUES}",
     "Max nice priority": "0 0",
     "Max realtime priority": "0 0",
 }

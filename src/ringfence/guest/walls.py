@@ -67,7 +67,7 @@ def put_up(settings: Settings) -> list[int]:
     mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
     if settings["anew"]:
         mounts.mount("proc", "/proc", "proc", _OF_PROC)
-    newroot.bound_terminals("/dev/pts")
+    newroot.bound_terminals("/dev/pts", newroot.TERMINALS)
     if settings["room"] is not None:
         room.make(settings["room"], settings["place"])
     _restrict_mounts()

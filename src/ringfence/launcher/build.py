@@ -9,7 +9,7 @@ import fcntl
 import posix as os
 
 from ..linux import files, mounts, namespaces
-from .newroot import NewRoot, run_steps, step
+from .newroot import NewRoot, bound_terminals, run_steps, step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def build_root(
     """
     scratch = shape["scratch"]
     oom_score_fd: int
-    oom_score_fd, proc = step("proc", _mount_proc, scratch, shape["forbid_user_namespaces"])
+    wanted = shape["forbid_user_namespaces"], shape["trusted_root"]
+    oom_score_fd, proc = step("proc", _mount_proc, scratch, *wanted)
     options = f"mode=0755,size={shape['root_size_bytes']},nr_inodes={shape['root_inodes']}"
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
@@ -126,7 +127,7 @@ def overlay_image(image: int, target: str) -> None:
     os.chdir(target)
 
 
-def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:
+def _mount_proc(scratch: str, forbid_user_namespaces: bool, counts_apart: bool) -> tuple[int, int]:
     """Mount our own /proc, do the writes that need it writable, and copy it for the new root, read-only.
 
     PID 1 marks what it starts as the first to go when memory runs out: it keeps a descriptor that was
@@ -135,20 +136,30 @@ def _mount_proc(scratch: str, forbid_user_namespaces: bool) -> tuple[int, int]:
     """
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("proc", scratch, "proc", flags)
-    bound_user_namespace(scratch, forbid_user_namespaces=forbid_user_namespaces)
+    bound_user_namespace(
+        scratch, forbid_user_namespaces=forbid_user_namespaces, counts_apart=counts_apart
+    )
     oom_score_fd = os.open(f"{scratch}/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     proc = mounts.open_tree(scratch, recursive=False)
     mounts.mount_setattr(proc, mounts.MOUNT_ATTR_RDONLY)
     return oom_score_fd, proc
 
 
-def bound_user_namespace(proc: str, *, forbid_user_namespaces: bool) -> None:
-    """What all of our user namespace may use together, written in the /proc that is mounted at `proc`."""
+def bound_user_namespace(
+    proc: str, *, forbid_user_namespaces: bool, counts_apart: bool = False
+) -> None:
+    """What all of our user namespace may use together, written in the /proc that is mounted at `proc`.
+
+    Args:
+        counts_apart: The namespace is owned by an id of this sandbox alone; else what it uses counts
+            against the caller's own on the host, by default 128 instances in all.
+    """
     if forbid_user_namespaces:
         # A nested user namespace would undo every bind; the seccomp filter says no as well.
         _sysctl(f"{proc}/sys/user/max_user_namespaces", b"0")
-    # Watches count against the host's user too: one sandbox must not use them all up.
-    for name, most in (("instances", b"32"), ("watches", b"16384")):
+    # The kernel counts for the owner of the user namespace too: one sandbox must not use them all up.
+    instances, watches = (b"32", b"16384") if counts_apart else (b"8", b"8192")
+    for name, most in (("instances", instances), ("watches", watches)):
         _sysctl(f"{proc}/sys/user/max_inotify_{name}", most)
 
 
@@ -166,6 +177,9 @@ def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
         # Over an image "/" is the overlay; what is written there and /dev are one tmpfs.
         place = "/dev" if shape["image"] else "/"
         step("size of the root", mounts.mount, "ringfence", place, "tmpfs", flags, size)
+    if plan["terminals"]:
+        most = plan["terminals"], mounts.MS_REMOUNT
+        step("number of terminals", bound_terminals, "/dev/pts", *most)
     if plan["steps"]:
         root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.umask(0)

@@ -188,7 +188,8 @@ class Keeper(Parent):
                 cgroups.make(plan["cgroup_dirs"], plan["cgroup_values"])
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
                 cgroup_fd = os.open(plan["cgroup_dirs"][0], flags)
-            pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd)
+            owner = namespaces.parse_id_map(plan["uid_map"])[0][1] if plan["trusted_root"] else 0
+            pid, pidfd = namespaces.clone3(plan["namespaces"], cgroup_fd=cgroup_fd, owner=owner)
             if pid == 0:
                 ours.close()
                 hull.become(plan, theirs, wire.adopt(control), errors, more)

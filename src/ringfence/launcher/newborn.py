@@ -10,7 +10,7 @@ from . import boot, cgroups, wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .boot import Template
-    from .plan import Shape
+    from .plan import Ids, Shape
 
 
 class Newborn:
@@ -97,16 +97,22 @@ def clone(
 
 
 def _clone_into(shape: Shape) -> tuple[int, int]:
+    owner = namespace_owner(shape) if shape["trusted_root"] else 0
     if shape["cgroup_version"] != 2:
-        return namespaces.clone3(shape["namespaces"])
+        return namespaces.clone3(shape["namespaces"], owner=owner)
     # Version 2 clones straight into its cgroup; version 1 is made while the clone boots.
     cgroups.make(shape["cgroup_dirs"], shape["cgroup_values"])
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     cgroup_fd = os.open(shape["cgroup_dirs"][0], flags)
     try:
-        return namespaces.clone3(shape["namespaces"], cgroup_fd=cgroup_fd)
+        return namespaces.clone3(shape["namespaces"], cgroup_fd=cgroup_fd, owner=owner)
     finally:
         os.close(cgroup_fd)
+
+
+def namespace_owner(ids: Ids) -> int:
+    """The host id of the first user inside: of no other sandbox, and never root's."""
+    return namespaces.parse_id_map(ids["uid_map"])[0][1]
 
 
 def prefer(pid: int) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from .plan import Shape
 
-_MOST_TERMINALS = 256  # the host has 4096 for everybody: sysctl kernel.pty.max
+TERMINALS = (
+    24  # by default: sysctl kernel.pty.max is 4096 for everybody, 1024 of them for the host's own
+)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -318,14 +320,14 @@ def _proc(root: NewRoot) -> None:
 
 def _devpts(_root: NewRoot) -> None:
     os.mkdir("dev/pts", 0o755)
-    bound_terminals("dev/pts")
+    bound_terminals("dev/pts", TERMINALS)
     os.symlink("pts/ptmx", "dev/ptmx")
 
 
-def bound_terminals(place: str) -> None:
-    """Terminals of the sandbox's own, and not all that the host has for everybody."""
-    flags = mounts.MS_NOSUID | mounts.MS_NOEXEC
-    options = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
+def bound_terminals(place: str, most: int, flags: int = 0) -> None:
+    """Mount, or with MS_REMOUNT change, a devpts of the sandbox's own with at most so many terminals."""
+    flags |= mounts.MS_NOSUID | mounts.MS_NOEXEC
+    options = f"newinstance,ptmxmode=0666,mode=620,max={most}"
     mounts.mount("devpts", place, "devpts", flags, options)
 
 

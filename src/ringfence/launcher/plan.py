@@ -78,6 +78,7 @@ class Plan(Shape):
 
     steps: list[tuple[Any, ...]]
     rlimits: list[tuple[int, int, int]]
+    terminals: int  # that may be open at once; 0: the default
     no_new_privs: bool
     seccomp: bytes
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag

@@ -6,7 +6,7 @@ import _signal as signal
 import fcntl
 import posix as os
 
-from . import cdata
+from . import cdata, privileges
 from .libc import declare, raise_errno
 
 # include/uapi/linux/sched.h
@@ -20,6 +20,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
+_NO_SETUID_FIXUP = 0x04  # include/uapi/linux/securebits.h
 _NS_GET_USERNS = 0xB701  # include/uapi/linux/nsfs.h
 
 
@@ -50,11 +51,16 @@ class _CloneArgs(cdata.Structure):
 _clone3 = declare("clone3", cdata.c_void_p, cdata.c_size_t)
 _unshare = declare("unshare", cdata.c_int)
 _setns = declare("setns", cdata.c_int, cdata.c_int)
+_setfsuid = declare("setfsuid", cdata.c_uint)
 _sethostname = declare("sethostname", cdata.c_char_p, cdata.c_size_t)
 
 
-def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
+def clone3(flags: int, *, cgroup_fd: int = -1, owner: int = 0) -> tuple[int, int]:
     """Fork into new namespaces: (0, -1) in the child, (pid, pidfd) in the parent.
+
+    Args:
+        owner: Host id that is to own the new user namespace, and that the kernel counts its inotify
+            instances, pending signals and locked memory for; 0: the caller. Takes host root.
 
     Precondition: the calling process has one thread (after fork(2) only it is in the child).
     Source: clone3(2), Linux 5.3; CLONE_INTO_CGROUP, Linux 5.7.
@@ -65,18 +71,38 @@ def clone3(flags: int, *, cgroup_fd: int = -1) -> tuple[int, int]:
     args.pidfd = cdata.addressof(pidfd)
     args.exit_signal = signal.SIGCHLD
     args.cgroup = max(cgroup_fd, 0)
+    if owner:
+        _become_owner(owner)
     # Takes the import lock that both functions below release: since Python 3.13 the release of a
     # lock that is not held ends the process.
     _before_fork()
     pid = _clone3(cdata.byref(args), cdata.sizeof(args))
     if pid != 0:
         _after_fork_in_parent()
+    if owner and pid:
+        _become_root_again()
     if pid < 0:
         raise_errno("clone3")
     if pid == 0:
         _after_fork_in_child()
         return 0, -1
     return pid, pidfd.value
+
+
+def _become_owner(owner: int) -> None:
+    """Take the effective id by which the kernel charges, and nothing else: rights and files stay root's.
+
+    Source: kernel/user_namespace.c, create_user_ns; capabilities(7), SECBIT_NO_SETUID_FIXUP.
+    """
+    privileges.prctl(privileges.PR_SET_SECUREBITS, _NO_SETUID_FIXUP)
+    os.setresuid(-1, owner, -1)
+    _setfsuid(0)
+
+
+def _become_root_again() -> None:
+    # What clone3 failed with is still there after these: only a failure changes it.
+    os.setresuid(-1, 0, -1)
+    privileges.prctl(privileges.PR_SET_SECUREBITS, 0)
 
 
 def unshare(flags: int) -> None:

@@ -182,6 +182,28 @@ def udp_encapsulation() -> None:
         made.setsockopt(socket.IPPROTO_UDP, 100, 3)  # UDP_ENCAP, L2TP
 
 
+def buffer(option: int, dirty: int = 0) -> Callable[[], None]:
+    """Ask for another size of a socket's buffers; fails with ENOBUFS where that changed nothing."""
+
+    def run() -> None:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as made:
+            told = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+            before = [made.getsockopt(socket.SOL_SOCKET, name) for name in told]
+            size = at(struct.pack("=i", 50_000))
+            call("setsockopt", made.fileno(), dirty | 1, dirty | option, size, 4)
+            if before == [made.getsockopt(socket.SOL_SOCKET, name) for name in told]:
+                raise OSError(errno.ENOBUFS, "pretended")
+
+    return run
+
+
+PROBES["receive buffer"] = buffer(socket.SO_RCVBUF)
+PROBES["receive buffer, dirty"] = buffer(socket.SO_RCVBUF, DIRTY)
+PROBES["send buffer"] = buffer(socket.SO_SNDBUF)
+PROBES["receive buffer by force"] = buffer(33)
+PROBES["send buffer by force"] = buffer(32)
+
+
 @probe
 def tag_with_the_key() -> None:
     high, low = divmod(REQUEST["key"], 1 << 32)

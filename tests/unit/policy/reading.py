@@ -116,6 +116,8 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         case "renameat2":
             return EPERM if low[4] & 4 else ALLOW
         case "socket":
+            if strict and low[0] == 16:
+                return fail(errno.EAFNOSUPPORT)
             return _socket(low[0], low[1], low[2], allow_af_unix)
         case "socketpair":
             if low[0] != 1:
@@ -157,6 +159,8 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         case "setsockopt":
             if low[1] == 1 and low[2] in (26, 50, 51, 52):
                 return EPERM
+            if low[1] == 1 and low[2] in (7, 8, 32, 33):
+                return PRETEND
             if (low[1], low[2]) == (17, 100):
                 return fail(errno.ENOPROTOOPT)
             return fail(errno.ENOENT) if (low[1], low[2]) == (6, 31) else ALLOW

@@ -131,6 +131,9 @@ def expect(outcomes: Outcomes, without: Outcomes, name: str, expected: str) -> N
         ("filter with a listener", "EINVAL"),
         ("filter with a listener, dirty", "EINVAL"),
         ("udp_encapsulation", "ENOPROTOOPT"),
+        ("receive buffer", "ENOBUFS"),
+        ("receive buffer, dirty", "ENOBUFS"),
+        ("send buffer", "ENOBUFS"),
         ("terminal: line discipline", "ENOTTY"),
         ("terminal: line discipline, dirty", "ENOTTY"),
         ("terminal: exclusive", "ENOTTY"),
@@ -149,6 +152,8 @@ def test_refused(under: Outcomes, without: Outcomes, name: str, expected: str) -
         ("statmount", "ENOSYS"),  # Linux 6.8
         ("fchmodat2 4755", "EPERM"),  # Linux 6.6
         ("mptcp", "EPROTONOSUPPORT"),  # CONFIG_MPTCP
+        ("receive buffer by force", "ENOBUFS"),  # CAP_NET_ADMIN
+        ("send buffer by force", "ENOBUFS"),
         ("rename leaving a whiteout", "EPERM"),  # needs the file system's help
         ("alg stream", "EAFNOSUPPORT"),  # CONFIG_CRYPTO_USER_API
         ("tipc pair", "EAFNOSUPPORT"),
@@ -219,6 +224,13 @@ def test_strict_takes_locks(run_probes: Callable[[bytes], Outcomes], under: Outc
     expect(found, under, "flock", "EPERM")
     expect(found, under, "fcntl lock", "EPERM")
     assert "ok" == found["fcntl duplicate"]
+
+
+def test_strict_takes_netlink(run_probes: Callable[[bytes], Outcomes], under: Outcomes) -> None:
+    found = run_probes(load_filter(strict=True))
+
+    expect(found, under, "netlink raw", "EAFNOSUPPORT")
+    assert "ok" == found["inet stream"]
 
 
 def test_aio_adds_asynchronous_io(run_probes: Callable[[bytes], Outcomes], under: Outcomes) -> None:

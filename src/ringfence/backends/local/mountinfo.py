@@ -11,7 +11,8 @@ class MountLine:
         fields = left.split(" ")
         self.device, self.target = fields[2], unescaped(fields[4])
         self.options = frozenset(fields[5].split(","))
-        self.kind = right.partition(" ")[0]
+        self.kind, _, settings = right.partition(" ")
+        self.settings = frozenset(settings.rpartition(" ")[2].split(","))  # of the file system
 
     def is_of_the_host(self, root_device: str) -> bool:
         """Whether it shows something that is not the sandbox's own."""

@@ -11,6 +11,7 @@ _GIB = 1 << 30
 DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
 DEFAULT_OPEN_FILES = 4096
 _MOST_INODES = 1 << 18
+DEFAULT_TERMINALS, _MOST_TERMINALS = 24, 256
 _LARGEST_DEFAULT_DISK = 8 * _GIB
 
 
@@ -22,6 +23,11 @@ class Sizes:
     ) -> None:
         self.memory_bytes, self.disk_bytes, self.inodes = memory_bytes, disk_bytes, inodes
         self.pids, self.open_files = pids, open_files
+
+    @property
+    def terminals(self) -> int:
+        """One for each 16 processes where it may have more of these than by default; 0: the default."""
+        return min(_MOST_TERMINALS, self.pids // 16) if self.pids > DEFAULT_PIDS else 0
 
 
 def sizes(spec: SandboxSpec, host: Host) -> Sizes:

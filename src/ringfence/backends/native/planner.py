@@ -44,6 +44,10 @@ _LEAST = {
     "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
     "inodes": (128, "the sandbox's own directories are some of them"),
 }
+# Locked bytes, bytes of POSIX message queues, pending signals. Hosts allow a user 8 MiB, 800 KiB and
+# a quarter of the processes that there may be.
+_OF_ITS_OWN = 8 * _MIB, 800 * 1024, 4096
+_OF_THE_CALLERS = 2 * _MIB, 200 * 1024, 1024
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 
 
@@ -241,7 +245,8 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "forbid_user_namespaces": profile.forbid_user_namespaces,
         "trees": draft.trees,
         "steps": draft.steps,
-        "rlimits": _rlimits(spec, size),
+        "rlimits": _rlimits(spec, size, host),
+        "terminals": size.terminals,
         "no_new_privs": profile.no_new_privs,
         "seccomp": _filter(profile, draft.unix_sockets, tag_key),
         "tag_key": tag_key,
@@ -314,13 +319,15 @@ def _namespaces(isolated: bool) -> int:
     return flags | namespaces.CLONE_NEWNET if isolated else flags
 
 
-def _rlimits(spec: SandboxSpec, size: Sizes) -> list[tuple[int, int, int]]:
+def _rlimits(spec: SandboxSpec, size: Sizes, host: Host) -> list[tuple[int, int, int]]:
+    # Without ids of its own, what a sandbox has of these counts against the caller's own.
+    locked, queues, signals = _OF_ITS_OWN if host.trusted_root else _OF_THE_CALLERS
     limits = {
         resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
         resource.RLIMIT_NOFILE: size.open_files,
-        resource.RLIMIT_MEMLOCK: 8 * _MIB,
-        resource.RLIMIT_MSGQUEUE: 800 * 1024,
-        resource.RLIMIT_SIGPENDING: 4096,
+        resource.RLIMIT_MEMLOCK: locked,
+        resource.RLIMIT_MSGQUEUE: queues,
+        resource.RLIMIT_SIGPENDING: signals,
         resource.RLIMIT_RTPRIO: 0,
     }
     if spec.limits.disk_bytes:

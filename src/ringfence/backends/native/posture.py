@@ -12,9 +12,11 @@ from ...policy.landlock import plan_landlock
 from ..local import cgroups
 from ..local.host import host
 from ..local.identity import IDS_EACH
+from ..local.mountinfo import read_text
 from ..local.netns import of_network
 from ..local.readback import cores, cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_all
+from ..local.sizes import DEFAULT_TERMINALS
 from .attach import may_reach_sockets
 from .inspection import Inspection
 
@@ -304,6 +306,18 @@ def _open_files_limit(seen: Inspection) -> Protection:
     return Protection(can.OPEN_FILES_LIMIT, ENFORCED, f"{hard} a process by RLIMIT_NOFILE")
 
 
+def _terminals(seen: Inspection) -> Protection:
+    """The host has a fixed number, from which every sandbox takes."""
+    mount = seen.mount_at("/dev/pts")
+    settings = mount.settings if mount else frozenset()
+    wanted = seen.sandbox.sizes.terminals or DEFAULT_TERMINALS
+    if f"max={wanted}" not in settings:
+        return Protection("terminals", MISSING, f"/dev/pts has not max={wanted}")
+    most, reserve = (int(read_text(f"/proc/sys/kernel/pty/{name}")) for name in ("max", "reserve"))
+    shared = f"{most - reserve} that all sandboxes here share (kernel.pty.max less its reserve)"
+    return Protection("terminals", ENFORCED, f"{wanted} of its own, of {shared}")
+
+
 def _core_dumps(seen: Inspection) -> Protection:
     limit = seen.limit("Max core file size")
     if limit == "1":
@@ -344,5 +358,6 @@ _CHECKS: dict[str, Check] = {
     can.DISK_QUOTA: _disk_quota,
     can.INODE_QUOTA: _inode_quota,
     can.OPEN_FILES_LIMIT: _open_files_limit,
+    "terminals": _terminals,
     "core_dumps": _core_dumps,
 }

@@ -1,0 +1,89 @@
+"""What the host has a fixed number of: one sandbox takes a small share, and none of the host's own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringfence.model.limits import Limits
+from tests.native.conftest import MakeSandbox, am_root
+
+_SANDBOXES = 5  # of 32 instances each: more than root's 128, were they counted for root
+_MOST = 512
+# Takes inotify instances until there are none, says how many, and holds them until its input ends.
+_HOLD = f"""
+import ctypes, sys
+libc, count = ctypes.CDLL(None), 0
+while count < {_MOST} and libc.inotify_init1(0) >= 0:
+    count += 1
+print(count, flush=True)
+sys.stdin.read()
+"""
+_IN_A_NAMESPACE = "import ctypes; ctypes.CDLL(None).unshare(0x10000000)\n" + _HOLD
+_TERMINALS = """
+import os
+count = 0
+try:
+    while count < 512:
+        os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+        count += 1
+except OSError as exc:
+    print(count, exc.errno)
+"""
+
+
+def instances_left() -> int:
+    """How many inotify instances this user can still make."""
+    libc, held = ctypes.CDLL(None, use_errno=True), []
+    while len(held) < _MOST and (fd := libc.inotify_init1(0)) >= 0:
+        held.append(fd)
+    for fd in held:
+        os.close(fd)
+    return len(held)
+
+
+@pytest.mark.skipif(not am_root(), reason="an ordinary user has no other ids to count for")
+def test_watches_count_for_an_id_of_the_sandbox(make: MakeSandbox) -> None:
+    before = instances_left()
+    runs = [make().start(["python3", "-c", _HOLD], stream_stdin=True) for _ in range(_SANDBOXES)]
+    taken = [int(next(iter(run.stdout))) for run in runs]
+
+    assert [32] * _SANDBOXES == taken
+    assert before == instances_left()
+
+
+@pytest.mark.skipif(not am_root(), reason="it is root's count that is looked at")
+def test_a_namespace_of_roots_own_takes_from_root() -> None:
+    """The control: so was it with namespaces that root owns."""
+    before = instances_left()
+    with subprocess.Popen(
+        [sys.executable, "-c", _IN_A_NAMESPACE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        taken = int(process.stdout.readline())
+        left = instances_left()
+        process.communicate(b"")
+
+    assert taken >= before  # all that root had
+    assert left == before - taken == 0
+
+
+@pytest.mark.skipif(am_root(), reason="root has ids to count for")
+def test_an_ordinary_users_sandbox_takes_a_small_share(make: MakeSandbox) -> None:
+    result = make().exec(["python3", "-c", _HOLD])
+
+    assert 8 == int(result.stdout_text), result.stderr_text
+
+
+@pytest.mark.parametrize(("pids", "expected"), [(None, 24), (1024, 64)])
+def test_terminals_are_few_and_follow_the_processes(
+    make: MakeSandbox, pids: int | None, expected: int
+) -> None:
+    result = make(limits=Limits(pids=pids)).exec(["python3", "-c", _TERMINALS])
+
+    assert f"{expected} {errno.ENOSPC}" == result.stdout_text.strip(), result.stderr_text
