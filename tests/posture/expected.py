@@ -45,18 +45,21 @@ AGENT = {
     4: "anon_inode:[signalfd] rw nonblock cloexec",
 }
 
-# Without ids of its own, what a sandbox has of three of these counts against the caller's own.
-_LOCKED, _QUEUES, _SIGNALS = (
-    (8388608, 819200, 4096) if os.geteuid() == 0 else (2097152, 204800, 1024)
-)
 LIMITS = {
     "Max core file size": "1 1",
     "Max open files": "4096 4096",
-    "Max locked memory": f"{_LOCKED} {_LOCKED}",
-    "Max pending signals": f"{_SIGNALS} {_SIGNALS}",
-    "Max msgqueue size": f"{_QUEUES} {_QUEUES}",
+    "Max locked memory": "8388608 8388608",
+    "Max pending signals": "4096 4096",
+    "Max msgqueue size": "819200 819200",
     "Max nice priority": "0 0",
     "Max realtime priority": "0 0",
+}
+# Of one that has no owner of its own on the host: three count against the caller's.
+LIMITS_OF_A_USER = {
+    **LIMITS,
+    "Max locked memory": "2097152 2097152",
+    "Max pending signals": "1024 1024",
+    "Max msgqueue size": "204800 204800",
 }
 
 
