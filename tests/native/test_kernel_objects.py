@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from ringfence.model.limits import Limits
+from tests.features import require
 from tests.native.conftest import MakeSandbox, am_root
+from tests.native.outside import until
 
 _SANDBOXES = 5  # of 32 instances each: more than root's 128, were they counted for root
 _MOST = 512
@@ -25,6 +27,17 @@ print(count, flush=True)
 sys.stdin.read()
 """
 _IN_A_NAMESPACE = "import ctypes; ctypes.CDLL(None).unshare(0x10000000)\n" + _HOLD
+# Locks bytes of files of its own until there are so many, then holds them for some looks of PID 1's.
+_LOCKS = """
+import fcntl, os, struct, sys, time
+files = []
+for number in range(int(sys.argv[1])):
+    if number % 1000 == 0:
+        files.append(os.open(f"/tmp/locked.{number}", os.O_RDWR | os.O_CREAT))
+    fcntl.fcntl(files[-1], fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, number % 1000 * 2, 1, 0))
+print("all", flush=True)
+time.sleep(2)
+"""
 _TERMINALS = """
 import os
 count = 0
@@ -87,3 +100,40 @@ def test_terminals_are_few_and_follow_the_processes(
     result = make(limits=Limits(pids=pids)).exec(["python3", "-c", _TERMINALS])
 
     assert f"{expected} {errno.ENOSPC}" == result.stdout_text.strip(), result.stderr_text
+
+
+@pytest.fixture(params=["native", "bubblewrap"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "bubblewrap":
+        require("bwrap")
+    return str(request.param)
+
+
+def test_who_locks_without_end_runs_out_of_memory(make: MakeSandbox, backend: str) -> None:
+    sandbox = make(backend=backend)
+
+    result = sandbox.exec(["python3", "-c", _LOCKS, "1500000"], timeout_s=60)
+
+    assert result.oom_killed, (result.stdout_text, result.stderr_text)
+    assert not result.stdout
+    assert sandbox.exec(["true"]).ok
+
+
+def test_who_left_it_in_the_background_ends_too(make: MakeSandbox) -> None:
+    sandbox = make()
+    behind = 'exec >/dev/null 2>&1 </dev/null; python3 -c "$1" 1500000 & echo $! > /tmp/pid'
+
+    assert sandbox.exec(["sh", "-c", behind, "sh", _LOCKS]).ok
+
+    look = (
+        'kill -0 "$(cat /tmp/pid)" 2>/dev/null && ! grep -q "State:.Z" /proc/$(cat /tmp/pid)/status'
+    )
+    assert until(lambda: not sandbox.exec(["sh", "-c", look]).ok)
+
+
+def test_some_thousand_locks_are_nobodys_business(make: MakeSandbox, backend: str) -> None:
+    """The control: as a database has them, and more than enough for kernel memory to grow."""
+    result = make(backend=backend).exec(["python3", "-c", _LOCKS, "45000"], timeout_s=60)
+
+    assert result.ok
+    assert b"all\n" == result.stdout

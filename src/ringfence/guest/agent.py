@@ -26,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..launcher.file_locks import FileLocks
     from .groups import Groups
     from .settings import Settings
     from .tags import Tags
@@ -44,6 +45,11 @@ class Agent(FileRequests):
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
         self.flows: list[flows.Flow] = []
+        self.file_locks: FileLocks | None = None
+        if not settings["own_kernel"]:
+            from ..launcher.file_locks import FileLocks
+
+            self.file_locks = FileLocks()
 
     def run(self) -> None:
         """Serve until the host goes away."""
@@ -70,9 +76,14 @@ class Agent(FileRequests):
             self.execs.settle()
             self.flows = [flow for flow in self.flows if flow.wants()]
             self.watchdog.look()
+            for pid in self.file_locks.look() if self.file_locks else ():
+                self.execs.kill_owner(pid, wire.KILLED_BY_MEMORY_WATCHDOG)
 
     def _timeout_ms(self) -> float | None:
-        waits = [wait for wait in (self.execs.wait_s(), self.watchdog.wait_s()) if wait is not None]
+        asked = [self.execs.wait_s(), self.watchdog.wait_s()]
+        if self.file_locks:
+            asked.append(self.file_locks.wait_s(is_busy=bool(self.execs.numbers())))
+        waits = [wait for wait in asked if wait is not None]
         return max(0.0, min(waits)) * 1000 + 1 if waits else None
 
     def _serve_one(self) -> bool:

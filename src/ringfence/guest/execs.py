@@ -167,6 +167,14 @@ class Execs:
             run.killed_by = run.killed_by or reason
         return self.kill_tree(number)
 
+    def kill_owner(self, pid: int, reason: int) -> None:
+        """Kill the exec that a process belongs to; where that is over, only the process."""
+        owner = [number for number in self.running if pid in self.groups.members(number)]
+        for number in owner:
+            self.kill(number, reason)
+        if not owner and pid != os.getpid():
+            send(pid, signal.SIGKILL)
+
     def kill_tree(self, number: int) -> bool:
         """As `kill`, for nobody's reason."""
         seen: set[int] = set()

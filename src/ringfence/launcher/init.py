@@ -16,7 +16,7 @@ import select
 import time
 
 from ..linux import libc
-from . import forked, processes, programs, rest, terminals, watchdog, wire
+from . import file_locks, forked, processes, programs, rest, terminals, watchdog, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Init:
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
         self.watchdog = watchdog.Watchdog(plan, self.execs, self._kill)
+        self.file_locks = file_locks.FileLocks()
         self.sleep = sleep  # where there is nothing else to do: `asleep.fall`
         self.tries = 0
         self.rest_at = self._rest_later(time.monotonic())
@@ -98,6 +99,8 @@ class Init:
                     return
             if self.watchdog.is_on:
                 self.watchdog.look()
+            for pid in self.file_locks.look():
+                self._kill_owner(pid)
 
     def _rest(self, has_work: bool) -> None:
         """Give back what a PID 1 without work does not need, once it has had none for a while."""
@@ -134,6 +137,9 @@ class Init:
             waits.append(self.rest_at - time.monotonic())
         if self.watchdog.is_on:
             waits.append(self.watchdog.wait_s())
+        look_s = self.file_locks.wait_s(is_busy=bool(self.execs) or has_children())
+        if look_s is not None:
+            waits.append(look_s)
         return max(0.0, min(waits)) * 1000 + 1 if waits else None
 
     def _serve_one(self) -> bool:
@@ -335,6 +341,14 @@ class Init:
         run.killed_by = run.killed_by or reason
         run.dying = self._kill_tree(run.tag)
         self._reap()
+
+    def _kill_owner(self, pid: int) -> None:
+        """End what takes memory that no limit counts: its exec, or only itself where that is over."""
+        run = self.execs.get(processes.TAG_BASE - processes.tag_of(pid))
+        if run is not None:
+            self._kill(run, wire.KILLED_BY_MEMORY_WATCHDOG)
+        elif pid != os.getpid():
+            processes.send(pid, signal.SIGKILL)
 
     def _kill_tree(self, tag: int) -> set[int]:
         """Kill every process with `tag`; returns those that are left to die.

@@ -52,7 +52,8 @@ def tag_of(pid: int) -> int:
         return 0
 
 
-def _read(path: str) -> bytes:
+def read(path: str) -> bytes:
+    """The first page of a file of /proc; empty when it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -67,7 +68,7 @@ def _read(path: str) -> bytes:
 
 def _stat_fields(pid: int) -> list[bytes]:
     """/proc/PID/stat from the state on: the name before it may contain anything, even ")"."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def state(pid: int) -> str:
@@ -88,7 +89,7 @@ def cpu_ticks(pid: int) -> int:
 
 def resident_bytes(pid: int, *, shared: bool = False) -> int:
     """All, or what of it is mapped from files and shared memory: proc(5), statm."""
-    fields = _read(f"/proc/{pid}/statm").split()
+    fields = read(f"/proc/{pid}/statm").split()
     return int(fields[1 + shared]) * resource.getpagesize() if len(fields) > 2 else 0
 
 
@@ -121,9 +122,9 @@ def own_bytes(pid: int) -> int:
     apart. A process that forbids this closer look is charged with all its pages.
     """
     wanted = (b"Pss_Anon:", b"Pss_Shmem:")
-    found = _sum_kib(_read(f"/proc/{pid}/smaps_rollup"), wanted)
+    found = _sum_kib(read(f"/proc/{pid}/smaps_rollup"), wanted)
     if found is None:
-        found = _sum_kib(_read(f"/proc/{pid}/status"), (b"RssAnon:", b"RssShmem:"))
+        found = _sum_kib(read(f"/proc/{pid}/status"), (b"RssAnon:", b"RssShmem:"))
     return found or 0
 
 

@@ -225,6 +225,9 @@ PROBES["flock"] = on_file(lambda fd: call("flock", fd, 2))
 PROBES["fcntl lock"] = on_file(
     lambda fd: call("fcntl", fd, 6, at(struct.pack("=hhqqi", 1, 0, 0, 0, 0)))
 )
+PROBES["fcntl lock of an open file"] = on_file(
+    lambda fd: call("fcntl", fd, 37, at(struct.pack("=hhqqi", 1, 0, 0, 0, 0)))
+)
 PROBES["fcntl duplicate"] = on_file(lambda fd: call("fcntl", fd, 0, 0))
 PROBES["lease"] = on_file(lambda fd: call("fcntl", fd, 1024, 1))  # F_SETLEASE, F_WRLCK
 

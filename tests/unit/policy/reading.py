@@ -145,7 +145,9 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
             return ALLOW if low[1] in IOCTLS else fail(errno.ENOTTY)
         case "fcntl":
             locks = (6, 7, 37, 38) if strict else ()
-            return EPERM if low[1] in (1024, 1040, *locks) else ALLOW
+            if low[1] in (1024, 1040, *locks):
+                return EPERM
+            return fail(errno.EINVAL) if low[1] in (36, 37, 38) else ALLOW
         case "flock":
             return EPERM if strict else ALLOW
         case "madvise":

@@ -128,6 +128,7 @@ def expect(outcomes: Outcomes, without: Outcomes, name: str, expected: str) -> N
         ("mknod 4755", "EPERM"),
         ("mknodat whiteout", "EPERM"),
         ("lease", "EPERM"),
+        ("fcntl lock of an open file", "EINVAL"),
         ("filter with a listener", "EINVAL"),
         ("filter with a listener, dirty", "EINVAL"),
         ("udp_encapsulation", "ENOPROTOOPT"),

@@ -40,6 +40,7 @@ _MODULES = (
     "ringfence.launcher.build",
     "ringfence.launcher.descent",
     "ringfence.launcher.descriptors",
+    "ringfence.launcher.file_locks",
     "ringfence.launcher.finding",
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
