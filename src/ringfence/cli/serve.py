@@ -50,9 +50,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _load() -> None:
-    """Read what the extra brings, which takes a second."""
+    """Read what the extra brings, which takes half a second of a processor."""
+    from ..daemon import priority
+
     try:
-        from ..api import app as _app  # noqa: F401
+        with priority.raised():
+            from ..api import app as _app  # noqa: F401
     except ImportError as exc:
         raise BackendUnavailable(
             f"the server is not installed: {exc}", hint='pip install "ringfence[server]"'

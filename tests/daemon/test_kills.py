@@ -1,0 +1,52 @@
+"""A handful of kills under load; `python -m tests.daemon.kills` is the long one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import kills
+
+_NICE_INSIDE = """
+import os
+from ringfence.daemon import priority
+def now(): return os.getpriority(os.PRIO_PROCESS, 0), open("/proc/self/autogroup").read().split()[-1]
+with priority.raised():
+    print(*now(), *now())
+print(*now())
+"""
+
+
+# httpcore leaves a refused unix socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_killed_under_load(place: Path) -> None:
+    report, _ = kills.run(place / "kills", 5, 8, seed=7, pause_s=0.8)
+
+    assert report.execs > report.kills, "the control: clients worked"
+    assert ({}, [], []) == (dict(report.errors), report.wrong, report.left)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="needs autogroup")
+def test_loading_goes_before_what_burns() -> None:
+    """And what serves has the priority that it was started with."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    for is_leader in (True, False):
+        command = [sys.executable, "-c", _NICE_INSIDE]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", *sys.path])}
+        said = subprocess.run(
+            command,
+            check=True,
+            env=env,
+            capture_output=True,
+            text=True,
+            start_new_session=is_leader,
+        ).stdout.splitlines()
+        inside, after = said[0].split(), said[1].split()
+        assert (min(before, -10), before) == (int(inside[0]), int(after[0]))
+        if is_leader:
+            assert "-10" == after[1]
