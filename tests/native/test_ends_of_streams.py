@@ -133,3 +133,15 @@ def test_nothing_stays_open_in_an_event_loop() -> None:
     before, after = asyncio.run(_twice())
 
     assert before == after
+
+
+def test_an_exec_can_be_closed_after_its_socket(sandbox: Sandbox) -> None:
+    """Python finalizes the garbage of a cycle in any order; since 3.13 the socket comes first."""
+    before = descriptors()
+    run = inner_of(sandbox).start(make_request(["sleep", "60"]))
+
+    run._reply.close()
+    run.close()
+
+    assert before == descriptors()
+    assert sandbox.exec(["true"]).ok

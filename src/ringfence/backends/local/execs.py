@@ -205,6 +205,9 @@ class LocalExec:
     def _receive(self) -> None:
         if self._status is not None or self._problem is not None:
             return
+        if self._reply.fileno() < 0:
+            # Garbage in a cycle is finalized in any order: the socket may be closed before `__del__` runs.
+            raise LifecycleError("the exec was closed")
         try:
             # Left in the socket, so that `done` stays readable.
             data = self._reply.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -22,8 +22,11 @@ _AGENT = "/agent"
 _MODULES = "/modules"  # as guest.machine knows it
 _PATIENCE_S = 60.0
 # Run by the guest's Python on the host: everything that the agent will import, and what that maps.
+# `opened` finds modules that put another in their place, as collections.abc does since Python 3.13.
 _LISTING = """
-import dis, json, marshal, sys
+import dis, importlib.util, json, marshal, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args[0]) if event == 'open' else None)
 loader, modules = marshal.load(open(sys.argv[1], 'rb'))
 there = {'__name__': 'loader'}
 exec(loader, there)
@@ -43,6 +46,8 @@ for name, (_is_package, code) in list(modules.items()):
 import encodings.ascii, encodings.latin_1, encodings.utf_8
 files = [f for m in list(sys.modules.values()) if (f := getattr(m, '__file__', None))]
 files += [c for m in list(sys.modules.values()) if (c := getattr(m, '__cached__', None))]
+compiled = [f for f in opened if isinstance(f, str) and f.endswith('.pyc')]
+files += [*compiled, *map(importlib.util.source_from_cache, compiled)]
 maps = [line.split()[-1] for line in open('/proc/self/maps') if '/' in line]
 print(json.dumps([sys.executable, sorted({*files, *maps})]))
 """

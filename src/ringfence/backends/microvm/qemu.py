@@ -134,6 +134,11 @@ def argv(
         *("-chardev", f"socket,id=network,fd={network}"),
         *("-device", f"virtserialport,chardev=network,name={NETWORK_PORT}"),
         *served,
-        *(("-serial", "file:/proc/self/fd/1") if console else ()),
+        # Not `file:`, which truncates what it opens: the seals of our file in memory refuse that.
+        *(
+            ("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console")
+            if console
+            else ()
+        ),
         *(("-incoming", f"fd:{incoming}") if incoming >= 0 else ()),
     ]
