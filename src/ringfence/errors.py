@@ -221,6 +221,13 @@ class ResourceExhausted(RingfenceError):
     retryable = True
 
 
+class QuotaExceeded(ResourceExhausted):
+    """The caller has as much as it may: waiting makes no room, giving something back does."""
+
+    code = "quota_exceeded"
+    retryable = False
+
+
 class StorageFull(ResourceExhausted):
     """A disk has no room, or no inodes, for what was to be written; nothing of it was."""
 

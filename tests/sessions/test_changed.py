@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import SandboxSpec
-from ringfence.errors import InvalidRequest, ResourceExhausted
+from ringfence.errors import InvalidRequest, QuotaExceeded, ResourceExhausted
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
@@ -52,9 +52,9 @@ def test_each_client_has_so_many_at_most(make_manager: MakeManager) -> None:
     manager = make_manager(max_of_client=2, pool=NO_POOL)
     mine = [manager.acquire(client_id="ann") for _ in range(2)]
 
-    with pytest.raises(ResourceExhausted) as refused:
+    with pytest.raises(QuotaExceeded) as refused:
         manager.acquire(client_id="ann")
-    assert ("max_of_client", True) == (refused.value.field, refused.value.retryable)
+    assert ("max_of_client", False) == (refused.value.field, refused.value.retryable)
     again = AcquireOptions(preferred_id=mine[0].session.sandbox_id)
     assert not manager.acquire(options=again, client_id="ann").newly_created
     assert manager.acquire(client_id="ben").newly_created

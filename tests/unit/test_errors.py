@@ -22,7 +22,7 @@ CODES = {
     "bad_json", "backend_unavailable", "connect_failed", "directory_not_empty", "exec_failed", "exec_not_found",
     "file_error", "file_exists", "file_not_found", "invalid_request", "io", "is_a_directory",
     "image_not_found", "image_refused", "registry",
-    "isolation_failed", "lifecycle", "network_policy", "not_a_directory", "permission_denied",
+    "isolation_failed", "lifecycle", "network_policy", "not_a_directory", "permission_denied", "quota_exceeded",
     "resource_exhausted", "ringfence_error", "sandbox_lost", "sandbox_not_found",
     "snapshot_corrupt", "snapshot_not_found", "state_in_use", "state_too_new", "task_failed",
     "timeout", "unsupported",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive
 
     from .bounds import Bounds
+    from .caller import Caller
 
 
 class Admission:
@@ -23,35 +24,43 @@ class Admission:
         self._of: Counter[str] = Counter()
         self.now = 0
 
-    def begin(self, client: str) -> None:
-        """A request of this client is being served, until `end`.
+    def begin(self, caller: Caller) -> None:
+        """A request of this caller is being served, until `end`.
 
         Raises:
             ResourceExhausted: As many as may be are being served.
-            TooManyRequests: As many of this client's.
+            TooManyRequests: As many of this client's, or with this key.
         """
         if self.now >= self.bounds.requests:
             raise ResourceExhausted(f"{self.now} requests are being served already")
-        if self._of[client] >= self.bounds.requests_of_client:
-            raise TooManyRequests(f"{self._of[client]} of this client's requests are being served")
+        mine = self._of[_client(caller)]
+        if mine >= self.bounds.requests_of_client:
+            raise TooManyRequests(f"{mine} of this client's requests are being served")
+        with_key = self._of[caller.key]
+        if caller.max_requests is not None and with_key >= caller.max_requests:
+            raise TooManyRequests(
+                f"{with_key} requests with this key are being served", field="max_requests"
+            )
         self.now += 1
-        self._of[client] += 1
+        self._of.update((_client(caller), caller.key))
 
-    def end(self, client: str) -> None:
+    def end(self, caller: Caller) -> None:
         """It has been."""
         self.now -= 1
-        self._of[client] -= 1
-        if not self._of[client]:
-            del self._of[client]
+        self._of -= Counter((_client(caller), caller.key))  # one less, and never a name with none
+
+
+def _client(caller: Caller) -> str:
+    return f"client {caller.client}"  # no key is called that
 
 
 class Body:
     """A request's body, bounded in size and time."""
 
-    def __init__(self, receive: Receive, bounds: Bounds, *, streamed: bool) -> None:
-        self._receive, self._bounds, self._streamed = receive, bounds, streamed
+    def __init__(self, receive: Receive, admission: Admission, *, streamed: bool) -> None:
+        self._receive, self._bounds, self._streamed = receive, admission.bounds, streamed
         self._taken, self._whole = 0, False
-        self._until = time.monotonic() + bounds.body_s
+        self._until = time.monotonic() + self._bounds.body_s
 
     async def __call__(self) -> Message:
         """The next piece.

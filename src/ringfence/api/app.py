@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import RingfenceError
-from . import problems, unfit
+from . import permissions, problems, unfit
 from .express import Express
 from .forms import PROBLEMS, Problem
 from .guard import Guard
@@ -55,12 +56,21 @@ def make_app(service: Service) -> FastAPI:
     )
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
     for router in ROUTERS:
+        permissions.check_complete(routes_of(router.routes))
         app.include_router(router, responses=PROBLEMS, dependencies=[Depends(check_query)])
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unforeseen)
     return app
+
+
+def routes_of(routes: Iterable[Any]) -> list[tuple[list[str], str]]:
+    """Methods and path of each; a WebSocket's method is `WS`."""
+    return [
+        ([*(getattr(each, "methods", None) or (permissions.WEBSOCKET,))], each.path)
+        for each in routes
+    ]
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

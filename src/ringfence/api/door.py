@@ -6,13 +6,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from ..errors import Forbidden, RingfenceError
-from .caller import Caller
+from ..errors import Forbidden
 
 _HOST = re.compile(r"\A(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?\Z")
-_OF_A_SANDBOX = re.compile(r"\A/v1/sandboxes/([^/]+)(?:/|\Z)")
-
-ADMIN_ONLY = re.compile(r"\A(?:/v1/keys(?:/|\Z)|/metrics\Z)")
 
 
 @dataclass(frozen=True)
@@ -58,18 +54,3 @@ def check_origin(door: Door, origin: str | None, fetch_site: str | None) -> None
         raise Forbidden("pages of this origin may not call", hint="see --allow-origin")
     if origin is None and fetch_site in ("cross-site", "same-site"):
         raise Forbidden("pages may not call")
-
-
-def check_scope(caller: Caller, path: str) -> RingfenceError | None:
-    """Why a caller may not ask for this path at all; None where the route decides.
-
-    A sandbox's token opens that sandbox, and of anything else it is not said whether it exists.
-    """
-    if caller.sandbox:
-        match = _OF_A_SANDBOX.match(path)
-        if match is None or match[1] != caller.sandbox:
-            return Forbidden("this token opens one sandbox and nothing else")
-        return None
-    if not caller.is_admin and ADMIN_ONLY.match(path):
-        return Forbidden("only an admin may do this")
-    return None

@@ -44,7 +44,7 @@ _ALL, _EACH, _EXECS = (
 
 
 class Express:
-    """ASGI middleware. Preconditions: who asks is known already, and may."""
+    """ASGI middleware. Preconditions: who asks is known already, and the route is open to them."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service

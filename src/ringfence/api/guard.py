@@ -7,14 +7,23 @@ import logging
 import os
 import re
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import RingfenceError, ServerUnreachable, TooLarge, Unauthenticated, Unsupported
-from . import door, problems
+from ..errors import (
+    InvalidRequest,
+    RingfenceError,
+    ServerUnreachable,
+    TooLarge,
+    Unauthenticated,
+    Unsupported,
+)
+from . import door, permissions, problems
 from .admission import Body
+from .caller import ADMIN
 from .service import Caller, Service
 
 PEER = "peer_uid"
@@ -22,7 +31,7 @@ PEER = "peer_uid"
 LOCAL = "local"
 """The client of whoever comes through the unix socket."""
 
-_STREAMED = re.compile(r"/(?:files/(?:content|tree)|stdin|ports/\d+/http(?:/.*)?)\Z")
+_NOTHING_SAID = b"{}"
 _OF = re.compile(r"\A/v1/sandboxes/(?P<sandbox>[a-z0-9-]+)(?:/execs/(?P<exec>[a-z0-9-]+))?")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _REQUEST_ID = re.compile(r"\A[A-Za-z0-9._-]{1,64}\Z")
@@ -47,11 +56,11 @@ class Guard:
                 await request.allow()
                 return
             caller, admission = request.admit(), self._service.admission
-            admission.begin(caller.client)
+            admission.begin(caller)
             try:
-                await self._app(scope, request.body(), request.send)
+                await self._app(scope, await request.body(), request.send)
             finally:
-                admission.end(caller.client)
+                admission.end(caller)
         except RingfenceError as exc:
             await request.refuse(exc)
         except Exception as exc:
@@ -80,7 +89,9 @@ class _Passing:
         self._state["request_id"] = self._id
         self._caller: Caller | None = None
         self._why, self._is_written = "", False
-        self._is_streamed = _STREAMED.search(scope["path"]) is not None
+        method = scope.get("method", permissions.WEBSOCKET)
+        self._found = permissions.find("GET" if method == "HEAD" else method, scope["path"])
+        self._takes = self._found.rule.body if self._found else permissions.JSON
 
     # -- pages ----------------------------------------------------------------------------------
 
@@ -119,20 +130,21 @@ class _Passing:
         """Who asks.
 
         Raises:
-            Unauthenticated, Forbidden: They may not.
+            Unauthenticated, Forbidden: They may not: see `permissions`.
             TooLarge, Unsupported: They announce more than is taken, or in a way that is not.
         """
         service, headers = self._service, self._headers
         self._check_names()
         caller = self._caller = self._who()
-        if problem := door.check_scope(caller, self._scope["path"]):
-            raise problem
+        if self._found is not None:
+            permissions.check_route(caller, self._found)
         if headers.get("content-encoding", "identity") != "identity":
             raise Unsupported("compressed bodies are not taken", field="content-encoding")
         length = headers.get("content-length", "0")
-        if not self._is_streamed and int(length or "0") > service.admission.bounds.body_bytes:
+        is_whole = self._takes != permissions.STREAM
+        if is_whole and int(length or "0") > service.admission.bounds.body_bytes:
             raise TooLarge(f"a body of {length} bytes is more than is taken")
-        self._state["caller"] = caller
+        self._state["caller"], self._state["found"] = caller, self._found
         return caller
 
     def _who(self) -> Caller:
@@ -143,17 +155,47 @@ class _Passing:
         if text:
             found = self._service.doorkeeper.caller(text.strip())
             if found is None:
-                raise Unauthenticated("the server does not have this key")
+                hint = "it was removed, rotated or has expired, or is another server's"
+                raise Unauthenticated("this key does not open the server", hint=hint)
+            if self._service.doorkeeper.is_due:
+                self._service.lanes.later(self._flush)
             return found
         if PEER in self._state:
-            return Caller(LOCAL, is_admin=True)
+            return Caller(LOCAL, ADMIN)
         raise Unauthenticated("no key was given", hint="Authorization: Bearer KEY")
 
-    def body(self) -> Receive:
-        """The body, bounded; a WebSocket's messages as they are."""
+    def _flush(self) -> None:
+        with suppress(RingfenceError):  # the disk is full: another time
+            self._service.doorkeeper.flush()
+
+    async def body(self) -> Receive:
+        """The body, bounded; a WebSocket's messages as they are.
+
+        Raises:
+            InvalidRequest: There is one where none is taken: what it says would be passed over.
+        """
         if self._scope["type"] == "websocket":
             return self._receive
-        return Body(self._receive, self._service.admission.bounds, streamed=self._is_streamed)
+        streamed = self._takes == permissions.STREAM
+        body = Body(self._receive, self._service.admission, streamed=streamed)
+        if self._takes == permissions.NOTHING and self._announces_body():
+            await self._check_empty(body)
+        return body
+
+    def _announces_body(self) -> bool:
+        length = self._headers.get("content-length", "0")
+        return length not in ("", "0") or "transfer-encoding" in self._headers
+
+    async def _check_empty(self, body: Body) -> None:
+        text, more = b"", True
+        while more and len(text) <= len(_NOTHING_SAID):
+            message = await body()
+            text += message.get("body", b"").strip()
+            more = message.get("more_body", False)
+        if text not in (b"", _NOTHING_SAID):
+            raise InvalidRequest(
+                "this route takes no body", field="body", hint="leave it out, or send an empty one"
+            )
 
     # -- going out ------------------------------------------------------------------------------
 

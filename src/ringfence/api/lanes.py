@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-CONTROL, COPIES, ENDING = "control", "copies", "ending"
+CONTROL, COPIES, ENDING, BODIES = "control", "copies", "ending", "bodies"
 # Made when they are needed. More than one client may have requests (`Bounds.requests_of_client`): with
 # every one of them stuck, there are threads for the others.
-_THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576}
-_WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1}  # calls of one sandbox at once
+_THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576, BODIES: 2}
+_WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1, BODIES: 1}  # calls of one sandbox, or client, at once
 _MOST_ERRANDS = 16  # helpers in one sandbox at once
 _MOST_WAITING = 256  # calls of one sandbox
 
@@ -58,7 +58,8 @@ class Lanes:
         """`function(*args, **more)` in a thread of `lane`.
 
         Args:
-            key: The sandbox it is about: its calls share a narrow gate. Empty for none.
+            key: The sandbox it is about (of `bodies`, the client): its calls share a narrow gate.
+                Empty for none.
 
         Raises:
             TooManyRequests: Too many calls on the same sandbox wait already.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
-from fastapi import Query, Request
-from fastapi.routing import APIRoute
+from fastapi import Query
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from starlette.datastructures import QueryParams
-from starlette.responses import Response
+
+from . import bodies
 
 
 def _is_text(least: int, most: int) -> tuple[PlainValidator, WithJsonSchema]:
@@ -34,7 +33,7 @@ FilePath = Annotated[Path, Query(description="absolute inside, or from the sessi
 LastName = Annotated[str, *_is_text(0, 1024), Query(description="the last name seen")]
 
 
-class _Request(Request):
+class _Request(bodies.BodyRequest):
     """One whose parameters keep the bytes that are no UTF-8; the framework's become U+FFFD."""
 
     @property
@@ -46,13 +45,7 @@ class _Request(Request):
         return self._query_params
 
 
-class Route(APIRoute):
+class Route(bodies.Route):
     """A route to which names of files come as they are."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def with_names(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive, request._send))
-
-        return with_names
+    request_class = _Request

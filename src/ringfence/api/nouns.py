@@ -21,7 +21,7 @@ class AsNoun:
 
     def __get_pydantic_core_schema__(self, source: Any, _handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            source.from_json,
+            lambda given: given if type(given) is source else source.from_json(given),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda noun: noun.to_json()
             ),

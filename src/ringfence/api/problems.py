@@ -57,6 +57,7 @@ STATUS = {
     "backend_unavailable": 422,
     "exec_failed": 422,
     "file_error": 422,
+    "quota_exceeded": 429,
     "too_many_requests": 429,
     "connect_failed": 502,
     "registry": 502,
@@ -88,7 +89,7 @@ def problem(
         **error.to_json(),
     }
     more = {"cache-control": "no-store", **(headers or {})}
-    if status in (429, 503):
+    if status in (429, 503) and error.retryable:
         more["retry-after"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
     if status == 401:
         more["www-authenticate"] = 'Bearer realm="ringfence"'

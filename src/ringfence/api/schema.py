@@ -62,7 +62,14 @@ _NOT_WRITTEN = {
     ("ExecutionConfig", "allowed_paths"),
     ("ExecutionConfig", "denied_paths"),
 }
-_SOMETIMES_ABSENT = ("Limits", "NetworkPolicy", "NetworkRule", "Credential", "NetworkLimits")
+_SOMETIMES_ABSENT = (
+    "Limits",
+    "ManagerStats",
+    "NetworkPolicy",
+    "NetworkRule",
+    "Credential",
+    "NetworkLimits",
+)
 _HIDDEN = {("CreateRequest", "spec"), ("CreateRequest", "given")}
 
 

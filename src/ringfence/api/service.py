@@ -8,7 +8,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from ..errors import InvalidRequest, LifecycleError, SandboxNotFound, Unauthenticated
+from ..errors import (
+    Forbidden,
+    InvalidRequest,
+    LifecycleError,
+    SandboxNotFound,
+    Unauthenticated,
+)
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
 from .admission import Admission
@@ -18,19 +24,16 @@ from .caller import Caller
 from .door import Door
 from .lanes import Lanes
 from .measured import Requests
+from .permissions import Permissions
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon's configuration says about the API.
-
-    Attributes:
-        host_roots: Directories of the host that users' keys may mount from; admins may from any.
-    """
+    """What the daemon's configuration says about the API."""
 
     door: Door = field(default_factory=Door)
     bounds: Bounds = field(default_factory=Bounds)
-    host_roots: tuple[str, ...] = ()
+    permissions: Permissions = field(default_factory=Permissions)
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Service:
         from .keys import Doorkeeper
 
         self.door, self.admission = self.settings.door, Admission(self.settings.bounds)
+        self.permissions = self.settings.permissions
         self.doorkeeper = Doorkeeper(self.manager.store)
 
     def live(self, any_id: str, caller: Caller) -> Live:
@@ -96,9 +100,12 @@ async def check_query(connection: HTTPConnection) -> None:
 
     Raises:
         InvalidRequest: `field` names it.
+        Forbidden: This is not the route whose permissions were looked at.
     """
     given = connection.query_params.keys()
     route = connection.scope.get("route")
+    if route is not None and getattr(connection.state.found, "path", None) != route.path:
+        raise Forbidden("only routes in the table of permissions are served")
     if not given or route is None or "/ports/" in route.path:
         return  # what is behind a port of a sandbox has parameters of its own
     known = _query_of(route)

@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass, field
 
 from ..api.bounds import Bounds
+from ..api.ceilings import Ceilings
 from ..model import checks, jsonform
 from ..model.noun import Noun
 from ..model.places import state_directory
+from ..policy.host_networks import HostNetworks
 from ..sessions.config import ManagerConfig
 from .logs import LEVELS
 from .sockets import check_address
@@ -36,6 +38,9 @@ class DaemonConfig(Noun):
         outlive_s: How long sandboxes and what runs in them live on after the daemon was killed, or told
             to leave, until the next one goes on with them; 0: they end with it.
         host_roots: Directories that users' keys may mount from; admins may from any.
+        host_networks: What users' keys may reach of this host and its private networks, as rules
+            `HOST[:PORTS]`; admins may reach any.
+        most: Ceilings of what users' keys may ask for.
         bounds: How much is taken in, and how patiently.
         log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
@@ -49,6 +54,8 @@ class DaemonConfig(Noun):
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     host_roots: tuple[str, ...] = ()
+    host_networks: tuple[str, ...] = ()
+    most: Ceilings = field(default_factory=Ceilings)
     outlive_s: float = 600.0
     log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
@@ -56,10 +63,11 @@ class DaemonConfig(Noun):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_dir", os.path.abspath(self.state_dir or state_directory()))
-        for name in ("backends", "allowed_hosts", "allowed_origins", "host_roots"):
+        for name in ("backends", "allowed_hosts", "allowed_origins", "host_roots", "host_networks"):
             object.__setattr__(self, name, checks.texts(getattr(self, name), name))
         for i, root in enumerate(self.host_roots):
             checks.absolute_path(root, f"host_roots[{i}]")
+        HostNetworks(self.host_networks)
         checks.choice(self.log_level, "log_level", LEVELS, "debug, info, warning or error")
         checks.flag(self.allow_public, "allow_public")
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
@@ -79,4 +87,8 @@ class DaemonConfig(Noun):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        return {"manager": ManagerConfig.from_json, "bounds": Bounds.from_json}
+        return {
+            "manager": ManagerConfig.from_json,
+            "bounds": Bounds.from_json,
+            "most": Ceilings.from_json,
+        }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-    from ..api.service import Settings
+    from ..api.service import Service, Settings
     from .config import DaemonConfig
     from .holding import Held
 
@@ -69,6 +69,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         stack.callback(audit.close)
         service = Service(manager, _settings(config), audit)
         stack.callback(service.lanes.close)
+        stack.callback(_flush, service)
         execs = stack.enter_context(contextlib.closing(Execs(manager)))
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
         app = make_app(service)
@@ -76,9 +77,16 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         leave = _run(config, app, held.listeners, ready)
         if leave and config.outlive_s:
             # As if killed, but with every request answered: there is one way to go on from.
+            _flush(service)
             looking.tidy(manager)
             logging.shutdown()
             os._exit(0)
+
+
+def _flush(service: Service) -> None:
+    """Write down when each key was used last."""
+    with contextlib.suppress(RingfenceError):
+        service.doorkeeper.flush()
 
 
 def _have_many_files() -> None:
@@ -92,7 +100,9 @@ def _have_many_files() -> None:
 
 def _settings(config: DaemonConfig) -> Settings:
     from ..api.door import Door
+    from ..api.permissions import Permissions
     from ..api.service import Settings
+    from ..policy.host_networks import HostNetworks
     from .sockets import read_address
 
     names = {name.lower() for name in config.allowed_hosts}
@@ -100,7 +110,8 @@ def _settings(config: DaemonConfig) -> Settings:
         names.add(read_address(config.listen)[0].lower())
     origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
     door = Door(frozenset(names), origins)
-    return Settings(door, config.bounds, config.host_roots)
+    networks = HostNetworks(config.host_networks)
+    return Settings(door, config.bounds, Permissions(config.host_roots, networks, config.most))
 
 
 def _run(

@@ -32,8 +32,14 @@ METADATA = "execution"
 class Running:
     """From `pending` to its end. `future` resolves to the final result and never fails."""
 
-    def __init__(self, service: ExecutionService, owner: str, result: ExecutionResult) -> None:
-        self._service, self.owner = service, owner
+    def __init__(
+        self,
+        service: ExecutionService,
+        owner: str,
+        result: ExecutionResult,
+        most_sandboxes: int | None = None,
+    ) -> None:
+        self._service, self.owner, self._most_sandboxes = service, owner, most_sandboxes
         self.id, self.result = result.id, result
         self.future: Future[ExecutionResult] = Future()
         self._lock = threading.Lock()
@@ -64,7 +70,12 @@ class Running:
         manager = self._service.manager
         preferred = config.strong_runtime.get("backend", "") if request.tier == STRONG else ""
         options = AcquireOptions(preferred_backend=preferred, metadata={METADATA: self.id})
-        lease = manager.acquire(spec_for(request, config), options, client_id=self.owner)
+        lease = manager.acquire(
+            spec_for(request, config),
+            options,
+            client_id=self.owner,
+            most=self._most_sandboxes,
+        )
         with lease:
             self._sandbox = lease.sandbox
             try:

@@ -129,11 +129,19 @@ class ExecutionService:
     # -- running --------------------------------------------------------------------------------
 
     def submit(
-        self, request: ExecutionRequest, *, client_id: str, wait: bool = True
+        self,
+        request: ExecutionRequest,
+        *,
+        client_id: str,
+        wait: bool = True,
+        most_sandboxes: int | None = None,
     ) -> Future[ExecutionResult]:
         """Take a request; the future resolves to its final result, or at once without `wait`.
 
         Asking again under the same id, for the same, gives the same execution.
+
+        Args:
+            most_sandboxes: That the client may have with the one it runs in.
 
         Raises:
             InvalidRequest: Malformed, above a maximum, or its id was used for something else.
@@ -154,7 +162,7 @@ class ExecutionService:
             command=request.command,
             created_at=self.manager.clock.wall(),
         )
-        running = Running(self, client_id, result)
+        running = Running(self, client_id, result, most_sandboxes)
         if not self._enter(running, request, digest, config):
             assert named
             return self._known(request.id, client_id, digest, wait=wait)
@@ -275,8 +283,8 @@ class ExecutionService:
         policy = SeccompPolicy.default() if own is None else SeccompPolicy.from_json(dict(own))
         return policy.to_json()
 
-    def info(self) -> ExecutionInfo:
-        """What can be had here, and what holds."""
+    def info(self, client_id: str | None = None) -> ExecutionInfo:
+        """What can be had here, what holds, and how many executions of a client, or of all, there are."""
         maker = self.manager.maker
         reports = [maker.report(name) for name in maker.backends]
         return ExecutionInfo(
@@ -288,9 +296,13 @@ class ExecutionService:
             ),
             config=self.config,
             seccomp=self.seccomp(),
-            running=self._running,
-            pending=len(self._waiting),
+            running=self._count(ExecutionStatus.RUNNING, client_id),
+            pending=self._count(ExecutionStatus.PENDING, client_id),
         )
+
+    def _count(self, status: ExecutionStatus, client_id: str | None) -> int:
+        every = [*self._live.values()]
+        return sum(e.result.status == status and client_id in (None, e.owner) for e in every)
 
     # -- the config -----------------------------------------------------------------------------
 

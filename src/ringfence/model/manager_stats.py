@@ -25,6 +25,9 @@ class Percentiles(Noun):
 class ManagerStats(Noun):
     """Counted since the manager started, or true right now.
 
+    A server gives a key that is neither an admin's nor for metrics what its own client has now; the
+    rest is at its default then.
+
     Attributes:
         created: Sandboxes handed to clients, from a pool or made for them.
         active_sandboxes: Clients' sandboxes that exist now.

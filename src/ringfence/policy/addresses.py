@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Network = IPv4Network | IPv6Network
 
 # Cloud machines get credentials here. All but Azure's are inside a range below as well.
-_METADATA = frozenset(
+METADATA = frozenset(
     ip_address(text)
     for text in (
         "169.254.169.254",
@@ -118,7 +118,7 @@ def embedded(address: Address) -> tuple[IPv4Address, ...]:
 
 def special(address: Address) -> str:
     """What kind of special address it is, by itself or by what it embeds; empty when it is none."""
-    if address in _METADATA:
+    if address in METADATA:
         return "cloud metadata"
     for _first, _last, kind in _containing(address):
         return kind
@@ -126,6 +126,15 @@ def special(address: Address) -> str:
         if kind := special(inner):
             return f"{kind} ({inner} inside {address})"
     return ""
+
+
+def special_network(network: Network) -> str:
+    """What kind of special range all of `network` lies in; empty when part of it is ordinary."""
+    if network.prefixlen == network.max_prefixlen:
+        return special(network[0])
+    least, most = int(network[0]), int(network[-1])
+    ranges = _SPECIAL[network.version]
+    return next((kind for first, last, kind in ranges if first <= least and most <= last), "")
 
 
 def names_special(network: Network, address: Address) -> bool:

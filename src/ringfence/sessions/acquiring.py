@@ -27,15 +27,20 @@ SESSION = "sess"
 
 
 def acquire(
-    manager: SessionManager, spec: SandboxSpec, options: AcquireOptions, client_id: str
+    manager: SessionManager,
+    spec: SandboxSpec,
+    options: AcquireOptions,
+    client_id: str,
+    most: int | None = None,
 ) -> Lease:
     """See `SessionManager.acquire`."""
     check_client(client_id)
     spec = _checked(spec, options)
     if not options.key:
-        return Acquiring(manager, spec, options, client_id).lease()
+        return Acquiring(manager, spec, options, client_id, most=most).lease()
     with manager.keys.turn(client_id, options.key):
-        asked = Acquiring(manager, spec, options, client_id, digest_of(spec, options))
+        digest = digest_of(spec, options)
+        asked = Acquiring(manager, spec, options, client_id, digest, most=most)
         known = manager.book.under_key(client_id, options.key)
         if known is None:
             return asked.lease()
@@ -44,7 +49,7 @@ def acquire(
         return Lease(manager, known, newly_created=False)
 
 
-def attach(manager: SessionManager, request: AttachRequest) -> Lease:
+def attach(manager: SessionManager, request: AttachRequest, most: int | None = None) -> Lease:
     """See `SessionManager.attach`."""
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
     live = manager.book.find(request.sandbox_id, request.client_id)
@@ -54,7 +59,8 @@ def attach(manager: SessionManager, request: AttachRequest) -> Lease:
     if not request.create_if_missing or not _is_free(manager, request.sandbox_id):
         raise missing
     options = AcquireOptions(preferred_id=request.sandbox_id)
-    lease = acquire(manager, request.create_spec or SandboxSpec(), options, request.client_id)
+    spec = request.create_spec or SandboxSpec()
+    lease = acquire(manager, spec, options, request.client_id, most)
     if lease.session.sandbox_id != request.sandbox_id:
         lease.release()  # somebody else was quicker
         raise missing
@@ -91,9 +97,13 @@ class Acquiring:
         options: AcquireOptions,
         client_id: str,
         request: str = "",
+        *,
+        most: int | None = None,
     ) -> None:
         self.manager, self.spec, self.options = manager, spec, options
         self.client_id, self.request = client_id, request
+        bounds = [each for each in (most, manager.config.max_of_client) if each is not None]
+        self.most = min(bounds, default=None)
         self.began = manager.clock.now()
         self.profile = ""  # of the pool that it came from
         self.share: object = None
@@ -110,8 +120,7 @@ class Acquiring:
             again = self._again(wanted)
             if again is not None:
                 return Lease(self.manager, again, newly_created=False)
-            most = self.manager.config.max_of_client
-            with self.manager.book.share(self.client_id, most) as self.share:
+            with self.manager.book.share(self.client_id, self.most) as self.share:
                 return Lease(self.manager, self._new(wanted))
 
     def _again(self, wanted: str | None) -> Live | None:

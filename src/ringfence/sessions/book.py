@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 
-from ..errors import ResourceExhausted, SandboxNotFound
+from ..errors import QuotaExceeded, SandboxNotFound
 from ..model.client_session import SessionState
 
 TYPE_CHECKING = False
@@ -35,15 +35,15 @@ class Book:
         """In the block one more of a client's is being made; what is yielded is for `enter`.
 
         Raises:
-            ResourceExhausted: The client has `most` already.
+            QuotaExceeded: The client has `most` already.
         """
         share = object()
         with self._lock:
             has = self._of_client[client_id] + [*self._making.values()].count(client_id)
             if most is not None and has >= most:
-                raise ResourceExhausted(
+                raise QuotaExceeded(
                     f"this client has {most} sandboxes already",
-                    hint="end one, or try again later",
+                    hint="end one, or ask an admin for more",
                     field="max_of_client",
                 )
             self._making[share] = client_id
@@ -109,9 +109,9 @@ class Book:
         with self._lock:
             return list(self._sessions.values())
 
-    def counts(self) -> dict[SessionState, int]:
-        """How many are in each state."""
+    def counts(self, client_id: str | None = None) -> dict[SessionState, int]:
+        """How many of a client's, or of all, are in each state."""
         counted = dict.fromkeys(SessionState, 0)
         for live in self.all():
-            counted[live.state] += 1
+            counted[live.state] += client_id in (None, live.client_id)
         return counted

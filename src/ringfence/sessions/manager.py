@@ -156,28 +156,36 @@ class SessionManager:
         options: AcquireOptions | None = None,
         *,
         client_id: str,
+        most: int | None = None,
     ) -> Lease:
         """A session on a sandbox that is as `spec` asks and that no other client has ever used.
+
+        Args:
+            most: Sandboxes that this client may have with it, beside the manager's `max_of_client`.
 
         Raises:
             InvalidRequest: The request is malformed or contradicts itself; nothing was started.
             BackendUnavailable: No backend can; the message says of each why not.
             ResourceExhausted: As many sandboxes as may be are in use. Try again later.
+            QuotaExceeded: This client has as many as it may.
             Unsupported: What was made did not have what `options.required` asks for; it is gone.
         """
         self.check_open()
         return acquiring.acquire(
-            self, spec or SandboxSpec(), options or AcquireOptions(), client_id
+            self, spec or SandboxSpec(), options or AcquireOptions(), client_id, most
         )
 
-    def attach(self, request: AttachRequest) -> Lease:
+    def attach(self, request: AttachRequest, *, most: int | None = None) -> Lease:
         """Work with a certain sandbox: detached, suspended, or in use by the same client already.
+
+        Args:
+            most: As of `acquire`, where it is made.
 
         Raises:
             SandboxNotFound: This client has none of that id, and it may not or cannot be made.
         """
         self.check_open()
-        return acquiring.attach(self, request)
+        return acquiring.attach(self, request, most)
 
     def release(
         self, any_id: str, *, keep_alive: bool = False, client_id: str | None = None
@@ -408,6 +416,13 @@ class SessionManager:
 
         self.list()  # notices what was lost
         return stats(self)
+
+    def stats_of(self, client_id: str) -> ManagerStats:
+        """What one client has there now; counts of all clients together are left at zero."""
+        from .report import stats_of
+
+        self.list(client_id)  # notices what was lost
+        return stats_of(self, client_id)
 
     def health(self) -> Health:
         """Whether everything that a manager needs works, each looked at now."""

@@ -41,6 +41,18 @@ def stats(manager: SessionManager) -> ManagerStats:
     )
 
 
+def stats_of(manager: SessionManager, client_id: str) -> ManagerStats:
+    """What one client has now; what is counted for all clients together is not in it."""
+    counts = manager.book.counts(client_id)
+    return ManagerStats(
+        uptime_s=manager.uptime_s,
+        active_sandboxes=sum(counts.values()) - counts[SessionState.TERMINATED],
+        active_sessions=counts[SessionState.ACTIVE],
+        detached_sessions=counts[SessionState.DETACHED],
+        suspended_sessions=counts[SessionState.SUSPENDED],
+    )
+
+
 def health(manager: SessionManager) -> Health:
     """Look at everything that a manager needs."""
     checks = [_store(manager), *(_backend(manager, name) for name in manager.maker.backends)]

@@ -69,6 +69,13 @@ class KeyRecord:
     created_at: float
     sandbox: str | None = None
     name: str = ""
+    expires_at: float | None = None
+    used_at: float | None = None
+    maker: str = ""
+    max_sandboxes: int | None = None
+    max_requests: int | None = None
+    old_digest: bytes | None = None
+    old_until: float | None = None
 
 
 @dataclass(frozen=True)

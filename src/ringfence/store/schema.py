@@ -116,6 +116,31 @@ _ANCHORS_OF = """
 ALTER TABLE anchors ADD COLUMN directory TEXT NOT NULL DEFAULT '';
 """
 
+_KEYS_THAT_END = """
+-- More scopes, an end, and bounds. A column's check cannot be changed: the table is made anew.
+CREATE TABLE new_keys (
+    id TEXT PRIMARY KEY,            -- the public part of the key
+    digest BLOB NOT NULL,           -- of the secret part, which is random: BLAKE2b
+    owner TEXT NOT NULL,            -- the client that whoever has it is
+    scope TEXT NOT NULL CHECK (scope IN ('admin', 'user', 'read_only', 'metrics', 'sandbox')),
+    sandbox TEXT REFERENCES sandboxes (id) ON DELETE CASCADE, -- the only one that it opens
+    name TEXT NOT NULL DEFAULT '',  -- for people
+    created_at REAL NOT NULL,
+    expires_at REAL,                -- seconds since 1970; NULL: never
+    used_at REAL,                   -- last, to about a minute
+    maker TEXT NOT NULL DEFAULT '', -- the key that a token was made with, and ends with
+    max_sandboxes INTEGER,          -- that its client has when it makes one more
+    max_requests INTEGER,           -- at once
+    old_digest BLOB,                -- of the secret before it was rotated,
+    old_until REAL                  -- which opens until then
+) STRICT, WITHOUT ROWID;
+INSERT INTO new_keys (id, digest, owner, scope, sandbox, name, created_at)
+    SELECT id, digest, owner, scope, sandbox, name, created_at FROM keys;
+DROP TABLE keys;
+ALTER TABLE new_keys RENAME TO keys;
+CREATE INDEX keys_by_sandbox ON keys (sandbox) WHERE sandbox IS NOT NULL;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _KEYS_AND_SNAPSHOTS,
@@ -125,6 +150,7 @@ MIGRATIONS: tuple[str, ...] = (
     execs.KEYS,
     _SETTINGS,
     _ANCHORS_OF,
+    _KEYS_THAT_END,
 )
 
 

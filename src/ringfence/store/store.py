@@ -22,6 +22,7 @@ from .records import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
@@ -168,18 +169,27 @@ class Store:
         """Let somebody in."""
         self._insert("keys", record)
 
-    def key(self, key_id: str) -> KeyRecord | None:
-        """By its public part."""
-        return self._one(KeyRecord, "SELECT * FROM keys WHERE id = ?", key_id)
-
     def every_key(self) -> list[KeyRecord]:
         """Every key, oldest first."""
         rows = self._database.rows("SELECT * FROM keys ORDER BY created_at, id")
         return _read(KeyRecord, rows)
 
-    def remove_key(self, key_id: str) -> bool:
-        """Let it open nothing more; whether there was one."""
-        return self._database.write("DELETE FROM keys WHERE id = ?", (key_id,)) > 0
+    def change_key(self, key_id: str, **columns: Any) -> None:
+        """Change some columns."""
+        self._update("keys", key_id, columns)
+
+    def remove_key(self, key_id: str) -> None:
+        """Let it, and the tokens that were made with it, open nothing more."""
+        self._database.write("DELETE FROM keys WHERE id = ? OR maker = ?", (key_id, key_id))
+
+    def note_keys(self, used: Mapping[str, float], now: float) -> None:
+        """Remember when keys were used last, and forget tokens that have expired."""
+        with self.together():
+            for key_id, used_at in used.items():
+                self.change_key(key_id, used_at=used_at)
+            self._database.write(
+                "DELETE FROM keys WHERE sandbox IS NOT NULL AND expires_at < ?", (now,)
+            )
 
     # -- snapshots ----------------------------------------------------------------------------
 

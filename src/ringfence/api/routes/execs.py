@@ -11,13 +11,16 @@ from ...execs.run import Run
 from ...model.exec_start import StartRequest
 from ...model.exec_view import ExecView
 from ...model.ids import check_id
+from .. import bodies
 from ..lanes import COPIES
 from ..nouns import AsNoun, answer, json_answer
 from ..orders import SignalBody, SizeBody, give, signal_number
 from ..runs import TheExecs, find_run, sandbox_of, wait_for
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/execs", tags=["execs"])
+router = APIRouter(
+    route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/execs", tags=["execs"]
+)
 View = Annotated[ExecView, AsNoun()]
 ExecId = Annotated[str, Path(max_length=63)]
 
@@ -40,13 +43,14 @@ async def start(
     With an `Idempotency-Key`, asking again starts nothing: it answers about the same exec.
     """
     live = await service.need(sandbox_id, caller)
+    wanted = service.permissions.judge(caller, body.request)
     call, key, is_new = service.lanes.call, live.sandbox_id, True
     attend_s = _ATTENDED_S if body.wait else 0.0
     if idempotency_key:
         once, asked = execs.start_once, idempotency_key
-        run, is_new = await call(once, live, body.request, asked, key=key, attend_s=attend_s)
+        run, is_new = await call(once, live, wanted, asked, key=key, attend_s=attend_s)
     else:
-        run = await call(execs.start, live, body.request, key=key, attend_s=attend_s)
+        run = await call(execs.start, live, wanted, key=key, attend_s=attend_s)
     if not body.wait or not await wait_for(run, body.wait_s):
         return answer(run.view(), 201 if is_new else 200)
     problem = run.view().problem

@@ -9,15 +9,15 @@ from fastapi import APIRouter, Depends
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from ...errors import Forbidden
 from ...execution.service import ExecutionService
 from ...model.execution import ExecutionRequest, ExecutionResult
 from ...model.execution_config import ExecutionConfig
 from ...model.execution_info import ExecutionInfo
+from .. import bodies
 from ..nouns import AsNoun, answer
-from ..service import Caller, TheCaller, TheService
+from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/api/v1/sandbox", tags=["execution"])
+router = APIRouter(route_class=bodies.Route, prefix="/api/v1/sandbox", tags=["execution"])
 Result = Annotated[ExecutionResult, AsNoun()]
 
 
@@ -27,11 +27,6 @@ async def _executions(connection: HTTPConnection) -> ExecutionService:
 
 
 TheExecutions = Annotated[ExecutionService, Depends(_executions)]
-
-
-def _check(caller: Caller) -> None:
-    if caller.sandbox:
-        raise Forbidden("a sandbox's own token opens that sandbox and nothing else")
 
 
 @router.post(
@@ -49,8 +44,14 @@ async def execute(
     It runs to its end, and its result is kept, whether or not the client is still there. An `id` of
     the client's choice makes asking again safe.
     """
-    _check(caller)
-    future = await service.lanes.call(executions.submit, body, client_id=caller.client, wait=wait)
+    asked = service.permissions.judge(caller, body)
+    future = await service.lanes.call(
+        executions.submit,
+        asked,
+        client_id=caller.client,
+        wait=wait,
+        most_sandboxes=caller.max_sandboxes,
+    )
     result: ExecutionResult = await asyncio.shield(asyncio.wrap_future(future))
     return answer(result, 200 if result.status.is_final else 202)
 
@@ -60,7 +61,6 @@ async def status(
     execution_id: str, service: TheService, executions: TheExecutions, caller: TheCaller
 ) -> Response:
     """An execution as it stands, or its result, also after a restart of the server."""
-    _check(caller)
     return answer(await service.lanes.call(executions.status, execution_id, caller.sees))
 
 
@@ -69,7 +69,6 @@ async def kill(
     execution_id: str, service: TheService, executions: TheExecutions, caller: TheCaller
 ) -> Response:
     """End an execution; the answer comes when its whole process tree is gone."""
-    _check(caller)
     future = await service.lanes.call(executions.kill, execution_id, caller.sees)
     result: ExecutionResult = await asyncio.shield(asyncio.wrap_future(future))
     return answer(result)
@@ -78,18 +77,13 @@ async def kill(
 @router.get("/info", response_model=Annotated[ExecutionInfo, AsNoun()])
 async def info(service: TheService, executions: TheExecutions, caller: TheCaller) -> Response:
     """Which tiers there are, and where not, why; the config; the system-call policy."""
-    _check(caller)
-    return answer(await service.lanes.call(executions.info), admin=caller.is_admin)
+    return answer(await service.lanes.call(executions.info, caller.sees), admin=caller.is_admin)
 
 
 @router.patch("/config", response_model=Annotated[ExecutionConfig, AsNoun()])
-async def change(
-    body: dict[str, Any], service: TheService, executions: TheExecutions, caller: TheCaller
-) -> Response:
+async def change(body: dict[str, Any], service: TheService, executions: TheExecutions) -> Response:
     """Replace some keys of the config, such as `network_enabled`: kept, and in force at once.
 
     What is valid only together is refused as a whole; then nothing has changed. For admins.
     """
-    if not caller.is_admin:
-        raise Forbidden("only an admin may change what everybody's commands may do")
     return answer(await service.lanes.call(executions.change, body))

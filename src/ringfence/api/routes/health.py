@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -12,25 +13,54 @@ from starlette.responses import Response
 from ... import __version__
 from ...model.manager_stats import Health, ManagerStats
 from ...sessions import metrics
+from ..caller import ADMIN, METRICS, Caller
 from ..nouns import AsNoun, answer, json_answer
 from ..runs import TheExecs
-from ..service import TheCaller, TheService
+from ..service import Service, TheCaller, TheService
 
 router = APIRouter(tags=["server"])
+_OWN = (
+    "uptime_s",
+    "active_sandboxes",
+    "active_sessions",
+    "detached_sessions",
+    "suspended_sessions",
+    "max_sandboxes",
+)
+_OF_A_BACKEND = ("backend", "available", "tiers")
 _Health = Annotated[Health, AsNoun()]
 
 
 @router.get("/v1/health", response_model=_Health, responses={503: {"model": _Health}})
-async def health(service: TheService, _caller: TheCaller) -> Response:
-    """Whether everything that the server needs works, each looked at now; 503 when not."""
+async def health(service: TheService, caller: TheCaller) -> Response:
+    """Whether everything that the server needs works, each looked at now; 503 when not.
+
+    What exactly was seen is for admins and `metrics` keys.
+    """
     found = await service.lanes.call(service.manager.health)
+    if not _measures(caller):
+        checks = tuple(replace(each, detail="") for each in found.checks)
+        found = replace(found, checks=checks)
     return answer(found, 200 if found.ok else 503)
 
 
+def _measures(caller: Caller) -> bool:
+    """Whether the whole server is theirs to look at."""
+    return caller.scope in (METRICS, ADMIN)
+
+
 @router.get("/v1/stats", response_model=Annotated[ManagerStats, AsNoun()])
-async def stats(service: TheService, _caller: TheCaller) -> Response:
-    """Counts and times, of all clients together."""
-    return answer(await service.lanes.call(service.manager.stats))
+async def stats(service: TheService, caller: TheCaller) -> Response:
+    """Counts and times: of all clients together for admins and `metrics` keys, else of one's own.
+
+    Then what is there now, and no more: other fields are left out.
+    """
+    if _measures(caller):
+        return answer(await service.lanes.call(service.manager.stats))
+    found = await service.lanes.call(service.manager.stats_of, caller.client)
+    form = found.to_json()
+    form["max_sandboxes"] = _most_sandboxes(service, caller)
+    return json_answer({name: form[name] for name in _OWN})
 
 
 class Info(BaseModel):
@@ -38,6 +68,7 @@ class Info(BaseModel):
 
     version: str
     client: str
+    scope: str
     is_admin: bool
     max_sandboxes: int
     backends: list[dict[str, Any]]
@@ -45,18 +76,32 @@ class Info(BaseModel):
 
 @router.get("/v1/info", response_model=Info)
 async def info(service: TheService, caller: TheCaller) -> Response:
-    """What the server is, whom it takes the caller for, and what works on its host."""
+    """What the server is, whom it takes the caller for, and which backends work on its host.
+
+    What the host itself is like, and protects with, is for admins.
+    """
     maker = service.manager.maker
     reports = [await service.lanes.call(maker.report, name) for name in maker.backends]
+    backends = [each.to_json() for each in reports]
+    if not caller.is_admin:
+        backends = [{name: each[name] for name in _OF_A_BACKEND} for each in backends]
     return json_answer(
         {
             "version": __version__,
             "client": caller.client,
+            "scope": caller.scope,
             "is_admin": caller.is_admin,
-            "max_sandboxes": service.manager.config.max_sandboxes,
-            "backends": [each.to_json() for each in reports],
+            "max_sandboxes": _most_sandboxes(service, caller),
+            "backends": backends,
         }
     )
+
+
+def _most_sandboxes(service: Service, caller: Caller) -> int:
+    """How many the caller may have."""
+    config = service.manager.config
+    bounds = (config.max_sandboxes, config.max_of_client, caller.max_sandboxes)
+    return min(each for each in bounds if each is not None)
 
 
 class PlainText(Response):
@@ -66,8 +111,8 @@ class PlainText(Response):
 
 
 @router.get("/metrics", response_class=PlainText)
-async def prometheus(service: TheService, execs: TheExecs, _caller: TheCaller) -> Response:
-    """For Prometheus, in its text format; admins only."""
+async def prometheus(service: TheService, execs: TheExecs) -> Response:
+    """For Prometheus, in its text format; for admins and `metrics` keys."""
     found = await service.lanes.call(service.manager.stats)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = metrics.render(found) + service.requests.render(service.admission.now)

@@ -9,11 +9,13 @@ from starlette.responses import Response
 
 from ...model.mount import Mount
 from ...model.session import ResolvedMount
-from .. import forms, leave
+from .. import bodies, forms
 from ..nouns import AsNoun, answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/mounts", tags=["mounts"])
+router = APIRouter(
+    route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/mounts", tags=["mounts"]
+)
 Resolved = Annotated[ResolvedMount, AsNoun()]
 
 
@@ -32,7 +34,8 @@ async def add(
     caller: TheCaller,
 ) -> Response:
     """Add a mount to the live sandbox; running processes see it too."""
-    leave.check_mount(caller, body, service.settings.host_roots, "source")
+    call, judge = service.lanes.call, service.permissions.judge
+    mount = await call(judge, caller, body)
     live = await service.need(sandbox_id, caller)
-    made = await service.lanes.call(live.sandbox.mount, body, key=live.sandbox_id)
+    made = await call(live.sandbox.mount, mount, key=live.sandbox_id)
     return answer(made, 201, admin=caller.is_admin)

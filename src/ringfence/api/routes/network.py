@@ -9,11 +9,13 @@ from starlette.responses import Response
 
 from ...model.netlog import NetworkEvent
 from ...model.network import NetworkPolicy
-from .. import forms, leave
+from .. import bodies, forms
 from ..nouns import AsNoun, answer, page
 from ..service import TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/network", tags=["network"])
+router = APIRouter(
+    route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/network", tags=["network"]
+)
 Policy = Annotated[NetworkPolicy, AsNoun()]
 
 
@@ -29,9 +31,10 @@ async def change(
     sandbox_id: forms.SandboxId, body: Policy, service: TheService, caller: TheCaller
 ) -> Response:
     """Change what it may reach, at once: what is connected against the new policy is cut."""
-    leave.check_network(caller, body)
+    call, judge = service.lanes.call, service.permissions.judge
+    policy = await call(judge, caller, body)
     live = await service.need(sandbox_id, caller)
-    await service.lanes.call(live.sandbox.apply_network_policy, body, key=live.sandbox_id)
+    await call(live.sandbox.apply_network_policy, policy, key=live.sandbox_id)
     service.manager.events.add("network", live)
     return answer(live.inner.spec.network)
 

@@ -21,14 +21,14 @@ from ...model.stats import SandboxStats
 from ...sessions import describe, listing, snapshots
 from ...sessions.keys import digest_of
 from ...sessions.manager import SessionManager
-from .. import forms, keys, leave
+from .. import bodies, forms
 from ..caller import Caller
 from ..lanes import CONTROL, ENDING
 from ..nouns import AsNoun, answer, json_answer, page
 from ..runs import TheExecs, sandbox_of
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+router = APIRouter(route_class=bodies.Route, prefix="/v1/sandboxes", tags=["sandboxes"])
 _CALLED_HERE = {"preferred_backend": "backend", "preferred_id": "id"}
 View = Annotated[SandboxView, AsNoun()]
 StateName = Annotated[str, Field(pattern="^(provisioned|running|suspended|terminated)$")]
@@ -46,7 +46,6 @@ async def create(
     spec = body.spec
     if body.snapshot_id is not None:
         spec = await _restored(service, caller, body)
-    leave.check_spec(caller, spec, service.settings.host_roots)
     metadata = {**body.metadata, describe.NAME: body.name} if body.name else body.metadata
     options = AcquireOptions(
         preferred_id=spec.id,
@@ -78,7 +77,8 @@ def _create(
     service: Service, caller: Caller, spec: SandboxSpec, options: AcquireOptions
 ) -> tuple[bool, SandboxView]:
     """Whether it is new, and the sandbox."""
-    manager = service.manager
+    manager, judge = service.manager, service.permissions.judge
+    spec, options = judge(caller, spec), judge(caller, options)
     if options.key:
         # While it lives, the manager knows the key; a sandbox that is over is not made again.
         known = manager.store.session_under_key(caller.client, options.key)
@@ -87,7 +87,8 @@ def _create(
                 raise InvalidRequest("this key was used for another request", field="key")
             return False, describe.describe(manager, known.id)
     try:
-        lease = manager.acquire(spec, options, client_id=caller.client)
+        most = caller.max_sandboxes
+        lease = manager.acquire(spec, options, client_id=caller.client, most=most)
     except InvalidRequest as exc:
         exc.field = _CALLED_HERE.get(exc.field, exc.field)
         raise
@@ -165,6 +166,7 @@ async def extend(
 ) -> Response:
     """Let a sandbox end `ttl_s` seconds from now, whenever it was to end before."""
     manager = service.manager
+    service.permissions.check_life(caller, body.ttl_s)
     await service.lanes.call(manager.extend, sandbox_id, body.ttl_s, caller.sees, key=sandbox_id)
     return await _shown(service, caller, sandbox_id)
 
@@ -222,21 +224,28 @@ class Token(BaseModel):
 
     id: str
     sandbox_id: str
+    expires_at: float | None
     key: str
+
+
+class NewToken(forms.Form):
+    """How long a token opens: without `ttl_s`, as long as its sandbox and the key it is made with."""
+
+    ttl_s: Annotated[float | None, Field(gt=0, le=366 * 86_400)] = None
 
 
 @router.post("/{sandbox_id}/tokens", status_code=201, response_model=Token)
 async def make_token(
-    sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
+    sandbox_id: forms.SandboxId,
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+    body: NewToken | None = None,
 ) -> Response:
-    """A key that opens this sandbox and nothing else."""
+    """A key that works in this sandbox: its execs, files and ports. It changes nothing about it."""
     live = await service.need(sandbox_id, caller)
-    record, text = await service.lanes.call(
-        keys.make,
-        service.manager.store,
-        owner=live.client_id,
-        scope=keys.SANDBOX,
-        sandbox=live.sandbox_id,
-    )
-    service.doorkeeper.add(record)
-    return json_answer({"id": record.id, "sandbox_id": live.sandbox_id, "key": text}, 201)
+    make, ttl_s = service.doorkeeper.make_token, body.ttl_s if body else None
+    record, text = await service.lanes.call(make, caller, live.sandbox_id, live.client_id, ttl_s)
+    request.state.made = record.id
+    form = {"id": record.id, "sandbox_id": live.sandbox_id, "expires_at": record.expires_at}
+    return json_answer({**form, "key": text}, 201)

@@ -8,17 +8,17 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from ...errors import Forbidden
 from ...model.acquire import AcquireOptions, AttachRequest
 from ...model.client_session import ClientSession, SessionState
 from ...model.spec import SandboxSpec
 from ...sessions.lease import Lease
-from .. import forms, leave
+from .. import bodies, forms
+from ..caller import Caller
 from ..lanes import ENDING
 from ..nouns import AsNoun, answer, json_answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(route_class=bodies.Route, prefix="/v1/sessions", tags=["sessions"])
 Session = Annotated[ClientSession, AsNoun()]
 StateName = Annotated[str, Field(pattern="^(active|detached|suspended)$")]
 
@@ -67,11 +67,17 @@ async def acquire(
     body: Acquire, request: Request, service: TheService, caller: TheCaller
 ) -> Response:
     """A session on a sandbox as `spec` asks, which no other client has ever used."""
-    leave.check_spec(caller, body.spec, service.settings.host_roots)
-    lease = await service.lanes.call(
-        service.manager.acquire, body.spec, body.options, client_id=caller.client
+    return _leased(request, await service.lanes.call(_acquired, service, caller, body))
+
+
+def _acquired(service: Service, caller: Caller, body: Acquire) -> Lease:
+    judge = service.permissions.judge
+    return service.manager.acquire(
+        judge(caller, body.spec, "spec"),
+        judge(caller, body.options, "options"),
+        client_id=caller.client,
+        most=caller.max_sandboxes,
     )
-    return _leased(request, lease)
 
 
 @router.post("/attach", status_code=200, response_model=Leased, responses={201: {"model": Leased}})
@@ -82,11 +88,12 @@ async def attach(
     caller: TheCaller,
 ) -> Response:
     """Work with a certain sandbox: detached, suspended, or in use by the same client already."""
-    if body.client_id != caller.client and not caller.is_admin:
-        raise Forbidden("only an admin may act for another client", field="client_id")
-    if body.create_spec is not None:
-        leave.check_spec(caller, body.create_spec, service.settings.host_roots)
-    return _leased(request, await service.lanes.call(service.manager.attach, body))
+    return _leased(request, await service.lanes.call(_attached, service, caller, body))
+
+
+def _attached(service: Service, caller: Caller, body: AttachRequest) -> Lease:
+    wanted = service.permissions.judge(caller, body)
+    return service.manager.attach(wanted, most=caller.max_sandboxes)
 
 
 @router.get("", response_model=forms.Page[Session])

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from ...errors import SnapshotNotFound
 from ...model.snapshot import Snapshot
-from .. import forms
+from .. import bodies, forms
 from ..caller import Caller
 from ..lanes import COPIES
 from ..nouns import AsNoun, answer, page
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1", tags=["snapshots"])
+router = APIRouter(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsNoun()]
 
 
