@@ -64,6 +64,21 @@ class Service:
             raise SandboxNotFound(f"no session or sandbox {any_id!r}")
         return found
 
+    async def known(self, any_id: str, caller: Caller) -> Live:
+        """`need`, but one that has just ended will do: for what it has kept to tell.
+
+        Raises:
+            SandboxNotFound, LifecycleError: As `need`.
+        """
+        try:
+            return await self.need(any_id, caller)
+        except LifecycleError:
+            session = await self.lanes.call(self.manager.get, any_id, caller.sees)
+            ended = self.manager.book.ended(session.sandbox_id)
+            if ended is None:
+                raise
+            return ended
+
     async def need(self, any_id: str, caller: Caller) -> Live:
         """`live`; of one that has ended it is said why.
 

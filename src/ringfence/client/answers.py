@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import sys
@@ -32,6 +33,21 @@ def error_of(status: int, media_type: str, form: Any) -> RingfenceError:
     if media_type.startswith(_PROBLEM) and isinstance(form, dict) and "code" in form:
         return error_from_json({"message": form.get("detail", ""), **form})
     return ServerUnreachable(f"answered {status}, and not as a Ringfence server does")
+
+
+def object_of(content: bytes) -> Any:
+    """The JSON object that a response is.
+
+    Raises:
+        ServerUnreachable: It is none: something else answers there.
+    """
+    try:
+        form = json.loads(content)
+    except ValueError:
+        form = None
+    if not isinstance(form, dict):
+        raise ServerUnreachable("answered, and not as a Ringfence server does")
+    return form
 
 
 def user_agent() -> str:

@@ -6,14 +6,16 @@ import os
 import tempfile
 import threading
 
-from ..errors import FileError, IoError, RingfenceError, file_error
+from ..errors import FileError, IoError, RingfenceError, ServerUnreachable, file_error
 from ..model import checks
 from ..model.files import DIRECTORY, FileInfo
 from . import unpack
+from ._sync.pauses import pause
+from .answers import pause_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, BinaryIO
 
     from ._sync.transport import Transport
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _IN_MEMORY = 8 << 20
-_CONTENT_S = 300.0
+CONTENT_S = 300.0  # without a byte, while the other end works
+_PARTIAL = 206
+_PATIENCE = 3  # connections in a row that bring nothing
 
 
 def write_params(path: str, *, append: bool, mode: int) -> dict[str, Any]:
@@ -31,12 +35,66 @@ def write_params(path: str, *, append: bool, mode: int) -> dict[str, Any]:
     return {"path": path, "append": append, "mode": f"{mode:03o}"}
 
 
+class FileReader:
+    """How far a file was read, through as many connections as it takes. Pure.
+
+    Where it has become another one meanwhile, it is read from the beginning: half of each is no file.
+
+    Attributes:
+        is_over: All of it was read.
+    """
+
+    def __init__(self, path: str, offset: int = 0) -> None:
+        self._path, self._offset, self._first = path, offset, offset
+        self._passed = self._failures = 0
+        self._tag = ""
+        self.is_over = False
+
+    def request(self) -> dict[str, Any]:
+        """What the next connection asks with."""
+        headers = {"range": f"bytes={self._offset}-"} if self._offset else {}
+        if self._tag and headers:
+            headers["if-range"] = self._tag
+        return {"params": {"path": self._path}, "headers": headers, "timeout": CONTENT_S}
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> bool:
+        """A response has come; whether what was read before is to be forgotten."""
+        tag, known = headers.get("etag", ""), self._tag
+        self._tag = tag
+        if status == _PARTIAL:
+            self._passed = 0
+            return False
+        # Whole: it has changed, or nobody says how long it is, as in /proc.
+        self._passed, again = self._first, bool(known) or self._offset > self._first
+        self._offset = self._first
+        return again
+
+    def take(self, chunk: bytes) -> bytes:
+        """The part of a piece that was asked for."""
+        passed = min(self._passed, len(chunk))
+        self._passed -= passed
+        self._offset += len(chunk) - passed
+        if len(chunk) > passed:
+            self._failures = 0
+        return chunk[passed:]
+
+    def broken(self, exc: ServerUnreachable) -> float:
+        """The connection broke; how long to wait before the next.
+
+        Raises:
+            ServerUnreachable: Several in a row brought nothing.
+        """
+        self._failures += 1
+        if self._failures > _PATIENCE:
+            raise exc
+        return pause_s(self._failures, {})
+
+
 def open_read(transport: Transport, at: str, path: str) -> BinaryIO:
     """A temporary file with the content of one of the sandbox."""
     file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  the caller closes it
     try:
-        for chunk in _content(transport, at, path):
-            file.write(chunk)
+        _fetch(transport, at, path, file)
         file.seek(0)
     except BaseException:
         file.close()
@@ -44,28 +102,44 @@ def open_read(transport: Transport, at: str, path: str) -> BinaryIO:
     return file  # type: ignore[return-value]
 
 
-def _content(transport: Transport, at: str, path: str) -> Iterator[bytes]:
-    with transport.stream(
-        "GET", f"{at}/content", params={"path": path}, timeout=_CONTENT_S
-    ) as response:
-        yield from response.iter_raw(_CHUNK)
+def _fetch(
+    transport: Transport, at: str, path: str, file: Any, progress: Progress | None = None
+) -> None:
+    """Write the content of a file of the sandbox to `file`, from its beginning."""
+    reader = FileReader(path)
+    while not reader.is_over:
+        try:
+            with transport.stream(f"{at}/content", **reader.request()) as response:
+                if reader.begin(response.status_code, response.headers):
+                    file.seek(0)
+                    file.truncate()
+                for chunk in response.iter_raw(_CHUNK):
+                    file.write(reader.take(chunk))
+                    if progress:
+                        progress(file.tell(), path)
+                reader.is_over = True
+        except ServerUnreachable as exc:
+            pause(reader.broken(exc))
 
 
 class _Upload(tempfile.SpooledTemporaryFile[bytes]):
     """Sent when it is closed, unless an error closes it."""
 
-    def __init__(self, send: Callable[[Any], None]) -> None:
+    def __init__(self, send: Callable[[Callable[[], Iterator[bytes]]], None]) -> None:
         super().__init__(_IN_MEMORY)
-        self._send: Callable[[Any], None] | None = send
+        self._send: Callable[[Callable[[], Iterator[bytes]]], None] | None = send
 
     def close(self) -> None:
         send, self._send = self._send, None
         try:
             if send is not None:
-                self.seek(0)
-                send(iter(lambda: self.read(_CHUNK), b""))
+                send(self._content)
         finally:
             super().close()
+
+    def _content(self) -> Iterator[bytes]:
+        self.seek(0)
+        return iter(lambda: self.read(_CHUNK), b"")
 
     def __exit__(self, kind: object, *_exc: object) -> None:
         if kind is not None:
@@ -77,15 +151,27 @@ def open_write(transport: Transport, at: str, path: str, *, append: bool, mode: 
     """A temporary file that becomes one of the sandbox when it is closed."""
     # What cannot be written is better known at once, as with a local sandbox. What is there stays.
     params = write_params(path, append=True, mode=mode)
-    transport.request("PUT", f"{at}/content", params=params, content=b"")
+    transport.request("PUT", f"{at}/content", params=params, content=b"", repeat=True)
     params = write_params(path, append=append, mode=mode)
 
-    def send(chunks: Iterator[bytes]) -> None:
-        transport.request(
-            "PUT", f"{at}/content", params=params, content=chunks, timeout_s=_CONTENT_S
-        )
+    def send(content: Callable[[], Iterator[bytes]]) -> None:
+        _put(transport, at, params, content)
 
     return _Upload(send)  # type: ignore[return-value]
+
+
+def _put(
+    transport: Transport, at: str, params: dict[str, Any], content: Callable[[], Iterator[bytes]]
+) -> None:
+    """Write a file of the sandbox; appending is not repeated."""
+    transport.request(
+        "PUT",
+        f"{at}/content",
+        params=params,
+        content=content,
+        timeout_s=CONTENT_S,
+        repeat=params["append"] is False,
+    )
 
 
 def upload(
@@ -97,13 +183,13 @@ def upload(
         return
     try:
         with open(local, "rb") as file:
-            params = write_params(
-                remote, append=False, mode=os.fstat(file.fileno()).st_mode & 0o777
-            )
-            chunks = _counted(iter(lambda: file.read(_CHUNK), b""), local, progress)
-            transport.request(
-                "PUT", f"{at}/content", params=params, content=chunks, timeout_s=_CONTENT_S
-            )
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+
+            def content() -> Iterator[bytes]:
+                file.seek(0)
+                return _counted(iter(lambda: file.read(_CHUNK), b""), local, progress)
+
+            _put(transport, at, write_params(remote, append=False, mode=mode), content)
     except OSError as exc:
         raise file_error(exc.errno or 5, local) from exc
 
@@ -135,9 +221,9 @@ def _upload_tree(
                 "PUT",
                 f"{at}/tree",
                 params={"path": remote},
-                content=_unless(chunks, problems, local),
+                content=lambda: _unless(chunks, problems, local),
                 headers={"content-type": "application/x-tar"},
-                timeout_s=_CONTENT_S,
+                timeout_s=CONTENT_S,
             )
     finally:
         thread.join()
@@ -156,12 +242,15 @@ def download(
     """Copy a file or tree out of the sandbox. No name in it is trusted."""
     info = FileInfo.from_json(transport.json("GET", f"{at}/stat", params={"path": remote}))
     if info.kind == DIRECTORY:
-        _download_tree(transport, at, remote, local, progress)
-        return
+        for attempt in range(_PATIENCE):
+            try:
+                return _download_tree(transport, at, remote, local, progress)
+            except ServerUnreachable:  # once more from the beginning: what is here is replaced
+                pause(pause_s(attempt, {}))
+        return _download_tree(transport, at, remote, local, progress)
     try:
         with open(local, "wb") as file:
-            for chunk in _counted(_content(transport, at, remote), remote, progress):
-                file.write(chunk)
+            _fetch(transport, at, remote, file, progress)
     except OSError as exc:
         raise file_error(exc.errno or 5, local) from exc
 
@@ -175,7 +264,7 @@ def _download_tree(
     def receive() -> None:
         try:
             with transport.stream(
-                "GET", f"{at}/tree", params={"path": remote}, timeout=_CONTENT_S
+                f"{at}/tree", params={"path": remote}, timeout=CONTENT_S
             ) as response:
                 for chunk in response.iter_raw(_CHUNK):
                     view = memoryview(chunk)

@@ -10,7 +10,8 @@ import socket
 import threading
 from contextlib import suppress
 
-from ..errors import ConnectError, InvalidRequest, RingfenceError
+from ..errors import ConnectError, InvalidRequest, LifecycleError, RingfenceError
+from ..model.state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def connect(transport: Transport, at: str, port: int) -> socket.socket:
 
     Raises:
         ConnectError: Nothing accepts connections there.
+        LifecycleError: The sandbox has ended, or is suspended.
     """
     ours, theirs = socket.socketpair()
     opened: list[BaseException | None] = []
@@ -48,22 +50,20 @@ def connect(transport: Transport, at: str, port: int) -> socket.socket:
     is_open.wait()
     if opened[0] is not None:
         ours.close()
-        raise refusal(opened[0], port)
+        raise refusal(transport, at, opened[0], port)
     return ours
 
 
-def refusal(exc: BaseException, port: int) -> BaseException:
-    """The error for a WebSocket that was not opened."""
+def refusal(transport: Transport, at: str, exc: BaseException, port: int) -> BaseException:
+    """The error for a WebSocket that was not opened: its answer says why, and cannot be read."""
     if isinstance(exc, RingfenceError):
         return exc
-    response = getattr(exc, "response", None)
-    if response is not None:
-        from .answers import error_of
-
-        with suppress(Exception):
-            response.read()
-            form = response.json()
-            return error_of(response.status_code, response.headers["content-type"], form)
+    try:
+        state = transport.json("GET", at)["state"]
+    except RingfenceError as problem:
+        return problem
+    if state in (State.TERMINATED, State.SUSPENDED):
+        return LifecycleError(f"the sandbox is {state}")
     return ConnectError(f"port {port}: {exc}")
 
 

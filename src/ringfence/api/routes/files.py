@@ -46,13 +46,19 @@ async def read(
     service: TheService,
     caller: TheCaller,
     range_: Annotated[str, Header(alias="range", max_length=100)] = "",
+    if_range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
-    """A file, whole or in part, as it is; whole where nobody knows how long it is, as in `/proc`."""
+    """A file, whole or in part, as it is; whole where nobody knows how long it is, as in `/proc`.
+
+    With its `ETag` in `If-Range`, a part is of that file as it was, or else the whole as it is.
+    """
     live = await service.need(sandbox_id, caller)
     file: BinaryIO = await _run(service, live, "open_read", path)
     size = 0
     try:
-        size = await _size(service, live, file, path)
+        size, tag = await _size(service, live, file, path)
+        if if_range and if_range != tag:
+            range_ = ""
         if not size:  # nothing, or as much as comes
             pieces = _pieces(service, live, file, 0, None)
             return StreamingResponse(pieces, media_type="application/octet-stream")
@@ -64,7 +70,7 @@ async def read(
     except BaseException:
         file.close()
         raise
-    headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
+    headers = {"content-length": str(end - start), "accept-ranges": "bytes", "etag": tag}
     if is_part:
         headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
     return StreamingResponse(
@@ -75,12 +81,13 @@ async def read(
     )
 
 
-async def _size(service: Service, live: Live, file: BinaryIO, path: str) -> int:
-    """How long it says it is; some backends have a pipe in place of the file."""
+async def _size(service: Service, live: Live, file: BinaryIO, path: str) -> tuple[int, str]:
+    """How long it says it is, and its entity tag; some backends have a pipe in place of the file."""
     if file.seekable():
-        return os.fstat(file.fileno()).st_size
+        info = os.fstat(file.fileno())
+        return info.st_size, f'"{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}"'
     found: FileInfo = await _run(service, live, "stat", path, follow=True)
-    return found.size_bytes
+    return found.size_bytes, f'"{found.size_bytes:x}-{found.mtime_s!r}"'
 
 
 async def _pieces(

@@ -42,7 +42,7 @@ async def change(
 @router.get("/log", response_model=forms.Page[Annotated[NetworkEvent, AsNoun()]])
 async def log(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """What was asked of the network, oldest first: the newest thousand decisions."""
-    live = await service.need(sandbox_id, caller)
+    live = await service.known(sandbox_id, caller)
     found = await service.lanes.call(live.sandbox.network_log, key=live.sandbox_id)
     return page([each.to_json() for each in found])
 
@@ -50,5 +50,5 @@ async def log(sandbox_id: forms.SandboxId, service: TheService, caller: TheCalle
 @router.get("/learned", response_model=Policy)
 async def learned(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """The smallest policy that allows what was reached so far."""
-    live = await service.need(sandbox_id, caller)
+    live = await service.known(sandbox_id, caller)
     return answer(await service.lanes.call(live.sandbox.learned_policy, key=live.sandbox_id))

@@ -214,7 +214,7 @@ async def protections(
     sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
 ) -> Response:
     """What protects the host from it, read back from the kernel."""
-    live = await service.need(sandbox_id, caller)
+    live = await service.known(sandbox_id, caller)
     found = await service.lanes.call(live.sandbox.protections, key=live.sandbox_id)
     return page([each.to_json() for each in found])
 

@@ -60,7 +60,7 @@ class AsyncClient:
         *,
         key: str | None = None,
         timeout_s: float = 60.0,
-        retries: int = 3,
+        retries: int = 7,
     ) -> None:
         self._transport = AsyncTransport(server, key, timeout_s, retries)
 
@@ -186,7 +186,7 @@ class AsyncClient:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; sandboxes restored from it are not touched."""
         at = f"/v1/snapshots/{segment(snapshot_id)}"
-        await self._transport.request("DELETE", at, once=True)
+        await self._transport.request("DELETE", at, repeat=False)
 
     # -- the execution service --------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class AsyncClient:
     async def kill_execution(self, execution_id: str) -> ExecutionResult:
         """End an execution; returns when its whole process tree is gone."""
         at = f"{_EXECUTIONS}/kill/{segment(execution_id)}"
-        return ExecutionResult.from_json(await self._transport.json("POST", at))
+        return ExecutionResult.from_json(await self._transport.json("POST", at, repeat=True))
 
     async def execution_info(self) -> ExecutionInfo:
         """Which tiers there are, the config, and the system-call policy."""
@@ -225,7 +225,9 @@ class AsyncClient:
 
     async def configure_executions(self, **changes: Any) -> ExecutionConfig:
         """Replace some keys of the config, such as `network_enabled`; for admins."""
-        answer = await self._transport.json("PATCH", f"{_EXECUTIONS}/config", body=changes)
+        answer = await self._transport.json(
+            "PATCH", f"{_EXECUTIONS}/config", body=changes, repeat=True
+        )
         return ExecutionConfig.from_json(answer)
 
     # -- the server -----------------------------------------------------------------------------
@@ -274,7 +276,7 @@ class AsyncClient:
 
     async def delete_key(self, key_id: str) -> None:
         """Let a key open nothing more, at once; for admins."""
-        await self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", once=True)
+        await self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", repeat=False)
 
     async def pool(self) -> dict[str, Any]:
         """What is kept warm, and how that goes."""
@@ -284,11 +286,13 @@ class AsyncClient:
     async def change_pool(self, **changes: Any) -> dict[str, Any]:
         """Keep other sandboxes warm from now on; for admins."""
         config = {**(await self.pool())["config"], **changes}
-        found: dict[str, Any] = await self._transport.json("PUT", "/v1/pools", body=config)
+        found: dict[str, Any] = await self._transport.json(
+            "PUT", "/v1/pools", body=config, repeat=True
+        )
         return found
 
     async def close(self) -> None:
-        """Close the connections; sandboxes live on. Idempotent."""
+        """Close the connections; sandboxes live on, and can still be asked. Idempotent."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import posixpath
 from contextlib import aclosing, asynccontextmanager
 
-from ...errors import FileError, FileNotFound, NotADirectory
+from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
 from ...model import checks
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
 from ...model.jsonform import loads
 from .. import copies
-from .pauses import blocking
+from .pauses import blocking, pause
 from .transport import AsyncTransport
 
 TYPE_CHECKING = False
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _PAGE = 10_000
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
-_CONTENT_S = 300.0  # without a byte, while the other end works
 
 
 class AsyncRemoteFiles:
@@ -37,20 +36,22 @@ class AsyncRemoteFiles:
     async def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or at most `max_bytes` of it from `offset` on."""
         checks.part_of_file(offset, max_bytes)
-        found, params = bytearray(), {"path": path}
-        headers = {"range": f"bytes={offset}-"} if offset else {}
         if offset and 0 < (await self.stat(path, follow=True)).size_bytes <= offset:
             return b""  # HTTP has no range for nothing
-        async with self._transport.stream(
-            "GET", f"{self._at}/content", params=params, headers=headers, timeout=_CONTENT_S
-        ) as response:
-            # Of a file that does not say how long it is, as in /proc, there are no parts.
-            start = offset if response.status_code == 200 else 0
-            async for chunk in response.aiter_raw():
-                found += chunk
-                if max_bytes is not None and len(found) >= start + max_bytes:
-                    break
-        return bytes(found[start:] if max_bytes is None else found[start : start + max_bytes])
+        found, reader = bytearray(), copies.FileReader(path, offset)
+        while not reader.is_over:
+            try:
+                async with self._transport.stream(f"{self._at}/content", **reader.request()) as got:
+                    if reader.begin(got.status_code, got.headers):
+                        found.clear()
+                    async for chunk in got.aiter_raw():
+                        found += reader.take(chunk)
+                        if max_bytes is not None and len(found) >= max_bytes:
+                            return bytes(found[:max_bytes])
+                    reader.is_over = True
+            except ServerUnreachable as exc:
+                await pause(reader.broken(exc))
+        return bytes(found)
 
     async def read_text(self, path: str) -> str:
         """The whole file as text, bad bytes replaced."""
@@ -82,7 +83,8 @@ class AsyncRemoteFiles:
             f"{self._at}/content",
             params=copies.write_params(path, append=append, mode=mode),
             content=content,
-            timeout_s=_CONTENT_S,
+            timeout_s=copies.CONTENT_S,
+            repeat=not append,  # the same content once more is the same file
         )
 
     async def open_read(self, path: str) -> BinaryIO:
@@ -128,13 +130,13 @@ class AsyncRemoteFiles:
     async def make_dir(self, path: str, *, parents: bool = True) -> None:
         """Create a directory, with its parents unless told otherwise."""
         body = {"path": path, "parents": parents}
-        await self._transport.json("POST", f"{self._at}/dirs", body=body)
+        await self._transport.json("POST", f"{self._at}/dirs", body=body, repeat=parents)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; a whole tree when `recursive`."""
         params = {"path": path, "recursive": recursive}
         # Not repeated when the answer is lost: the second answer would be that nothing is there.
-        await self._transport.request("DELETE", self._at, params=params, once=True)
+        await self._transport.request("DELETE", self._at, params=params, repeat=False)
 
     async def move(self, src: str, dst: str) -> None:
         """Rename, replacing a file at `dst`."""
@@ -200,7 +202,7 @@ class AsyncRemoteFiles:
 
     async def _watch(self, path: str, recursive: bool) -> AsyncGenerator[FileChange, None]:
         params = {"path": path, "recursive": recursive}
-        async with self._transport.stream("GET", f"{self._at}/watch", params=params) as response:
+        async with self._transport.stream(f"{self._at}/watch", params=params) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield FileChange.from_json(loads(line[5:]))

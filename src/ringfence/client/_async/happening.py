@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-_PATIENCE = 5  # connections in a row that bring nothing
+_PATIENCE = 3  # connections in a row that bring nothing
 
 
 class _Place:
@@ -49,7 +49,7 @@ async def follow(transport: AsyncTransport, since: int) -> AsyncGenerator[Event,
 async def _once(transport: AsyncTransport, place: _Place) -> AsyncGenerator[Event, None]:
     headers = {"last-event-id": place.last_id} if place.last_id else {}
     params = {"follow": True, "since": place.seq}
-    async with transport.stream("GET", "/v1/events", params=params, headers=headers) as response:
+    async with transport.stream("/v1/events", params=params, headers=headers) as response:
         new_id = kind = ""
         async for line in response.aiter_lines():
             name, _, value = line.partition(": ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, LifecycleError
 from ...model import checks
 from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
 from ...model.capabilities import Protection
@@ -175,7 +175,8 @@ class AsyncRemoteSandbox:
     @property
     def view(self) -> SandboxView:
         """All that the server says of it, now. It is asked while the caller waits."""
-        self._view = read_view(self._transport.blocking, self._at)
+        if self._view.state != "terminated":  # which stays so, whoever still knows of it
+            self._view = read_view(self._transport.blocking, self._at)
         return self._view
 
     @property
@@ -197,7 +198,7 @@ class AsyncRemoteSandbox:
     async def apply_network_policy(self, network: Network) -> None:
         """Change what the sandbox may reach, at once."""
         body = parse_network(network).to_json()
-        await self._transport.json("PUT", f"{self._at}/network", body=body)
+        await self._transport.json("PUT", f"{self._at}/network", body=body, repeat=True)
 
     async def network_log(self) -> list[NetworkEvent]:
         """What was asked of the network so far, oldest first; bounded."""
@@ -219,21 +220,24 @@ class AsyncRemoteSandbox:
     ) -> RemoteExposure:
         """An address of this machine that leads to a server inside; see `Sandbox.expose`."""
         checks.integer(port, "port", 1, 65535)
+        if (await self._transport.json("GET", self._at))["state"] == "terminated":
+            raise LifecycleError("expose: the sandbox is terminated")
         made = RemoteExposure(self._transport.blocking, self._at, port, host, host_port, unix)
         self._exposures.append(made)
         return made
 
     async def suspend(self) -> None:
         """Freeze every process; idempotent."""
-        await self._transport.json("POST", f"{self._at}/suspend")
+        await self._transport.json("POST", f"{self._at}/suspend", repeat=True)
 
     async def resume(self) -> None:
         """Let them go on; idempotent."""
-        await self._transport.json("POST", f"{self._at}/resume")
+        await self._transport.json("POST", f"{self._at}/resume", repeat=True)
 
     async def extend(self, ttl_s: float) -> SandboxView:
         """Let it end `ttl_s` seconds from now, whenever it was to end before."""
-        answer = await self._transport.json("POST", f"{self._at}/extend", body={"ttl_s": ttl_s})
+        body = {"ttl_s": ttl_s}
+        answer = await self._transport.json("POST", f"{self._at}/extend", body=body, repeat=True)
         self._view = SandboxView.from_json(answer)
         return self._view
 
@@ -276,7 +280,8 @@ class AsyncRemoteSandbox:
         """End it. Legal in every state, idempotent."""
         while self._exposures:
             self._exposures.pop().close()
-        await self._transport.json("DELETE", self._at)
+        if self._view.state != "terminated":
+            self._view = SandboxView.from_json(await self._transport.json("DELETE", self._at))
         await self._let_go()
 
     async def _let_go(self) -> None:

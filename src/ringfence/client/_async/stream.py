@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-_PATIENCE = 5  # connections in a row that bring nothing
+_PATIENCE = 3  # connections in a row that bring nothing
 _FOR_EVER = None
 
 
@@ -88,7 +88,6 @@ class AsyncRemoteStream:
     async def _once(self, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         params = {"stream": self._name, "offset": self.offset, "follow": True}
         async with self._transport.stream(
-            "GET",
             self._at,
             params=params,
             headers={"accept": "application/octet-stream"},

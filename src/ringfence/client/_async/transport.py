@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -9,18 +10,19 @@ import httpx2
 
 from ...errors import ServerUnreachable, TimeoutExceeded
 from ..address import Address, key_of
-from ..answers import BUSY, KEEP_ALIVE, error_of, pause_s, user_agent
+from ..answers import BUSY, KEEP_ALIVE, error_of, object_of, pause_s, user_agent
 from ..asked import as_json, with_query
 from .pauses import let_go, pause, twin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from typing import Any
 
     from .._sync.transport import Transport  # of the other kind
 
 _MOST_CONNECTIONS = 256
+_UNHEARD = 3
 # What a request that was not begun cannot have changed anything.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -30,7 +32,8 @@ class AsyncTransport:
 
     Args:
         timeout_s: Without a byte from the server. Waiting for a command is not bounded by it.
-        retries: How often a request that is safe to repeat is repeated.
+        retries: How often a request that is safe to repeat is repeated. Of a server that has not answered
+            yet, three times at most: it may not be there at all.
     """
 
     def __init__(self, server: str | None, key: str | None, timeout_s: float, retries: int) -> None:
@@ -38,7 +41,31 @@ class AsyncTransport:
         self.arguments = (server, key, timeout_s, retries)
         self.timeout_s, self._retries = timeout_s, retries
         self._blocking: Transport | None = None
-        self._client = self._make_client()
+        self._lock, self._users = threading.Lock(), 0
+        self._client: httpx2.AsyncClient | None = None
+        self._has_answered = self._is_released = False
+
+    def _take(self) -> httpx2.AsyncClient:
+        """The connections; to be given back."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._make_client()
+            self._users += 1
+            return self._client
+
+    async def _give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            unused = self._unused()
+        if unused is not None:
+            await unused.aclose()
+
+    def _unused(self) -> httpx2.AsyncClient | None:
+        """What is to be closed now. `_lock` is held."""
+        if self._users or not self._is_released:
+            return None
+        unused, self._client = self._client, None
+        return unused
 
     def _make_client(self) -> httpx2.AsyncClient:
         headers = {"user-agent": user_agent(), "accept": "*/*"}
@@ -69,12 +96,14 @@ class AsyncTransport:
         params: Mapping[str, Any] | None = None,
         key: str = "",
         timeout_s: float | None = None,
+        repeat: bool | None = None,
     ) -> Any:
-        """The JSON that a request is answered with; None for an empty answer.
+        """The JSON object that a request is answered with; None for an empty answer.
 
         Args:
             key: Sent as `Idempotency-Key`, which makes a POST safe to repeat.
             timeout_s: Instead of the transport's.
+            repeat: See `request`.
         """
         headers = {"idempotency-key": key} if key else {}
         content = None
@@ -82,9 +111,15 @@ class AsyncTransport:
             headers["content-type"] = "application/json"
             content = as_json(body)
         response = await self.request(
-            method, path, content=content, params=params, headers=headers, timeout_s=timeout_s
+            method,
+            path,
+            content=content,
+            params=params,
+            headers=headers,
+            timeout_s=timeout_s,
+            repeat=repeat,
         )
-        return response.json() if response.content else None
+        return object_of(response.content) if response.content else None
 
     async def request(
         self,
@@ -94,56 +129,92 @@ class AsyncTransport:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-        once: bool = False,
-        **body: Any,
+        repeat: bool | None = None,
+        content: bytes | Callable[[], Iterable[bytes]] | None = None,
     ) -> httpx2.Response:
         """A response below 400, whole.
 
         Args:
-            once: Not to be repeated when the answer was lost.
+            repeat: Whether a lost answer is asked for again; None for what reads, what deletes, and
+                what has a key.
+            content: A function is called anew for each repetition.
 
         Raises:
             RingfenceError: What the server says, in the class that was raised there.
             ServerUnreachable: There is none, or it went away.
         """
-        has_key = "idempotency-key" in (headers or {})
-        safe = not once and (method in ("GET", "HEAD", "DELETE") or has_key)
-        url, attempt = with_query(path, params), 0
+        if repeat is None:
+            repeat = method in ("GET", "DELETE") or "idempotency-key" in (headers or {})
+        more: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        client = self._take()
+        try:
+            url = with_query(path, params)
+            return await self._ask(
+                client, repeat, method, url, content, headers=headers, stream=False, **more
+            )
+        finally:
+            await self._give_back()
+
+    async def _ask(
+        self,
+        client: httpx2.AsyncClient,
+        repeat: bool,
+        method: str,
+        url: str,
+        content: bytes | Callable[[], Iterable[bytes]] | None = None,
+        *,
+        stream: bool,
+        **more: Any,
+    ) -> httpx2.Response:
+        attempt = 0
         while True:
-            last = attempt >= self._retries
+            body: Any = content() if callable(content) else content
+            request = client.build_request(method, url, content=body, **more)
             try:
-                response = await self._client.request(
-                    method,
-                    url,
-                    headers=headers,
-                    timeout=self._client.timeout if timeout_s is None else timeout_s,
-                    **body,
-                )
-            except httpx2.TransportError as exc:
-                if last or not (safe or isinstance(exc, _NOT_SENT)):
-                    raise self._lost(exc) from exc
-                await pause(pause_s(attempt, {}))
-            else:
+                response = await client.send(request, stream=stream)
+                self._has_answered = True
                 if response.status_code < 400:
                     return response
-                if last or not safe or response.status_code not in BUSY:
+                await response.aread()
+                await response.aclose()
+            except httpx2.RequestError as exc:
+                may = isinstance(exc, _NOT_SENT) or (
+                    repeat and not isinstance(exc, httpx2.TimeoutException)
+                )
+                if not may or attempt >= self._most():
+                    raise self._lost(exc) from exc
+                wait_s = pause_s(attempt, {})
+            else:
+                if not repeat or response.status_code not in BUSY or attempt >= self._most():
                     raise _error(response)
-                await pause(pause_s(attempt, response.headers))
+                wait_s = pause_s(attempt, response.headers)
+            await pause(wait_s)
             attempt += 1
+
+    def _most(self) -> int:
+        """How often to ask again: a server that has answered before may be just restarting."""
+        return self._retries if self._has_answered else min(self._retries, _UNHEARD)
 
     @asynccontextmanager
     async def stream(
-        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **more: Any
+        self, path: str, *, params: Mapping[str, Any] | None = None, **more: Any
     ) -> AsyncIterator[httpx2.Response]:
-        """A response below 400 whose content is still to be read. Never repeated."""
+        """A response to GET, below 400, whose content is still to be read.
+
+        Until it begins it is repeated; where it breaks off, its reader knows where to go on.
+        """
+        client = self._take()
         try:
-            async with self._client.stream(method, with_query(path, params), **more) as response:
-                if response.status_code >= 400:
-                    await response.aread()
-                    raise _error(response)
+            url = with_query(path, params)
+            response = await self._ask(client, True, "GET", url, stream=True, **more)
+            try:
                 yield response
-        except httpx2.TransportError as exc:
+            finally:
+                await response.aclose()
+        except httpx2.RequestError as exc:
             raise self._lost(exc) from exc
+        finally:
+            await self._give_back()
 
     @property
     def blocking(self) -> Transport:
@@ -152,12 +223,26 @@ class AsyncTransport:
             self._blocking = twin(self)
         return self._blocking
 
-    def websocket(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
-        """A WebSocket, as a context manager."""
-        url = f"ws{self.address.url.removeprefix('http')}{with_query(path, params)}"
-        return self._client.websocket(url, timeout=self.timeout_s)
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, params: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Any]:
+        """A WebSocket.
 
-    def _lost(self, exc: httpx2.TransportError) -> Exception:
+        Raises:
+            ServerUnreachable: There is no server.
+        """
+        url = f"ws{self.address.url.removeprefix('http')}{with_query(path, params)}"
+        client = self._take()
+        try:
+            async with client.websocket(url, timeout=self.timeout_s) as channel:
+                yield channel
+        except httpx2.TransportError as exc:
+            raise self._lost(exc) from exc
+        finally:
+            await self._give_back()
+
+    def _lost(self, exc: httpx2.RequestError) -> Exception:
         where = self.address.shown
         if isinstance(exc, httpx2.TimeoutException):
             return TimeoutExceeded(f"{where} did not answer in time")
@@ -167,10 +252,17 @@ class AsyncTransport:
         return ServerUnreachable(f"{where}: {str(exc) or type(exc).__name__}", hint=hint)
 
     async def close(self) -> None:
-        """Close the connections; idempotent."""
+        """Close the connections as soon as no request uses them; idempotent.
+
+        What is asked for later has a connection for itself: whatever outlives this can still be read.
+        """
         if self._blocking is not None:
             let_go(self, self._blocking)
-        await self._client.aclose()
+        with self._lock:
+            self._is_released = True
+            unused = self._unused()
+        if unused is not None:
+            await unused.aclose()
 
 
 def _error(response: httpx2.Response) -> Exception:

@@ -61,7 +61,7 @@ class Client:
         *,
         key: str | None = None,
         timeout_s: float = 60.0,
-        retries: int = 3,
+        retries: int = 7,
     ) -> None:
         self._transport = Transport(server, key, timeout_s, retries)
 
@@ -183,7 +183,7 @@ class Client:
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; sandboxes restored from it are not touched."""
         at = f"/v1/snapshots/{segment(snapshot_id)}"
-        self._transport.request("DELETE", at, once=True)
+        self._transport.request("DELETE", at, repeat=False)
 
     # -- the execution service --------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Client:
     def kill_execution(self, execution_id: str) -> ExecutionResult:
         """End an execution; returns when its whole process tree is gone."""
         at = f"{_EXECUTIONS}/kill/{segment(execution_id)}"
-        return ExecutionResult.from_json(self._transport.json("POST", at))
+        return ExecutionResult.from_json(self._transport.json("POST", at, repeat=True))
 
     def execution_info(self) -> ExecutionInfo:
         """Which tiers there are, the config, and the system-call policy."""
@@ -222,7 +222,7 @@ class Client:
 
     def configure_executions(self, **changes: Any) -> ExecutionConfig:
         """Replace some keys of the config, such as `network_enabled`; for admins."""
-        answer = self._transport.json("PATCH", f"{_EXECUTIONS}/config", body=changes)
+        answer = self._transport.json("PATCH", f"{_EXECUTIONS}/config", body=changes, repeat=True)
         return ExecutionConfig.from_json(answer)
 
     # -- the server -----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Client:
 
     def delete_key(self, key_id: str) -> None:
         """Let a key open nothing more, at once; for admins."""
-        self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", once=True)
+        self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", repeat=False)
 
     def pool(self) -> dict[str, Any]:
         """What is kept warm, and how that goes."""
@@ -281,11 +281,11 @@ class Client:
     def change_pool(self, **changes: Any) -> dict[str, Any]:
         """Keep other sandboxes warm from now on; for admins."""
         config = {**(self.pool())["config"], **changes}
-        found: dict[str, Any] = self._transport.json("PUT", "/v1/pools", body=config)
+        found: dict[str, Any] = self._transport.json("PUT", "/v1/pools", body=config, repeat=True)
         return found
 
     def close(self) -> None:
-        """Close the connections; sandboxes live on. Idempotent."""
+        """Close the connections; sandboxes live on, and can still be asked. Idempotent."""
         self._transport.close()
 
     def __enter__(self) -> Self:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import posixpath
 from contextlib import closing, contextmanager
 
-from ...errors import FileError, FileNotFound, NotADirectory
+from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
 from ...model import checks
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
 from ...model.jsonform import loads
 from .. import copies
-from .pauses import blocking
+from .pauses import blocking, pause
 from .transport import Transport
 
 TYPE_CHECKING = False
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _PAGE = 10_000
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
-_CONTENT_S = 300.0  # without a byte, while the other end works
 
 
 class RemoteFiles:
@@ -38,20 +37,22 @@ class RemoteFiles:
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or at most `max_bytes` of it from `offset` on."""
         checks.part_of_file(offset, max_bytes)
-        found, params = bytearray(), {"path": path}
-        headers = {"range": f"bytes={offset}-"} if offset else {}
         if offset and 0 < (self.stat(path, follow=True)).size_bytes <= offset:
             return b""  # HTTP has no range for nothing
-        with self._transport.stream(
-            "GET", f"{self._at}/content", params=params, headers=headers, timeout=_CONTENT_S
-        ) as response:
-            # Of a file that does not say how long it is, as in /proc, there are no parts.
-            start = offset if response.status_code == 200 else 0
-            for chunk in response.iter_raw():
-                found += chunk
-                if max_bytes is not None and len(found) >= start + max_bytes:
-                    break
-        return bytes(found[start:] if max_bytes is None else found[start : start + max_bytes])
+        found, reader = bytearray(), copies.FileReader(path, offset)
+        while not reader.is_over:
+            try:
+                with self._transport.stream(f"{self._at}/content", **reader.request()) as got:
+                    if reader.begin(got.status_code, got.headers):
+                        found.clear()
+                    for chunk in got.iter_raw():
+                        found += reader.take(chunk)
+                        if max_bytes is not None and len(found) >= max_bytes:
+                            return bytes(found[:max_bytes])
+                    reader.is_over = True
+            except ServerUnreachable as exc:
+                pause(reader.broken(exc))
+        return bytes(found)
 
     def read_text(self, path: str) -> str:
         """The whole file as text, bad bytes replaced."""
@@ -83,7 +84,8 @@ class RemoteFiles:
             f"{self._at}/content",
             params=copies.write_params(path, append=append, mode=mode),
             content=content,
-            timeout_s=_CONTENT_S,
+            timeout_s=copies.CONTENT_S,
+            repeat=not append,  # the same content once more is the same file
         )
 
     def open_read(self, path: str) -> BinaryIO:
@@ -129,13 +131,13 @@ class RemoteFiles:
     def make_dir(self, path: str, *, parents: bool = True) -> None:
         """Create a directory, with its parents unless told otherwise."""
         body = {"path": path, "parents": parents}
-        self._transport.json("POST", f"{self._at}/dirs", body=body)
+        self._transport.json("POST", f"{self._at}/dirs", body=body, repeat=parents)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; a whole tree when `recursive`."""
         params = {"path": path, "recursive": recursive}
         # Not repeated when the answer is lost: the second answer would be that nothing is there.
-        self._transport.request("DELETE", self._at, params=params, once=True)
+        self._transport.request("DELETE", self._at, params=params, repeat=False)
 
     def move(self, src: str, dst: str) -> None:
         """Rename, replacing a file at `dst`."""
@@ -199,7 +201,7 @@ class RemoteFiles:
 
     def _watch(self, path: str, recursive: bool) -> Generator[FileChange, None, None]:
         params = {"path": path, "recursive": recursive}
-        with self._transport.stream("GET", f"{self._at}/watch", params=params) as response:
+        with self._transport.stream(f"{self._at}/watch", params=params) as response:
             for line in response.iter_lines():
                 if line.startswith("data:"):
                     yield FileChange.from_json(loads(line[5:]))

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_PATIENCE = 5  # connections in a row that bring nothing
+_PATIENCE = 3  # connections in a row that bring nothing
 
 
 class _Place:
@@ -50,7 +50,7 @@ def follow(transport: Transport, since: int) -> Generator[Event, None, None]:
 def _once(transport: Transport, place: _Place) -> Generator[Event, None, None]:
     headers = {"last-event-id": place.last_id} if place.last_id else {}
     params = {"follow": True, "since": place.seq}
-    with transport.stream("GET", "/v1/events", params=params, headers=headers) as response:
+    with transport.stream("/v1/events", params=params, headers=headers) as response:
         new_id = kind = ""
         for line in response.iter_lines():
             name, _, value = line.partition(": ")

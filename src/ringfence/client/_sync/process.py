@@ -11,7 +11,7 @@ from contextlib import closing
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
 from ...model.exec_view import ExecView
 from ...model.jsonform import bytes_from_json
-from ..answers import pause_s
+from ..answers import object_of, pause_s
 from ..watching import watch
 from .pauses import pause, to_the_end
 from .stream import RemoteStream
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _WAIT_S = 25.0  # each request; then the next one waits on
 _SPARE_S = 30.0  # beyond what a request was asked to wait
 _HEARTBEAT_S = 10.0
-_PATIENCE = 5  # connections in a row that bring nothing
+_PATIENCE = 3  # connections in a row that bring nothing
 _PIECE = 1 << 20
 _DYING_S = 5.0
 
@@ -82,12 +82,12 @@ class RemoteProcess:
 
     def kill(self) -> None:
         """Kill it and everything that it started."""
-        self._transport.json("POST", f"{self._at}/kill")
+        self._transport.json("POST", f"{self._at}/kill", repeat=True)
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
         body = {"rows": rows, "cols": cols}
-        self._transport.json("POST", f"{self._at}/resize", body=body)
+        self._transport.json("POST", f"{self._at}/resize", body=body, repeat=True)
 
     def call_back(self, on_stdout: Callback, on_stderr: Callback) -> None:
         """Have each piece of output given to them as it comes, in background threads."""
@@ -154,7 +154,6 @@ class RemoteProcess:
         params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         with self._transport.stream(
-            "GET",
             f"{self._at}/output",
             params=params,
             headers=headers,
@@ -221,7 +220,7 @@ class RemoteStdin:
             headers=headers,
             timeout_s=_WAIT_S + _SPARE_S,
         )
-        reached = int(response.json()["offset"])
+        reached = int(object_of(response.content)["offset"])
         self._reached, self._offset = reached - self._offset, reached
 
     def close(self) -> None:

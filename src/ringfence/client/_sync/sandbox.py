@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, LifecycleError
 from ...model import checks
 from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
 from ...model.capabilities import Protection
@@ -176,7 +176,8 @@ class RemoteSandbox:
     @property
     def view(self) -> SandboxView:
         """All that the server says of it, now. It is asked while the caller waits."""
-        self._view = read_view(self._transport.blocking, self._at)
+        if self._view.state != "terminated":  # which stays so, whoever still knows of it
+            self._view = read_view(self._transport.blocking, self._at)
         return self._view
 
     @property
@@ -198,7 +199,7 @@ class RemoteSandbox:
     def apply_network_policy(self, network: Network) -> None:
         """Change what the sandbox may reach, at once."""
         body = parse_network(network).to_json()
-        self._transport.json("PUT", f"{self._at}/network", body=body)
+        self._transport.json("PUT", f"{self._at}/network", body=body, repeat=True)
 
     def network_log(self) -> list[NetworkEvent]:
         """What was asked of the network so far, oldest first; bounded."""
@@ -220,21 +221,24 @@ class RemoteSandbox:
     ) -> RemoteExposure:
         """An address of this machine that leads to a server inside; see `Sandbox.expose`."""
         checks.integer(port, "port", 1, 65535)
+        if (self._transport.json("GET", self._at))["state"] == "terminated":
+            raise LifecycleError("expose: the sandbox is terminated")
         made = RemoteExposure(self._transport.blocking, self._at, port, host, host_port, unix)
         self._exposures.append(made)
         return made
 
     def suspend(self) -> None:
         """Freeze every process; idempotent."""
-        self._transport.json("POST", f"{self._at}/suspend")
+        self._transport.json("POST", f"{self._at}/suspend", repeat=True)
 
     def resume(self) -> None:
         """Let them go on; idempotent."""
-        self._transport.json("POST", f"{self._at}/resume")
+        self._transport.json("POST", f"{self._at}/resume", repeat=True)
 
     def extend(self, ttl_s: float) -> SandboxView:
         """Let it end `ttl_s` seconds from now, whenever it was to end before."""
-        answer = self._transport.json("POST", f"{self._at}/extend", body={"ttl_s": ttl_s})
+        body = {"ttl_s": ttl_s}
+        answer = self._transport.json("POST", f"{self._at}/extend", body=body, repeat=True)
         self._view = SandboxView.from_json(answer)
         return self._view
 
@@ -275,7 +279,8 @@ class RemoteSandbox:
         """End it. Legal in every state, idempotent."""
         while self._exposures:
             self._exposures.pop().close()
-        self._transport.json("DELETE", self._at)
+        if self._view.state != "terminated":
+            self._view = SandboxView.from_json(self._transport.json("DELETE", self._at))
         self._let_go()
 
     def _let_go(self) -> None:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-_PATIENCE = 5  # connections in a row that bring nothing
+_PATIENCE = 3  # connections in a row that bring nothing
 _FOR_EVER = None
 
 
@@ -89,7 +89,6 @@ class RemoteStream:
     def _once(self, timeout_s: float | None) -> Generator[bytes, None, None]:
         params = {"stream": self._name, "offset": self.offset, "follow": True}
         with self._transport.stream(
-            "GET",
             self._at,
             params=params,
             headers={"accept": "application/octet-stream"},
