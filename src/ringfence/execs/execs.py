@@ -160,6 +160,7 @@ class Execs:
             run.prepare()
             begun = live.watched.start(request, label=run.id)
         except BaseException:
+            run.discard()
             with suppress(RingfenceError):
                 self._records.remove(run.id)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import Future
@@ -62,6 +63,13 @@ class Run:
         """
         if self._given is not None:
             self._given.open()
+
+    def discard(self) -> None:
+        """Remove what `prepare` made: the exec did not begin."""
+        if self._given is not None:
+            self._given.close()
+        self.spool.close()
+        shutil.rmtree(self.spool.directory, ignore_errors=True)
 
     def attend(self, pump: SpooledPump) -> None:
         """It has begun, and this is what moves its bytes."""

@@ -1,0 +1,192 @@
+"""Whatever fails on the way to a sandbox, all that was taken for it is given back: each step fails once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.sessions.timing import FakeClock
+
+from ringfence.backends.fake import FakeBackend
+from ringfence.backends.fake.sandbox import FakeSandbox
+from ringfence.backends.fake.warm import FakeWarm
+from ringfence.errors import IoError, SandboxLost, Unsupported
+from ringfence.model.acquire import AcquireOptions, RequiredCapabilities
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
+
+MOST = 3
+ERRORS = (
+    IoError("the disk is full"),
+    Unsupported("not here"),
+    SandboxLost("gone"),
+    ValueError("x"),
+)
+FRESH = AcquireOptions(key="k", use_pool=False, required=RequiredCapabilities(write_access=True))
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+def manager(backend: FakeBackend) -> Iterator[SessionManager]:
+    pool = PoolConfig(min_warm=1, max_warm=MOST)
+    config = ManagerConfig(
+        max_sandboxes=MOST, max_waiting=0, wait_s=0.0, max_of_client=1, pool=pool
+    )
+    with SessionManager(config, backends=[backend], background=False, clock=FakeClock()) as made:
+        yield made
+
+
+def held(manager: SessionManager, backend: FakeBackend) -> dict[str, int]:
+    """Everything that is taken while there is a sandbox, counted."""
+    book, store = manager.book, manager.store
+    return {
+        "slots": manager.slots.taken,
+        "callers that wait": manager.slots.waiting,
+        "sandboxes": len(backend._sandboxes),
+        "warm ones": len(backend._warm),
+        "unended records": len(store.unended_sandboxes()),
+        "sessions": len(store.sessions(states=("active", "detached", "suspended"))),
+        "entries": len(book._sessions) + len(book._sandboxes) + len(book._keys),
+        "shares": book._of_client.total() + len(book._making),
+        "turns": len(manager.keys._turns),
+        "undying": len(manager.maker.undying),
+        "on the shelf": manager.pool.size,
+        "being built": manager.pool._building.total(),
+        "snapshots": len(backend._snapshots),
+        "records of snapshots": len(store.snapshots()),
+        "threads": threading.active_count(),
+    }
+
+
+class Way:
+    """One thing that a manager does: what must be there first, and the steps that can fail."""
+
+    def prepare(self, manager: SessionManager) -> None:
+        """Nothing is needed."""
+
+    def act(self, manager: SessionManager) -> None:
+        raise NotImplementedError
+
+
+class Create(Way):
+    steps = (
+        ("store", "add_sandbox"),
+        ("fake", "provision"),
+        ("store", "change_sandbox"),
+        ("store", "add_session"),
+        ("book", "enter"),
+        ("manager", "capabilities"),
+    )
+
+    def act(self, manager: SessionManager) -> None:
+        manager.acquire(options=FRESH, client_id="ann")
+
+
+class Restore(Way):
+    steps = (("store", "snapshot"), ("fake", "restore"), ("store", "add_session"))
+    snapshot = ""
+
+    def prepare(self, manager: SessionManager) -> None:
+        with manager.acquire(client_id="ann") as lease:
+            self.snapshot = manager.snapshot(lease.id).id
+
+    def act(self, manager: SessionManager) -> None:
+        manager.acquire(options=AcquireOptions(snapshot_id=self.snapshot), client_id="ann")
+
+
+class Claim(Way):
+    steps = (
+        ("warm", "fits"),
+        ("warm", "claim"),
+        ("fake", "provision"),
+        ("store", "add_session"),
+        ("book", "enter"),
+    )
+
+    def prepare(self, manager: SessionManager) -> None:
+        manager.fill_pool()
+
+    def act(self, manager: SessionManager) -> None:
+        try:
+            manager.acquire(client_id="ann")
+        finally:
+            manager.clock.pass_by(100.0)  # type: ignore[attr-defined]
+            manager.fill_pool()  # one that was claimed in vain is gone, and another is there
+
+
+class BuildAhead(Way):
+    steps = (("store", "add_sandbox"), ("fake", "prewarm"), ("clock", "wall"))
+
+    def act(self, manager: SessionManager) -> None:
+        manager.clock.pass_by(100.0)  # type: ignore[attr-defined]
+        manager.fill_pool()
+
+
+class TakeSnapshot(Way):
+    steps = (("sandbox", "snapshot"), ("store", "add_snapshot"))
+
+    def prepare(self, manager: SessionManager) -> None:
+        self.session = manager.acquire(client_id="ann").id
+
+    def act(self, manager: SessionManager) -> None:
+        manager.snapshot(self.session)
+
+
+def fail_once(
+    manager: SessionManager, step: tuple[str, str], error: Exception, patch: pytest.MonkeyPatch
+) -> list[str]:
+    """Have one step fail the first time that it is taken; the list says whether it was."""
+    where, method = step
+    others = {"manager": manager, "fake": manager.maker.backends["fake"]}
+    others |= {"warm": FakeWarm, "sandbox": FakeSandbox}  # type: ignore[dict-item]
+    target: Any = others.get(where) or getattr(manager, where)
+    original, taken = getattr(target, method), []
+
+    def once(*args: Any, **options: Any) -> Any:
+        if not taken:
+            taken.append(method)
+            raise error
+        return original(*args, **options)
+
+    patch.setattr(target, method, once)
+    return taken
+
+
+WAYS: tuple[type[Any], ...] = (Create, Restore, Claim, BuildAhead, TakeSnapshot)
+STEPS = [(way, step) for way in WAYS for step in way.steps]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("way", "step"), STEPS, ids=[f"{way.__name__}-{'.'.join(step)}" for way, step in STEPS]
+)
+def test_what_was_taken_is_given_back(
+    manager: SessionManager,
+    backend: FakeBackend,
+    way: type[Any],
+    step: tuple[str, str],
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doing = way()
+    doing.prepare(manager)
+    before = held(manager, backend)
+
+    taken = fail_once(manager, step, error, monkeypatch)
+    try:
+        doing.act(manager)
+    except type(error):
+        pass
+    else:
+        for session in manager.list():  # it was made otherwise
+            manager.release(session.session_id)
+    assert taken
+    assert before == held(manager, backend)
+
+    doing.act(manager)  # and so it can be done again
