@@ -112,3 +112,36 @@ def test_two_ways_of_embedding_at_once(address: IPv4Address) -> None:
 def test_zones_mean_nothing_elsewhere() -> None:
     with pytest.raises(ValueError):
         addresses.plain(IPv6Address("fe80::1%lo"))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("::a00:1", ["10.0.0.1"]),
+        ("::1:0a00:0001", []),
+        ("64:ff9b::a00:1", ["10.0.0.1"]),
+        ("64:ff9b::1:a00:1", []),
+        ("64:ff9c::a00:1", []),
+        ("2600::5efe:a00:1", ["10.0.0.1"]),
+        ("2600::200:5efe:a00:1", ["10.0.0.1"]),
+        ("2600::100:5efe:a00:1", []),
+        ("2600::5eff:a00:1", []),
+        ("2002:a00:1::", ["10.0.0.1"]),
+        ("2002:a00:1:ffff::7", ["10.0.0.1"]),
+        ("2003:a00:1::", []),
+        ("2001:0:a00:1:0:0:f5ff:fffe", ["10.0.0.1", "10.0.0.1"]),
+        ("2001:0:5db8:d822:0:0:f5ff:fffe", ["93.184.216.34", "10.0.0.1"]),
+        ("2001:1:a00:1:0:0:f5ff:fffe", []),
+        ("10.0.0.1", []),
+    ],
+)
+def test_what_is_inside_an_address(text: str, inside: list[str]) -> None:
+    """Each form beside its neighbours, which differ in one bit of the prefix."""
+    assert inside == [str(each) for each in addresses.embedded(ip_address(text))]
+
+
+def test_what_a_tunnels_server_is_in_is_not_named_by_its_network() -> None:
+    """Special by itself and by what it embeds: only its own address names it."""
+    teredo = ip_address("2001:0:a00:1::1")
+    assert not addresses.names_special(ip_network("2001::/32"), teredo)
+    assert addresses.names_special(ip_network("2001:0:a00:1::1/128"), teredo)

@@ -108,6 +108,20 @@ def test_an_unknown_machine_is_refused() -> None:
 
 def test_this_machine_is_the_default() -> None:
     assert load_filter(tag_key=KEY) == load_filter(tag_key=KEY, machine=os.uname().machine)
+    assert filters.load_egress_filter() == filters.load_egress_filter(os.uname().machine) != b""
+    assert filters.load_view_filter() == filters.load_view_filter(os.uname().machine) != b""
+
+
+def test_every_other_process_has_a_program_of_its_own_for_every_machine() -> None:
+    """A machine without one gets an empty program."""
+    programs = [
+        load(machine)
+        for machine in ("x86_64", "aarch64")
+        for load in (filters.load_egress_filter, filters.load_view_filter)
+    ]
+
+    assert 4 == len({*programs, b""} - {b""})
+    assert b"" == filters.load_egress_filter("riscv64") == filters.load_view_filter("riscv64")
 
 
 def test_loading_imports_nothing() -> None:
