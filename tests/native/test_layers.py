@@ -236,6 +236,7 @@ def test_a_hardened_sandbox_has_every_layer(sandbox: Sandbox) -> None:
     assert "1" == python(sandbox, "print(libc.prctl(39, 0, 0, 0, 0))")
     assert str(SECUREBITS_LOCKED) == python(sandbox, "print(libc.prctl(27, 0, 0, 0, 0))")
     assert "2" == python(sandbox, "print(libc.prctl(21, 0, 0, 0, 0))")  # PR_GET_SECCOMP
+    assert "0o22" == python(sandbox, "print(oct(os.umask(0)))")
 
 
 @pytest.mark.parametrize("link", ["/etc/hostname", "../etc/hostname", "deep/../../etc/hostname"])

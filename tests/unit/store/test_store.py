@@ -195,14 +195,27 @@ def test_a_forked_child_cannot_use_it(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o770, 0o720, 0o702, 0o1777])
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """Be it one bit of the group, or one of all the others."""
     (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
+    (tmp_path / "state").chmod(mode)
 
     with pytest.raises(IoError) as refusal:
         StateDirectory(str(tmp_path / "state"))
 
     assert "others" in str(refusal.value)
+    assert [] == os.listdir(tmp_path / "state")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o700])
+def test_a_directory_that_others_may_only_read_is_narrowed(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(mode)
+
+    Store(str(tmp_path / "state")).close()
+
+    assert 0o700 == (tmp_path / "state").stat().st_mode & 0o777
 
 
 def test_a_new_directory_is_private(tmp_path: Path) -> None:
