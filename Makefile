@@ -1,7 +1,7 @@
 # `make demo` shows the main job; `make test` is the whole suite; `make check` is what a change must pass.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test suites check lint bench lock clean
+.PHONY: help demo test suites check lint bench mutate lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,10 +23,13 @@ lint: ## ruff, mypy and the layers
 bench: ## create, exec and run, measured beside the peers installed here
 	@. tools/env.sh && make_venv && .venv/bin/ringfence bench --peers $(ARGS)
 
-lock: ## lock the development tools anew, with hashes and no registry address
-	@. tools/env.sh && add_dev_tools && find_uv && \
+mutate: ## faults put into PATHS="policy egress/dns.py", and which of them tests notice; ARGS="--most 60 --seed 1"
+	@tools/mutate.sh $(ARGS) $(PATHS)
+
+lock: ## lock the tools for development and for `make mutate` anew, with hashes and no registry address
+	@. tools/env.sh && add_dev_tools && find_uv && for name in requirements-dev tools/suites/mutate; do \
 	  "$$uv" pip compile -q --no-config --universal --python-version 3.11 --upgrade --generate-hashes \
-	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements-dev.in -o requirements-dev.lock
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$$name.in" -o "$$name.lock" || exit 1; done
 
 clean: ## remove everything made here
 	@rm -rf .venv build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

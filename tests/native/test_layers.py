@@ -19,7 +19,6 @@ import pytest
 
 import ringfence
 from ringfence import Mount, Sandbox
-from ringfence.backends.native import planner
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.profiles import Profile
 from ringfence.linux.landlock import abi_version
@@ -139,7 +138,7 @@ def test_landlock_alone_refuses_what_mounts_would_allow(
     def told_of_nothing(abi: int, **_: Any) -> landlock.LandlockPlan:
         return plan(abi, writable=["/tmp"])
 
-    monkeypatch.setattr(planner.landlock, "plan_landlock", told_of_nothing)
+    monkeypatch.setattr(landlock, "plan_landlock", told_of_nothing)
     actions = {
         "write": "open('/data/file', 'r+').close()",
         "make": "open('/data/new', 'x').close()",

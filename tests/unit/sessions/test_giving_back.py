@@ -144,9 +144,10 @@ def fail_once(
     """Have one step fail the first time that it is taken; the list says whether it was."""
     where, method = step
     others = {"manager": manager, "fake": manager.maker.backends["fake"]}
-    others |= {"warm": FakeWarm, "sandbox": FakeSandbox}  # type: ignore[dict-item]
+    others |= {"warm": FakeWarm, "sandbox": FakeSandbox}
     target: Any = others.get(where) or getattr(manager, where)
-    original, taken = getattr(target, method), []
+    original = getattr(target, method)
+    taken: list[str] = []
 
     def once(*args: Any, **options: Any) -> Any:
         if not taken:
