@@ -18,11 +18,13 @@ from ..errors import (
     RingfenceError,
     ServerUnreachable,
     TooLarge,
+    TooManyRequests,
     Unauthenticated,
     Unsupported,
 )
 from . import door, permissions, problems
 from .admission import Body
+from .audit import LONGEST_PATH
 from .caller import ADMIN
 from .service import Caller, Service
 
@@ -224,6 +226,9 @@ class _Passing:
 
     async def refuse(self, error: RingfenceError) -> None:
         """Answer with a problem, unless an answer is under way."""
+        if self._caller is None and self._service.audit.has_enough(_peer(self._scope, self._state)):
+            hint = "a request with a valid key is answered"
+            error = TooManyRequests("too many refused requests from this address", hint=hint)
         self._why = error.code
         if self._status:
             raise error
@@ -259,16 +264,19 @@ class _Passing:
         self._service.audit.write(**self._facts())
 
     def _facts(self) -> dict[str, Any]:
+        path = self._scope["path"]
         facts: dict[str, Any] = {
             "request": self._id,
             "client": self._caller.client if self._caller else None,
             "key": self._caller.key if self._caller else None,
             "peer": _peer(self._scope, self._state),
             "method": self._scope.get("method", "WEBSOCKET"),
-            "path": self._scope["path"],
+            "path": path[:LONGEST_PATH],
             "status": self._status,
             "ms": round((time.monotonic() - self._began) * 1000, 3),
         }
+        if len(path) > LONGEST_PATH:
+            facts["path_length"] = len(path)
         if self._why:
             facts["code"] = self._why
         if made := self._state.get("made"):

@@ -112,5 +112,5 @@ def of_status(status: int, detail: str) -> RingfenceError:
 
 def unforeseen(method: str, path: str, error: Exception) -> Response:
     """What a client is told of an error that nobody foresaw; the log has the rest."""
-    logger.error("%s %s failed", method, path, exc_info=error)
+    logger.error("%s %s failed", method, path[:256], exc_info=error)
     return problem(TaskFailed("an unexpected error, which is in the server's log"))

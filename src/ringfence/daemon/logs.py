@@ -54,6 +54,36 @@ class Readable(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class Sparing(logging.Filter):
+    """Passes few warnings of each kind that a stranger's requests can cause, and counts the others.
+
+    What was left out is told by the next one of its kind that passes.
+    """
+
+    _LOGGERS = ("ringfence.requests", "ringfence.api", "uvicorn")
+    _AT_ONCE, _A_SECOND = 20.0, 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: dict[str, tuple[float, float, int]] = {}  # tokens, when, left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter.filter`."""
+        if record.levelno < logging.WARNING or not record.name.startswith(self._LOGGERS):
+            return True
+        # The text before its values: there are as many as the code has.
+        kind, now = f"{record.name} {record.msg}", record.created
+        tokens, before, count = self._left.get(kind, (self._AT_ONCE, now, 0))
+        tokens = min(self._AT_ONCE, tokens + max(0.0, now - before) * self._A_SECOND)
+        if tokens < 1.0:
+            self._left[kind] = tokens, now, count + 1
+            return False
+        self._left[kind] = tokens - 1.0, now, 0
+        if count:
+            setattr(record, FACTS, {**getattr(record, FACTS, {}), "left_out": count})
+        return True
+
+
 class Aside(logging.Handler):
     """Writes to stderr from a thread of its own: a reader that does not read stops nobody else.
 
@@ -99,6 +129,7 @@ class Aside(logging.Handler):
 def set_up(level: str) -> None:
     """Say everything of at least that level on stderr."""
     handler = Aside()
+    handler.addFilter(Sparing())
     handler.setFormatter(Readable() if sys.stderr.isatty() else JsonLines())
     root = logging.getLogger()
     root.handlers = [handler]

@@ -65,7 +65,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             )
         )
         logs.follow(manager.events)
-        audit = Audit(os.path.join(config.state_dir, "audit.log"))
+        audit = Audit(config.state_dir)
         stack.callback(audit.close)
         service = Service(manager, _settings(config), audit)
         stack.callback(service.lanes.close)
@@ -177,7 +177,11 @@ def _run(
 
 
 def _reload(app: FastAPI) -> None:
-    """SIGHUP: read again what an administrator may have edited; a mistake in it changes nothing."""
+    """SIGHUP: read again what an administrator may have edited; a mistake in it changes nothing.
+
+    And begin new files of the audit log, for who has just renamed them.
+    """
+    app.state.service.audit.reopen()
 
     def read() -> None:
         try:
