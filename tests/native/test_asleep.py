@@ -232,7 +232,8 @@ if pid == 0:
     os.dup2(moved[0], asleep.CONTROL)
     os.dup2(os.eventfd(0), asleep.SIGNAL)
     os.dup2(moved[1], asleep.PROGRAM)
-    os.closerange(asleep.PROGRAM + 1, 64)
+    os.dup2(os.eventfd(0), asleep.LISTENER)
+    os.closerange(asleep.LISTENER + 1, 64)
     os.execve(asleep.PROGRAM, [asleep.NAME], {})
 theirs.close()
 if says:

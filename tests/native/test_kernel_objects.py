@@ -137,3 +137,69 @@ def test_some_thousand_locks_are_nobodys_business(make: MakeSandbox, backend: st
 
     assert result.ok
     assert b"all\n" == result.stdout
+
+
+# Opens them until there are no more, in two processes, closes one and opens another.
+_NETLINK = """
+import os, socket
+def more(held):
+    try:
+        while len(held) < 1000:
+            held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+    except OSError as exc:
+        return len(held), exc.errno
+held = []
+print(*more(held), flush=True)
+if os.fork() == 0:
+    print(*more([]), flush=True)
+    os._exit(0)
+os.wait()
+held.pop().close()
+print(*more([]))
+del held
+print(len(socket.if_nameindex()))
+"""
+
+
+def test_netlink_sockets_are_few_in_all_processes_together(make: MakeSandbox, backend: str) -> None:
+    result = make(backend=backend).exec(["python3", "-c", _NETLINK])
+
+    full = str(errno.ENOBUFS)
+    assert ["64", full, "0", full, "1", full, "1"] == result.stdout_text.split(), result.stderr_text
+
+
+def test_a_netlink_socket_is_what_was_asked_for(make: MakeSandbox) -> None:
+    kinds = "socket.SOCK_DGRAM", "socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK"
+    raw = "import ctypes, socket, os; c = ctypes.CDLL(None).socket; "
+    told = [
+        f"f = c(16, {kind}, 0); print(os.get_inheritable(f), os.get_blocking(f))" for kind in kinds
+    ]
+
+    result = make().exec(["python3", "-c", raw + "; ".join(told)])
+
+    assert "True True\nFalse False\n" == result.stdout_text, result.stderr_text
+
+
+# Makes a sandbox under a filter that has a listener already, as some container engines have.
+_UNDER_A_LISTENER = """
+import struct, sys
+from ringfence import Sandbox
+from ringfence.linux import privileges, seccomp
+if sys.argv[1] == "listener":
+    privileges.set_no_new_privs()
+    seccomp.install_listener(struct.pack("=HBBI", 0x06, 0, 0, seccomp.RET_ALLOW))
+with Sandbox.create() as sandbox:
+    found = sandbox.exec(["python3", "-c", "import socket; socket.socket(16, 3, 0)"])
+    print(found.stderr_text.strip().splitlines()[-1:], sandbox.exec(["true"]).ok)
+"""
+
+
+@pytest.mark.parametrize(("above", "expected"), [("listener", "[Errno 97]"), ("none", "[] True")])
+def test_without_a_listener_there_are_none(above: str, expected: str) -> None:
+    """Only one filter of a process may have a listener: seccomp(2), EBUSY."""
+    done = subprocess.run(
+        [sys.executable, "-c", _UNDER_A_LISTENER, above], capture_output=True, text=True, check=True
+    )
+
+    assert expected in done.stdout
+    assert done.stdout.endswith("True\n")

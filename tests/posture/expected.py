@@ -16,7 +16,9 @@ OUTPUTS = {1: "pipe w", 2: "pipe w"}
 TERMINAL = dict.fromkeys(range(3), "/dev/pts/0 rw")
 
 # What PID 1 always holds: its three streams, the host's control socket, its signals, its own
-# likelihood to be killed for memory (see decision 0002), its own I/O counters, and what it sleeps in.
+# likelihood to be killed for memory (see decision 0002), its own I/O counters, what it sleeps in, and where
+# programs ask for netlink sockets.
+LISTENER = "anon_inode:seccomp notify rw cloexec"
 INIT = {
     0: "/dev/null rw",
     1: "/dev/null rw",
@@ -26,11 +28,12 @@ INIT = {
     5: "/1/oom_score_adj w cloexec",
     6: "/proc/1/io r cloexec",
     7: "/memfd:ringfence-asleep (deleted) r cloexec",
+    8: LISTENER,
 }
 # While it sleeps, these outlive execve(2), with what it knew before.
 ASLEEP = {
     **{fd: text.removesuffix(" cloexec") for fd, text in INIT.items()},
-    8: "/memfd:known (deleted) rw",
+    9: "/memfd:known (deleted) rw",
 }
 # And for each running exec: where its end is reported and, where something else ran already when
 # it was started, whether it ever began.
@@ -43,6 +46,7 @@ AGENT = {
     2: "/dev/null rw",
     3: "socket rw cloexec",
     4: "anon_inode:[signalfd] rw nonblock cloexec",
+    6: LISTENER,
 }
 
 LIMITS = {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..launcher.file_locks import FileLocks
+    from ..launcher.netlink_sockets import NetlinkSockets
     from .groups import Groups
     from .settings import Settings
     from .tags import Tags
@@ -37,7 +38,13 @@ _TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
 class Agent(FileRequests):
     """The event loop of PID 1."""
 
-    def __init__(self, control: wire.Socket, settings: Settings, groups: Groups | Tags) -> None:
+    def __init__(
+        self,
+        control: wire.Socket,
+        settings: Settings,
+        groups: Groups | Tags,
+        netlink: NetlinkSockets | None = None,
+    ) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
         self.execs = Execs(groups, counts_cpu=settings["counts_cpu"])
@@ -45,6 +52,8 @@ class Agent(FileRequests):
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
         self.flows: list[flows.Flow] = []
+        self.netlink = netlink
+        self.listener_fd = -1 if netlink is None else netlink.listener_fd
         self.file_locks: FileLocks | None = None
         if not settings["own_kernel"]:
             from ..launcher.file_locks import FileLocks
@@ -56,8 +65,9 @@ class Agent(FileRequests):
         self.groups.prepare()
         while True:
             poll = select.poll()
-            for fd in (self.control.fileno(), self.signal_fd):
-                poll.register(fd, select.POLLIN)
+            for fd in (self.control.fileno(), self.signal_fd, self.listener_fd):
+                if fd >= 0:
+                    poll.register(fd, select.POLLIN)
             flowing: dict[int, flows.Flow] = {}
             for flow in self.flows:
                 for fd, events in flow.wants().items():
@@ -69,6 +79,8 @@ class Agent(FileRequests):
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self.execs.take()
+                elif self.netlink and fd == self.listener_fd:
+                    self.netlink.serve_one()
                 elif fd in flowing:
                     flowing[fd].ready(fd)
                 elif not self._serve_one():

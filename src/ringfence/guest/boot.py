@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from ..launcher.netlink_sockets import NetlinkSockets
     from .settings import Settings
 
 _STANDARD_INPUT = 0  # the control at first, and /dev/null from then on
@@ -44,7 +45,12 @@ def main(mapper: Mapper | None = None) -> NoReturn:
             step = "agent"
         elif not settings["own_kernel"]:
             users.keep_score(walled=False)
-        groups = _boot(settings, mapper) if settings["own_kernel"] else _boot_plainly(settings)
+        groups: Groups | Tags
+        netlink = None
+        if settings["own_kernel"]:
+            groups = _boot(settings, mapper)
+        else:
+            groups, netlink = _boot_plainly(settings)
     except OSError as exc:
         wire.refuse(control, exc, step)
         os._exit(1)
@@ -54,7 +60,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     wire.answer(control, b"READY", ways)
     for fd in ways:
         os.close(fd)
-    Agent(control, settings, groups).run()
+    Agent(control, settings, groups, netlink).run()
     os._exit(0)
 
 
@@ -67,7 +73,7 @@ def _say_no_more() -> None:
         os.dup2(_STANDARD_INPUT, standard)
 
 
-def _boot_plainly(settings: Settings) -> Tags:
+def _boot_plainly(settings: Settings) -> tuple[Tags, NetlinkSockets | None]:
     """Under a launcher, which has locked us down already but for the filter that we bring."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, _STANDARD_INPUT)
@@ -77,13 +83,17 @@ def _boot_plainly(settings: Settings) -> Tags:
     privileges.set_name(b"ringfence-init")
     privileges.adopt_orphans()
     privileges.set_dumpable(False)
-    from ..launcher import lockdown
+    from ..launcher import lockdown, netlink_sockets
 
     lockdown.apply_rlimits(settings["rlimits"])
+    netlink = None
     if settings["seccomp"]:
+        # The network may be the host's, with sockets of others.
+        most, key = netlink_sockets.MOST + netlink_sockets.count(), settings["tag_key"]
         privileges.set_no_new_privs()
+        netlink = netlink_sockets.NetlinkSockets(netlink_sockets.guard(key, serves=True), key, most)
         seccomp.install_filter(settings["seccomp"])
-    return Tags(settings["tag_key"])
+    return Tags(settings["tag_key"]), netlink
 
 
 def _boot(settings: Settings, mapper: Mapper | None) -> Groups:

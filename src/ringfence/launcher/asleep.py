@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 # What PID 1 holds, for good: where the host speaks, SIGCHLD, its rank for the OOM killer, its counts of
-# bytes, and the program; while it sleeps, also what it knows.
-CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, KNOWN = range(3, 9)
+# bytes, the program, and where programs ask for netlink sockets (something that never has anything to
+# read where they cannot); while it sleeps, also what it knows.
+CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, KNOWN = range(3, 10)
 NAME = b"ringfence-init"
-_KNOWN = ("tag_key", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests")
+_KNOWN = ("tag_key", "netlink_sockets", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests")
 
 
 def fall(plan: Plan) -> None:
@@ -32,7 +33,7 @@ def fall(plan: Plan) -> None:
         BlockingIOError: It is not there yet.
         OSError: We are still awake, and as before.
 
-    Precondition: this process has no children, and only the descriptors up to `PROGRAM`.
+    Precondition: this process has no children, and only the descriptors up to `LISTENER`.
     Source: execveat(2), AT_EMPTY_PATH.
     """
     if not fcntl.fcntl(PROGRAM, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
@@ -65,5 +66,5 @@ def wake() -> Plan:
 
 
 def _pass_on(inheritable: bool) -> None:
-    for fd in (CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM):
+    for fd in (CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER):
         os.set_inheritable(fd, inheritable)

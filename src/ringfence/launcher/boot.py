@@ -13,7 +13,19 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import asleep, build, cgroups, descriptors, init, lockdown, network, newroot, rehearsal, wire
+from . import (
+    asleep,
+    build,
+    cgroups,
+    descriptors,
+    init,
+    lockdown,
+    netlink_sockets,
+    network,
+    newroot,
+    rehearsal,
+    wire,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +37,10 @@ if TYPE_CHECKING:
     Template = tuple[list[Tree], list[tuple[Any, ...]]]
 
 _CONTROL, _SIGNAL, _OOM_SCORE, _IO = asleep.CONTROL, asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO
+_LISTENER = asleep.LISTENER
 # What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
 # our mount and PID namespace. The first of them tells who owns both.
-_TOLD = range(asleep.PROGRAM + 1, asleep.PROGRAM + 4)
+_TOLD = range(asleep.LISTENER + 1, asleep.LISTENER + 4)
 _GO = _TOLD[-1] + 1
 # And up: the plan's own mounts, where they had to be opened in the host's view of files.
 _TREES = _GO + 1
@@ -148,7 +161,9 @@ class Boot:
         go = self.go.detach()
         first = self.control or self.offer
         control = go if first is None else first.detach()
-        wanted = [control, signal_fd, oom_score_fd, io_fd, self.bed, *told, go, *self.trees]
+        no_listener = os.eventfd(0, os.EFD_CLOEXEC)  # so that none of these gets its number
+        held = [control, signal_fd, oom_score_fd, io_fd, self.bed, no_listener]
+        wanted = [*held, *told, go, *self.trees]
         try:
             kept = descriptors.pack(wanted)
         except OSError as exc:
@@ -210,7 +225,12 @@ class Boot:
         sockets = network.set_up(plan["network"])
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.become_user(plan, plan["uid"], plan["gid"])
-        lockdown.seal(plan)
+        if not plan["namespaces"] & namespaces.CLONE_NEWNET:
+            plan["netlink_sockets"] += netlink_sockets.count()  # with those of the host's programs
+        listener_fd = lockdown.seal(plan, serves=True)
+        if listener_fd >= 0:
+            os.dup2(listener_fd, _LISTENER, inheritable=False)
+            os.close(listener_fd)
         if plan["waits"] and not (offered() and wire.receive_raw(self.control)[0]):
             os._exit(0)  # nobody came for it
         wire.send_raw(self.control, b"READY" + self.pid, [*_TOLD, *sockets])
@@ -219,7 +239,8 @@ class Boot:
         # Where root inside belongs to a range of the caller's ids, who has run a program belongs to
         # that user namespace, and not any longer to the host's: such a PID 1 stays what it is.
         sleep = None if plan["id_helpers"] else asleep.fall
-        init.Init(plan, self.control, _SIGNAL, _OOM_SCORE, _IO, sleep=sleep).run()
+        held = _SIGNAL, _OOM_SCORE, _IO, _LISTENER
+        init.Init(plan, self.control, *held, sleep=sleep).run()
 
 
 def offered(timeout_ms: int | None = None) -> bool:

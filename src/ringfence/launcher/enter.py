@@ -224,9 +224,9 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.bound(plan)
         lockdown.become_user(plan, plan["uid"], plan["gid"])
-        lockdown.seal(plan, with_parent=False)
+        listener_fd = lockdown.seal(plan, with_parent=False, serves=True)
         wire.send_raw(control, b"READY")
-        init.Init(plan, control, signal_fd, -1, io_fd).run()
+        init.Init(plan, control, signal_fd, -1, io_fd, listener_fd).run()
     except OSError as exc:
         wire.refuse(control, exc, "agent")
     finally:

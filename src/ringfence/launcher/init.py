@@ -16,7 +16,17 @@ import select
 import time
 
 from ..linux import libc
-from . import file_locks, forked, processes, programs, rest, terminals, watchdog, wire
+from . import (
+    file_locks,
+    forked,
+    netlink_sockets,
+    processes,
+    programs,
+    rest,
+    terminals,
+    watchdog,
+    wire,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +77,7 @@ class Init:
         signal_fd: int,
         oom_score_fd: int,
         io_fd: int,
+        listener_fd: int = -1,
         *,
         sleep: Callable[[Plan], None] | None = None,
     ) -> None:
@@ -84,6 +95,11 @@ class Init:
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
         self.poll.register(signal_fd, select.POLLIN)
+        self.netlink = netlink_sockets.NetlinkSockets(
+            listener_fd, plan["tag_key"], plan["netlink_sockets"]
+        )
+        if listener_fd >= 0:
+            self.poll.register(listener_fd, select.POLLIN)
 
     def run(self) -> None:
         """Serve until the host goes away."""
@@ -95,6 +111,8 @@ class Init:
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self._reap()
+                elif fd == self.netlink.listener_fd:
+                    self.netlink.serve_one()
                 elif not self._serve_one():
                     return
             if self.watchdog.is_on:

@@ -7,6 +7,7 @@ import posix as os
 import resource
 
 from ..linux import landlock, privileges, seccomp
+from . import netlink_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ def become_user(plan: Plan, uid: int, gid: int) -> None:
     privileges.empty_capability_sets(kept)
 
 
-def seal(plan: Plan, *, with_parent: bool = True) -> None:
+def seal(plan: Plan, *, with_parent: bool = True, serves: bool = False) -> int:
     """no_new_privs, Landlock and, last of all, the system-call filter.
 
     Args:
         with_parent: Die with the parent process.
+        serves: Go on as who makes netlink sockets for the others.
+
+    Returns:
+        Where these ask for them: see `netlink_sockets.guard`; -1: nowhere.
 
     Precondition: the process already has its final ids and root.
     """
@@ -69,8 +74,11 @@ def seal(plan: Plan, *, with_parent: bool = True) -> None:
     if plan["no_new_privs"]:
         privileges.set_no_new_privs()
     restrict_file_system(plan)
-    if plan["seccomp"]:
-        seccomp.install_filter(plan["seccomp"])
+    if not plan["seccomp"]:
+        return -1
+    listener_fd = netlink_sockets.guard(plan["tag_key"], serves=serves)
+    seccomp.install_filter(plan["seccomp"])
+    return listener_fd
 
 
 def restrict_file_system(plan: Plan) -> None:

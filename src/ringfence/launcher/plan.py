@@ -81,6 +81,7 @@ class Plan(Shape):
     terminals: int  # that may be open at once; 0: the default
     no_new_privs: bool
     seccomp: bytes
+    netlink_sockets: int  # that may be open in its network namespace
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
     memory_watchdog_bytes: int  # 0: off

@@ -45,6 +45,8 @@ def _plan_of(shape: Shape) -> Plan:
         "rlimits": [(which, *resource.getrlimit(which)) for which in _LIMITS],
         "no_new_privs": True,
         "seccomp": bytes(_FILTER_BYTES),
+        "terminals": 0,
+        "netlink_sockets": 0,
         "tag_key": 0,
         "landlock": None,
         "memory_watchdog_bytes": 0,

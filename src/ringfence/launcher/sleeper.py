@@ -22,6 +22,6 @@ def main() -> None:
     gc.freeze()
     os.kill(os.getpid(), signal.SIGSTOP)
     plan, control = asleep.wake(), wire.adopt(asleep.CONTROL)
-    held = asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO
+    held = asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO, asleep.LISTENER
     init.Init(plan, control, *held, sleep=asleep.fall).run()
     os._exit(0)

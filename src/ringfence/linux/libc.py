@@ -20,6 +20,7 @@ _X86_64 = {
     "setns": 308,
     "seccomp": 317,
     "capset": 126,
+    "socket": 41,
     "setfsuid": 122,
     "munmap": 11,
     "madvise": 28,
@@ -46,6 +47,7 @@ _AARCH64 = {
     "setns": 268,
     "seccomp": 277,
     "capset": 91,
+    "socket": 198,
     "setfsuid": 151,
     "signalfd4": 74,
     "timerfd_create": 85,
@@ -71,6 +73,8 @@ _COMMON = {
     "landlock_restrict_self": 446,
 }
 MACHINE = os.uname().machine
+# include/uapi/linux/audit.h
+AUDIT_ARCH = 0xC00000B7 if MACHINE == "aarch64" else 0xC000003E
 _NR = {**_COMMON, **(_AARCH64 if MACHINE == "aarch64" else _X86_64)}
 
 
@@ -91,6 +95,11 @@ def declare(name: str, *types: type) -> Callable[..., int]:
     function = cdata.function("syscall", cdata.c_long, cdata.c_long, *types)
     call: Callable[..., int] = partial(function, _NR[name])
     return call
+
+
+def number(name: str) -> int:
+    """Of a system call that we make."""
+    return _NR[name]
 
 
 def attempt(number: int, *arguments: int) -> int:
@@ -121,6 +130,18 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
         raise_errno("prlimit64")
 
 
+def socket(family: int, kind: int, protocol: int) -> int:
+    """A new socket; all 64 bits of each argument reach the system-call filter.
+
+    The kernel reads only their lower halves.
+    Source: socket(2).
+    """
+    fd = _socket(family, kind, protocol)
+    if fd < 0:
+        raise_errno("socket")
+    return fd
+
+
 def munmap(start: int, length: int) -> None:
     """Take away what is mapped there, whatever it is; nothing of ours may use it any more.
 
@@ -131,5 +152,6 @@ def munmap(start: int, length: int) -> None:
 
 
 _munmap = declare("munmap", cdata.c_ulong, cdata.c_size_t)
+_socket = declare("socket", cdata.c_ulong, cdata.c_ulong, cdata.c_ulong)
 _limits = (cdata.c_uint64 * 2)()
 _prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

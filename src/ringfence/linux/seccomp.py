@@ -1,11 +1,23 @@
-"""Installing a system-call filter: seccomp(2)."""
+"""Installing a system-call filter, and answering for the system calls that it asks about: seccomp(2)."""
 
 from __future__ import annotations
+
+import _struct as struct
+import errno
+import fcntl
 
 from . import cdata
 from .libc import declare, raise_errno
 
-SECCOMP_SET_MODE_FILTER = 1  # include/uapi/linux/seccomp.h
+# include/uapi/linux/seccomp.h
+SECCOMP_SET_MODE_FILTER = 1
+_NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 3, 1 << 5
+RET_ALLOW, RET_USER_NOTIF, RET_ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
+NOTIF_RECV, NOTIF_SEND, NOTIF_ADDFD = 0xC0502100, 0xC0182101, 0x40182103
+_ADDFD_FLAG_SEND = 1 << 1
+_NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
+_RESPONSE = struct.Struct("=QqiI")
+_DESCRIPTOR = struct.Struct("=QIIII")  # struct seccomp_notif_addfd
 
 
 class _SockFprog(cdata.Structure):
@@ -28,3 +40,67 @@ def install_filter(program: bytes) -> None:
     fprog = _SockFprog(len(program) // 8, program)
     if _seccomp(SECCOMP_SET_MODE_FILTER, 0, cdata.byref(fprog)) < 0:
         raise_errno("seccomp")
+
+
+def install_listener(program: bytes) -> int:
+    """As `install_filter`; what it gives RET_USER_NOTIF to waits for who reads from the result.
+
+    Raises:
+        OSError: EBUSY where a filter above has a listener; EINVAL before Linux 5.0.
+
+    Source: seccomp_unotify(2).
+    """
+    fprog = _SockFprog(len(program) // 8, program)
+    flags = _NEW_LISTENER | _WAIT_KILLABLE_RECV
+    fd = _seccomp(SECCOMP_SET_MODE_FILTER, flags, cdata.byref(fprog))
+    if fd < 0 and cdata.get_errno() == errno.EINVAL:
+        # Before Linux 5.19: a signal ends the wait, and the call begins again or is EINTR.
+        fd = _seccomp(SECCOMP_SET_MODE_FILTER, _NEW_LISTENER, cdata.byref(fprog))
+    if fd < 0:
+        raise_errno("seccomp")
+    return fd
+
+
+class Notification:
+    """A system call that waits.
+
+    Attributes:
+        arguments: All six, as the kernel has copied them: nobody can change them any more.
+    """
+
+    def __init__(self, id: int, arguments: tuple[int, ...]) -> None:
+        self.id, self.arguments = id, arguments
+
+
+def receive(listener_fd: int) -> Notification:
+    """The next one that waits.
+
+    Raises:
+        OSError: ENOENT where it no longer does.
+    """
+    data = bytearray(_NOTIFICATION.size)
+    fcntl.ioctl(listener_fd, NOTIF_RECV, data)
+    id, _pid, _flags, _number, _arch, _at, *arguments = _NOTIFICATION.unpack(data)
+    return Notification(id, tuple(arguments))
+
+
+def put_descriptor(listener_fd: int, asked: Notification, fd: int, flags: int) -> None:
+    """Answer with a copy of `fd`, which the process has from then on.
+
+    Args:
+        flags: 0 or O_CLOEXEC.
+
+    Raises:
+        OSError: EMFILE where it may have no more; ENOENT where it has ended; EINVAL before Linux 5.14.
+    """
+    told = _DESCRIPTOR.pack(asked.id, _ADDFD_FLAG_SEND, fd, 0, flags)
+    fcntl.ioctl(listener_fd, NOTIF_ADDFD, told)
+
+
+def refuse(listener_fd: int, asked: Notification, number: int) -> None:
+    """Answer with an errno; nothing happens where nobody waits any longer."""
+    try:
+        fcntl.ioctl(listener_fd, NOTIF_SEND, bytearray(_RESPONSE.pack(asked.id, 0, -number, 0)))
+    except OSError as exc:
+        if exc.errno != errno.ENOENT:
+            raise

@@ -45,6 +45,7 @@ _MODULES = (
     "ringfence.launcher.forked",
     "ringfence.launcher.init",
     "ringfence.launcher.lockdown",
+    "ringfence.launcher.netlink_sockets",
     "ringfence.launcher.newroot",
     "ringfence.launcher.processes",
     "ringfence.launcher.programs",

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .cgroups import Group
 
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
-NOT_COUNTED = "without what netlink sockets hold"
-"""No version counts it, and nothing of the kernel's bounds it but open files and processes: decision 0121."""
+NOT_COUNTED = "besides at most 64 netlink sockets and 115,000 file locks"
+"""No version counts what they hold; PID 1 bounds how many there are: launcher/netlink_sockets.py, file_locks.py."""
 
 
 def memory_limit_bytes(group: Group) -> int | None:

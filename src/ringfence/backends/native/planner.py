@@ -7,6 +7,7 @@ import resource
 import stat
 
 from ...errors import InvalidRequest, Unsupported
+from ...launcher.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
@@ -249,6 +250,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "terminals": size.terminals,
         "no_new_privs": profile.no_new_privs,
         "seccomp": _filter(profile, draft.unix_sockets, tag_key),
+        "netlink_sockets": MOST_NETLINK_SOCKETS,
         "tag_key": tag_key,
         "landlock": None if rules.is_empty else _landlock(rules, host),
         "cgroup_dirs": [],
