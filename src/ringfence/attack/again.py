@@ -59,14 +59,6 @@ def declared_weaker(sandbox: Sandbox, word: str) -> str:
     return ""
 
 
-def declared_left_out(sandbox: Sandbox, word: str, what: str) -> str:
-    """What the sandbox itself says that a limit does not count; empty when it says nothing of `what`."""
-    for protection in sandbox.protections():
-        if word in protection.name and what in protection.why:
-            return f"{protection.name} {protection.status}: {protection.why}"
-    return ""
-
-
 def _ids(pid: int) -> Outcome:
     shown = []
     for name in ("uid_map", "gid_map"):

@@ -19,6 +19,7 @@ _PAUSE_S = 20
 _PIECE = 4 << 20
 PIECES = 40  # 160 MiB in all
 _F_SETPIPE_SZ = 1031
+_LOCK_BYTES = 192  # fs/locks.c, struct file_lock
 _SO_MEMINFO = (
     55  # asm-generic/socket.h; its first number: bytes that wait to be read, as they are counted
 )
@@ -169,7 +170,18 @@ def netlink() -> None:
         held += now
 
 
-MEMORY = (private, shared, dropped, unmapped, system_v, tmpfs, pipes, tcp, udp, netlink)
+def locks() -> None:
+    """What the kernel keeps of locked parts of files"""
+    size = 1000  # in one file: to add one, the kernel goes through all of it
+    lock = [struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2 * i, 1, 0) for i in range(size)]
+    for _ in range(_PIECE // _LOCK_BYTES // size):
+        fd = os.open(f"/tmp/locks.{len(_keep)}", os.O_RDWR | os.O_CREAT)
+        _keep.append(fd)
+        for each in lock:
+            fcntl.fcntl(fd, fcntl.F_SETLK, each)
+
+
+MEMORY = (private, shared, dropped, unmapped, system_v, tmpfs, pipes, tcp, udp, netlink, locks)
 
 
 def memory(kind: str) -> None:

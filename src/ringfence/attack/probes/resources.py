@@ -9,12 +9,14 @@ import ctypes
 import mmap
 import os
 import resource
+import socket
 import stat
 
 from .kit import (
     BOTH,
     HOST,
     HOST_ROOT,
+    NO_SECCOMP,
     Outcome,
     attempt,
     call,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_SANDBOXES = 100  # that a host should be able to have at once
+_NETLINK_SOCKETS = 64
 _LIMITS = {
     "processes": resource.RLIMIT_NPROC,
     "open-files": resource.RLIMIT_NOFILE,
@@ -133,20 +137,51 @@ def inotify_instances(_context: dict[str, Any]) -> Outcome:
     return _shared_limit("max_user_instances", lambda: call("inotify_init1", os.O_CLOEXEC))
 
 
+@probe("resources.inotify-watches", "medium", HOST_ROOT)
+def inotify_watches(_context: dict[str, Any]) -> Outcome:
+    """One sandbox must not be allowed most of what its user may watch on the whole host."""
+    ours, everybody = (
+        int(read(f"/proc/sys/{name}").strip() or 0)
+        for name in ("user/max_inotify_watches", "fs/inotify/max_user_watches")
+    )
+    if not everybody:
+        return inconclusive("this kernel has no such limit")
+    said = f"{ours} of the {everybody} that this host allows a user"
+    return held(said) if ours <= everybody // 2 else escaped(said)
+
+
+@probe("resources.netlink-sockets", "high", NO_SECCOMP)
+def netlink_sockets(_context: dict[str, Any]) -> Outcome:
+    """Sockets whose content counts against no memory limit must be few, also before they are bound."""
+    made: list[socket.socket] = []
+    try:
+        while len(made) < 4 * _NETLINK_SOCKETS:
+            made.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+    except OSError as exc:
+        if len(made) <= _NETLINK_SOCKETS:
+            return held(f"{len(made)}, then {exc.strerror}")
+    finally:
+        for each in made:
+            each.close()
+    return escaped(f"{len(made)} in one process")
+
+
 @probe("resources.terminals", "medium", HOST)
 def terminals(_context: dict[str, Any]) -> Outcome:
     """One sandbox must not be able to take the terminals of the whole host."""
     most = int(read("/proc/sys/kernel/pty/max").strip() or 4096)
     opened: list[int] = []
     try:
-        while len(opened) < most // 8:
+        while len(opened) < most // _SANDBOXES:
             opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError as exc:
         return held(f"{len(opened)} of the host's {most}, then {exc.strerror}")
     finally:
         for fd in opened:
             os.close(fd)
-    return escaped(f"{most // 8} taken by one process, of {most} that the host has for everybody")
+    return escaped(
+        f"{most // _SANDBOXES} taken by one process, of {most} that the host has for everybody"
+    )
 
 
 _WORDS = "none: on a plain host nobody may open what PID 1 has"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _FILTERS = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_REUSEPORT_CBPF": 51}
 _PROGRAMS = {"SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_EBPF": 52}
 _SO_REUSEPORT, _TCP_ULP, _UDP_ENCAP = 15, 31, 100
+_BUFFERS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
+_F_OFD_SETLK = 37  # linux/fcntl.h
 _NEW_LISTENER = 8  # linux/seccomp.h
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
 _PRIVATE_ANONYMOUS, _READ_WRITE = 0x22, 3
@@ -51,6 +54,43 @@ def socket_filter(_context: dict[str, Any]) -> Outcome:
         for name, result in tried
     ]
     return first_escape(outcomes)
+
+
+@probe("syscalls.socket-buffers", "medium", NO_SECCOMP)
+def socket_buffers(_context: dict[str, Any]) -> Outcome:
+    """The buffers of sockets must keep their size: what some of them hold counts against no limit."""
+    outcomes = []
+    for name, option in _BUFFERS.items():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+            before = _sizes(made)
+            try:
+                made.setsockopt(socket.SOL_SOCKET, option, sum(before) // 8)
+            except OSError as exc:
+                outcomes.append(held(f"{name}: {exc.strerror}"))
+                continue
+            changed = _sizes(made) != before
+            outcomes.append(escaped(f"{name} worked") if changed else held(f"{name}: no change"))
+    return first_escape(outcomes)
+
+
+def _sizes(made: socket.socket) -> list[int]:
+    kinds = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+    return [made.getsockopt(socket.SOL_SOCKET, kind) for kind in kinds]
+
+
+@probe("syscalls.open-file-locks", "medium", NO_SECCOMP)
+def open_file_locks(_context: dict[str, Any]) -> Outcome:
+    """No locks may be had whose owner nobody can see: the kernel charges them to no limit."""
+    fd = os.memfd_create("locked")
+    try:
+        lock = ctypes.create_string_buffer(struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
+        # Each ignores the upper half.
+        results = [call("fcntl", fd, high | _F_OFD_SETLK, lock) for high in (0, 1 << 32)]
+    finally:
+        os.close(fd)
+    if any(result == 0 for result in results):
+        return escaped("F_OFD_SETLK worked")
+    return held(f"F_OFD_SETLK: {', '.join(map(said, results))}")
 
 
 @probe("syscalls.filter-listener", "medium", NO_SECCOMP)

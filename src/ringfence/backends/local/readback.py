@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 NOT_COUNTED = "besides at most 64 netlink sockets and 115,000 file locks"
-"""No version counts what they hold; PID 1 bounds how many there are: launcher/netlink_sockets.py, file_locks.py."""
+"""No version counts what they hold; PID 1 bounds their number: launcher/netlink_sockets.py, file_locks.py."""
 
 
 def memory_limit_bytes(group: Group) -> int | None:
