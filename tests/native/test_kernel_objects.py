@@ -52,7 +52,7 @@ except OSError as exc:
 
 def instances_left() -> int:
     """How many inotify instances this user can still make."""
-    libc, held = ctypes.CDLL(None, use_errno=True), []
+    libc, held = ctypes.CDLL(None, use_errno=True), list[int]()
     while len(held) < _MOST and (fd := libc.inotify_init1(0)) >= 0:
         held.append(fd)
     for fd in held:

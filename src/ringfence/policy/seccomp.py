@@ -27,6 +27,7 @@ SECCOMP_RET_TRAP = 0x00030000
 SECCOMP_RET_ERRNO = 0x00050000
 SECCOMP_RET_LOG = 0x7FFC0000
 SECCOMP_RET_ALLOW = 0x7FFF0000
+_NOTIFICATIONS = 0xC0502100, 0xC0182101, 0x40182103  # SECCOMP_IOCTL_NOTIF_RECV, SEND, ADDFD
 X32_SYSCALL_BIT = 0x40000000  # arch/x86/include/uapi/asm/unistd.h
 
 ACTIONS = {
@@ -308,14 +309,21 @@ def _verdicts(
 
 
 def _tag_rules(options: FilterOptions) -> list[Rule]:
-    """Let PID 1, who knows the key, set the tag; the kernel ignores the halves the key is in."""
+    """Let PID 1, who knows the key, set the tag; the kernel ignores the halves the key is in.
+
+    And let it answer for netlink sockets: nobody else has a descriptor that knows these requests.
+    """
     if options.tag_key is None:
         return []
     high, low = divmod(filters.checked_key(options.tag_key), 1 << 32)
     everything = (1 << 64) - 1
     pid = Condition(0, 64, everything, (high << 32,))
     resource = Condition(1, 64, everything, (low << 32 | 15,))  # RLIMIT_RTTIME
-    return [Rule(("prlimit64",), "allow", (pid, resource))]
+    answer = Condition(1, 32, bpf.WORD, _NOTIFICATIONS)
+    return [
+        Rule(("prlimit64",), "allow", (pid, resource)),
+        Rule(("ioctl",), "allow", (answer,)),
+    ]
 
 
 def _all_of(
