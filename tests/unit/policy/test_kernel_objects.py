@@ -13,8 +13,7 @@ from ringfence.policy.seccomp import SeccompPolicy
 PAGE = Path(__file__).parents[3] / "docs/explanation/kernel-objects.md"
 COLUMNS = 7
 # What the filter allows and makes nothing that stays: it reads, waits, gives back, or changes what is there.
-MAKES_NOTHING = frozenset(
-    """
+_NAMES = """
     adjtimex arch_prctl capget chdir chmod chown clock_adjtime clock_getres clock_gettime clock_nanosleep
     close close_range epoll_pwait epoll_pwait2 epoll_wait exit exit_group fadvise64 fchdir fchmod fchmodat
     fchmodat2 fchown fchownat fdatasync fgetxattr file_getattr flistxattr fremovexattr fstat fstatfs fsync
@@ -33,8 +32,8 @@ MAKES_NOTHING = frozenset(
     setuid shmctl shmdt sigaltstack statfs sync_file_range syncfs sysinfo time timer_delete timer_getoverrun
     timer_gettime timerfd_gettime timerfd_settime times umask uname unlink unlinkat unshare uprobe uretprobe
     utime utimensat utimes wait4 waitid
-    """.split()
-)
+"""
+MAKES_NOTHING = frozenset(_NAMES.split())
 
 
 def rows() -> list[list[str]]:
