@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from tests.daemon.servers import Server
@@ -41,3 +44,33 @@ def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFi
         status["signal"],
         status["killed_by"],
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_who_has_connected_is_answered(server: Server, how: int) -> None:
+    """At any moment, on a new connection or one that is kept: answered, or not connected at all."""
+    server.start("--outlive", "0", faulty=False)
+    assert server.process is not None
+    busy = threading.Barrier(13)
+
+    def ask(is_kept: bool) -> str:
+        transport = httpx.HTTPTransport(uds=str(server.state / "ringfence.sock"))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+            headers = {} if is_kept else {"connection": "close"}
+            busy.wait()
+            while True:
+                try:
+                    assert 200 == client.get("/v1/info", headers=headers).status_code
+                except httpx.ConnectError:
+                    return "not there"
+                except httpx.TransportError as exc:
+                    return repr(exc)
+
+    with ThreadPoolExecutor(12) as clients:
+        ends = [clients.submit(ask, each % 2 == 0) for each in range(12)]
+        busy.wait()
+        server.ask("GET", "/info")
+        server.process.send_signal(how)
+        assert {"not there": 12} == Counter(each.result(60) for each in ends)
+    assert 0 == server.process.wait(60)

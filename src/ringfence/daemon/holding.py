@@ -28,6 +28,13 @@ class Held:
     ) -> None:
         self.directory, self.listeners = directory, listeners
 
+    def hide(self) -> None:
+        """Let nobody connect any more. Who has connected can still be accepted."""
+        self.directory.remove(SOCKET)
+        for listener, _ in self.listeners[1:]:
+            # The kernel drops what would make the queue longer; on closing it resets what is in it.
+            listener.listen(0)
+
 
 @contextlib.contextmanager
 def held(config: DaemonConfig) -> Iterator[Held]:

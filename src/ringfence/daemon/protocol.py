@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import struct
 from typing import Any
@@ -14,7 +15,15 @@ from ..api.bounds import Bounds
 from ..api.guard import PEER
 
 _SMALL = 1 << 16  # bytes: to copy more than that takes longer than to send twice
+_LAST_S = 0.3  # for a last request on a connection that is kept alive
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: socket(7), SO_PEERCRED
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Whether something waits in a socket: bytes, or in a listening one a connection."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 def protocol(bounds: Bounds) -> type[RingfenceProtocol]:
@@ -26,6 +35,8 @@ class RingfenceProtocol(HttpToolsProtocol):
     """One connection."""
 
     bounds = Bounds()
+    is_leaving = False
+    """Of the class: the server stops, and each connection ends with the answer that is under way."""
     _head_bytes, _in_head = 0, True
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -73,7 +84,24 @@ class RingfenceProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if self.cycle is not None:
+            if self.is_leaving:
+                self.cycle.keep_alive = False
             self.cycle.transport = InOnePiece(self.transport, self.loop)  # type: ignore[assignment]
+
+    def shutdown(self) -> None:
+        """End with the answer under way; without one soon, for a request may be on its way."""
+        if self._is_idle():
+            self.loop.call_later(_LAST_S, self._close_idle)
+        else:
+            super().shutdown()
+
+    def _close_idle(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if self._is_idle() and not self.transport.is_closing() and not is_readable(sock):
+            self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.bounds.head_s, self._too_slow)

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import time
 
 from ..errors import RingfenceError
 from ..linux.malloc import M_ARENA_MAX, mallopt
@@ -29,6 +30,7 @@ logger = logging.getLogger("ringfence.daemon")
 
 _MOST_FILES = 1 << 20
 _ARENAS = 2  # of malloc
+_ACCEPT_S = 1.0  # for connections that wait to be accepted then
 _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
@@ -74,7 +76,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
         app = make_app(service)
         app.state.execs, app.state.executions = execs, executions
-        leave = _run(config, app, held.listeners, ready)
+        leave = _run(config, app, held, ready)
         if leave and config.outlive_s:
             # As if killed, but with every request answered: there is one way to go on from.
             _flush(service)
@@ -117,7 +119,7 @@ def _settings(config: DaemonConfig) -> Settings:
 def _run(
     config: DaemonConfig,
     app: FastAPI,
-    listeners: list[tuple[socket.socket, bool]],
+    held: Held,
     ready: Callable[[list[str]], None],
 ) -> bool:
     """Serve until told to end; whether to leave the sandboxes to the next daemon."""
@@ -125,18 +127,29 @@ def _run(
 
     told: list[int] = []
 
-    from .protocol import protocol
+    from .protocol import is_readable, protocol
+
+    bounded = protocol(config.bounds)
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # signals are for all servers together
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Answer who has connected before it; what waits in a closed listener would be reset."""
+            bounded.is_leaving = True
+            held.hide()
+            until = time.monotonic() + _ACCEPT_S
+            while any(map(is_readable, sockets or ())) and time.monotonic() < until:
+                await asyncio.sleep(0)
+            await super().shutdown(sockets)
+
     def server(tls: bool) -> uvicorn.Server:
         return Server(
             uvicorn.Config(
                 app,
-                http=protocol(config.bounds),
+                http=bounded,
                 ws="websockets-sansio",
                 loop="uvloop",
                 lifespan="off",
@@ -156,18 +169,18 @@ def _run(
         )
 
     async def main() -> None:
-        servers = [server(tls) for _, tls in listeners]
+        servers = [server(tls) for _, tls in held.listeners]
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, LEAVE):
             loop.add_signal_handler(signum, _stop, servers, told, signum)
         loop.add_signal_handler(signal.SIGHUP, _reload, app)
         tasks = [
             asyncio.ensure_future(each.serve(sockets=[sock]))
-            for each, (sock, _) in zip(servers, listeners, strict=True)
+            for each, (sock, _) in zip(servers, held.listeners, strict=True)
         ]
         while not all(each.started for each in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.005)
-        ready([address(sock, tls) for sock, tls in listeners])
+        ready([address(sock, tls) for sock, tls in held.listeners])
         await asyncio.gather(*tasks)
 
     import uvloop
