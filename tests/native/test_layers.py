@@ -6,6 +6,7 @@ A layer behind another is otherwise never asked, and nobody would notice that it
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from ringfence.model.mount import READ_WRITE
 from ringfence.policy import landlock
 from tests.features import require
 from tests.native.conftest import MakeSandbox
-from tests.native.outside import new_length, pids_with, until
+from tests.native.outside import init_pid, new_length, open_fds, pids_with, until
 
 # Everything off but one; "bare" is the control of each.
 NOTHING = {
@@ -263,3 +264,24 @@ def test_a_single_file_is_not_mounted_through_a_link(
     assert before == sandbox.files.read("/etc/hostname")
     sandbox.mount(Mount("/data/control", str(tmp_path / "evil")))
     assert b"evil" == sandbox.files.read("/data/control")
+
+
+@pytest.mark.root
+def test_pid_1_keeps_nothing_open_of_what_it_was_made_with(
+    make: MakeSandbox, private_dir: Path
+) -> None:
+    """No directory, no setting of the kernel's: one is a way out for whoever gets hold of PID 1."""
+    mounts = [Mount("/data", str(private_dir), READ_WRITE), Mount("/more", str(private_dir))]
+    for options in ({}, {"mounts": mounts, "deny": ["/data/denied"], "network": ["example.com"]}):
+        sandbox = make(**options)
+        names = [re.sub(r"[0-9]+", "N", name) for name in open_fds(init_pid(sandbox)).values()]
+        assert [
+            "/N/oom_score_adj",
+            "/dev/null",
+            "/dev/null",
+            "/dev/null",
+            "/memfd:ringfence-asleep (deleted)",
+            "/proc/N/io",
+            "anon_inode:[signalfd]",
+            "socket:[N]",
+        ] == sorted(names)
