@@ -143,3 +143,12 @@ def test_a_chunk_without_end_is_not_kept() -> None:
     for _ in range(100):
         assert 10_000 == len(body.feed(b"x" * 10_000))
     assert b"" == bytes(body._chunks.buffer if body._chunks else b"")
+
+
+def test_trailers_that_came_together_are_passed_over_at_once() -> None:
+    """Nothing more would come to look at them again for."""
+    body = Body(CHUNKED, lenient=True)
+
+    assert b"abc" == body.feed(b"3\r\nabc\r\n0\r\nA: b\r\nC: d\r\n\r\nbehind")
+    assert body.done
+    assert b"behind" == body.rest

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfence.egress import http_onward
-from ringfence.egress.http_fields import CHUNKED
+from ringfence.egress.http_fields import CHUNKED, MOST_FIELDS, parse_fields
 from ringfence.egress.http_head import Authority, RequestHead, head_end, parse_request
 from ringfence.egress.refused import Refused
 from tests.egress.readers import by_h11, by_the_standard_library
@@ -243,3 +243,15 @@ class TestWhatItSays:
         assert not parse_request(data).upgrades
         assert b"h2c" not in onward
         assert b"HTTP2-Settings" not in onward
+
+
+def test_header_lines_are_whole_and_only_so_many() -> None:
+    assert 1 == len(parse_fields(b"a: 1\r\n").pairs)
+    for cut in (b"a: 1", b"a: 1\r", b"a: 1\r\nb"):
+        with pytest.raises(Refused) as refused:
+            parse_fields(cut)
+        assert 400 == refused.value.status
+    assert MOST_FIELDS == len(parse_fields(b"a: 1\r\n" * MOST_FIELDS).pairs)
+    with pytest.raises(Refused) as refused:
+        parse_fields(b"a: 1\r\n" * (MOST_FIELDS + 1))
+    assert 431 == refused.value.status

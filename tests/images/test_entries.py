@@ -136,3 +136,49 @@ def _plain(entry: Entry) -> tuple[object, ...]:
     """Slashes at the end say that it is a directory, and no more."""
     name = entry.name.rstrip("/")
     return name, entry.kind, entry.mode, entry.size, entry.modified_ns, entry.target
+
+
+def header(kind: bytes = b"0", size: bytes = b"%011o\0" % 0, *, wrong: int = 0) -> bytes:
+    """One, with a sum that fits it but for `wrong`."""
+    plain = b"name".ljust(100, b"\0") + b"0000644\0" * 3 + size + b"%011o\0" % 0
+    plain += b" " * 8 + kind
+    plain = plain.ljust(512, b"\0")
+    return plain[:148] + b"%06o\0 " % (sum(plain) + wrong) + plain[156:]
+
+
+def first(data: bytes) -> Entry | None:
+    return Entries(Pieces(data + bytes(1024), [700])).next()
+
+
+@pytest.mark.parametrize("wrong", [1, -1, 256])
+def test_a_header_whose_sum_is_wrong_is_refused(wrong: int) -> None:
+    assert first(header()) is not None
+    with pytest.raises(DamagedError, match="damaged"):
+        first(header(wrong=wrong))
+
+
+def test_a_file_is_never_of_less_than_no_bytes() -> None:
+    def binary(size: int) -> bytes:
+        return (size & ((1 << 96) - 1) | 1 << 95).to_bytes(12, "big")
+
+    found = first(header(size=binary(7)))
+    assert found is not None
+    assert 7 == found.size
+    with pytest.raises(DamagedError, match="less than no bytes"):
+        first(header(size=binary(-1)))
+    with pytest.raises(DamagedError, match="header of -1 bytes"):
+        first(header(b"x", binary(-1)))
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+def test_what_is_said_of_an_entry_is_bounded(kind: bytes) -> None:
+    """It is held in memory: a mebibyte, and not a byte more."""
+    most = 1 << 20
+    record = b"%d comment=" % most
+    content = record.ljust(most - 1, b"x") + b"\n"
+    found = first(header(kind, b"%011o\0" % most) + content + header())
+
+    assert found is not None
+    assert 0 == found.size
+    with pytest.raises(DamagedError, match=f"header of {most + 1} bytes"):
+        first(header(kind, b"%011o\0" % (most + 1)) + content + bytes(512) + header())
