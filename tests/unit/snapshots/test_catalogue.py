@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ringfence.errors import IoError
+from ringfence.errors import (
+    IoError,
+    ResourceExhausted,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+    StorageFull,
+)
 from ringfence.model.snapshot import Snapshot
 from ringfence.model.spec import SandboxSpec
 from ringfence.snapshots.catalogue import Catalogue
@@ -65,3 +74,100 @@ def test_a_file_is_taken_in(tmp_path: Path) -> None:
     kept = Catalogue(str(tmp_path / "snapshots"), "gvisor").memory_of("snap-1")
     assert b"pages" == Path(kept).read_bytes()
     assert 0o444 == stat.S_IMODE(os.stat(kept).st_mode)
+
+
+# -- what is saved and what is read again --------------------------------------------------------
+
+
+def save(directory: Path, content: bytes, most_bytes: int, memory: str = "") -> Snapshot:
+    read, write = os.pipe()
+    os.write(write, content)
+    os.close(write)
+    try:
+        return Catalogue(str(directory), "native").save(
+            read,
+            "snap-1",
+            SandboxSpec(),
+            most_bytes,
+            memory=memory,
+            session_id="se-1",
+            created_at=1.0,
+        )
+    finally:
+        os.close(read)
+
+
+def test_a_snapshot_is_as_large_as_it_may_be_and_no_larger(tmp_path: Path) -> None:
+    assert 1000 == save(tmp_path / "fits", bytes(1000), 1000).size_bytes
+    with pytest.raises(ResourceExhausted, match="larger than 1000"):
+        save(tmp_path / "over", bytes(1001), 1000)
+    assert [] == os.listdir(tmp_path / "over")
+
+
+@pytest.mark.parametrize("name", ["content.tar", "memory.img", "snapshot.json"])
+@pytest.mark.parametrize("how", ["changed", "cut", "longer", "gone"])
+def test_what_is_not_what_was_saved_is_never_restored(tmp_path: Path, name: str, how: str) -> None:
+    (tmp_path / "memory").write_bytes(b"pages of memory")
+    save(tmp_path / "here", b"content", 100, str(tmp_path / "memory"))
+    catalogue = Catalogue(str(tmp_path / "here"), "native")
+
+    def restore() -> None:
+        fd = catalogue.open("snap-1")[2]
+        os.close(fd)
+        assert catalogue.memory_of("snap-1")
+
+    restore()
+    path = tmp_path / "here" / "snap-1" / name
+    data = path.read_bytes()
+    path.unlink()
+    if how != "gone":
+        at = data.index(b"1.0") if name == "snapshot.json" else 1
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        path.write_bytes({"changed": changed, "cut": data[:-1], "longer": data + b"x"}[how])
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((SnapshotCorrupt, SnapshotNotFound)):
+        restore()
+    assert before == len(os.listdir("/proc/self/fd"))
+    assert len(catalogue.list()) == (name != "snapshot.json")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("step", ["fsync", "rename", "fchown"])
+def test_whatever_fails_nothing_of_it_is_left(
+    tmp_path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, memory = tmp_path / "here", tmp_path / "memory"
+    memory.write_bytes(b"pages")
+
+    def fail(*_given: Any, **_named: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        wanted = IoError if number == errno.EIO else StorageFull
+        with pytest.raises(wanted):
+            save(here, b"content", 100, str(memory))
+    assert [] == os.listdir(here)
+    assert before == len(os.listdir("/proc/self/fd"))
+
+    memory.write_bytes(b"pages")
+    save(here, b"content", 100, str(memory))
+    assert ["snap-1"] == os.listdir(here)
+
+
+def test_what_was_half_saved_or_half_removed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = Catalogue(str(tmp_path), "native")
+    save(tmp_path, b"content", 100)
+    (tmp_path / ".partial-snap-2").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # killed there
+        catalogue.delete("snap-1")
+    assert 2 == len(os.listdir(tmp_path))
+    save(tmp_path, b"content", 100)
+
+    catalogue.tidy()
+
+    assert ["snap-1"] == os.listdir(tmp_path)
