@@ -291,7 +291,7 @@ def test_what_happens_is_said_in_json_lines(
     """With the ids of what it is about; what a client chose is escaped."""
     daemon = start_daemon("--log-level", "debug")
     with daemon.client() as client:
-        sandbox_id = client.post("/v1/sandboxes", json={"labels": {"a": "b\nc"}}).json()["id"]
+        sandbox_id = client.post("/v1/sandboxes", json={"metadata": {"a": "b\nc"}}).json()["id"]
         client.get(f"/v1/sandboxes/{sandbox_id}/files/list")
         client.get("/v1/info", headers={"origin": 'http://e"vil'})
         client.delete(f"/v1/sandboxes/{sandbox_id}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,8 +218,24 @@ def test_snapshots_keys_and_the_pool(type_: Type, sandbox: str) -> None:
     assert 0 == type_("snapshot", "rm", saved).returncode
     assert [] == json.loads(type_("snapshot", "list", "--json").stdout)
 
-    key = json.loads(type_("keys", "create", "team", "--name", "ci", "--json").stdout)
-    assert key["id"] in type_("keys", "list").stdout.decode()
+    bounds = (
+        "--scope",
+        "read_only",
+        "--expires",
+        "2d",
+        "--max-sandboxes",
+        "3",
+        "--max-requests",
+        "9",
+    )
+    key = json.loads(type_("keys", "create", "team", "--name", "ci", *bounds, "--json").stdout)
+    listed = type_("keys", "list").stdout.decode()
+    assert key["id"] in listed
+    assert re.search(r" (2d|47h|48h)\n", listed)
+    assert ("read_only", 3, 9) == (key["scope"], key["max_sandboxes"], key["max_requests"])
+    again = type_("keys", "rotate", key["id"], "--overlap", "1m").stdout.decode().strip()
+    assert again.startswith(f"rf_{key['id']}.")
+    assert again != key["key"]
     assert 0 == type_("keys", "rm", key["id"]).returncode
     assert [] == json.loads(type_("keys", "list", "--json").stdout)
 

@@ -260,6 +260,8 @@ def test_keys_over_tcp(start_daemon: StartDaemon) -> None:
                 assert [sandbox.id] == [each.id for each in user.list()]
             with pytest.raises(RingfenceError):
                 user.make_key("other")
+        again = admin.rotate_key(made["id"])
+        assert (made["id"], True) == (again["id"], again["key"] != made["key"])
         admin.delete_key(made["id"])
     with Client(daemon.tcp, key=made["key"]) as late, pytest.raises(Unauthenticated):
         late.list()

@@ -294,7 +294,8 @@ class _Passing:
         """Count it, and say so."""
         scope = self._scope
         method = scope.get("method", "WEBSOCKET")
-        route = getattr(scope.get("route"), "path", "(none)")
+        refused_on = self._found.path if self._found else "(none)"
+        route = getattr(scope.get("route"), "path", refused_on)
         self._status = status = self._status or 499  # the client went away
         self.write_down()
         self._service.requests.add(route, method, status, time.monotonic() - self._began)

@@ -109,7 +109,7 @@ def limits(given: dict[str, Any]) -> Limits:
             values[field] = parse_size(given[name], f"limits.{field}")
     for name, field in _COUNTS.items():
         if name in given:
-            values[field] = _whole(given[name], f"limits.{field}")
+            values[field] = whole_number(given[name], f"limits.{field}")
     if "cpus" in given:
         values["cpus"] = _decimal(given["cpus"], "limits.cpus")
     return Limits(**values)
@@ -126,7 +126,8 @@ def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
         return ()  # a working directory that is no place for a mount is refused by its own name
 
 
-def _whole(text: str, field: str) -> int:
+def whole_number(text: str, field: str) -> int:
+    """The number that an option has."""
     digits = text.strip().removeprefix("+").removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
         raise InvalidRequest(f"{text!r} is not a whole number", field=field)

@@ -217,16 +217,29 @@ RM = Command(
 KEYS = Command(
     "keys",
     "API keys of a server; for admins.",
-    arguments="create OWNER | list | rm ID...",
+    arguments="create OWNER | list | rotate ID | rm ID...",
     options=(
-        Option("scope", "user|admin", "what it may do; user", words="user admin"),
+        Option(
+            "scope",
+            "SCOPE",
+            "what it may do: user (the default), admin, read_only or metrics",
+            words="user admin read_only metrics",
+        ),
         Option("name", "TEXT", "for people"),
+        Option("expires", "TIME", "it opens for 12h, 30d; without, until it is removed"),
+        Option("max-sandboxes", "N", "it makes no more where its owner has so many"),
+        Option("max-requests", "N", "served at once"),
+        Option("overlap", "TIME", "rotate: the secret before opens for 1h more; 0s"),
+        Option("this-key", "", "rm: the key that this very command uses may be meant"),
         *_ENDING,
     ),
-    words="create list rm",
-    details="A key is printed once, when it is made: the server keeps only a digest.",
+    words="create list rotate rm",
+    details="""\
+A key is printed once, when it is made or rotated: the server keeps only a digest. Removing a key
+ends the tokens that were made with it.""",
     examples=(
-        ("for a team", "ringfence keys create team-a --name ci > key"),
+        ("for a team", "ringfence keys create team-a --name ci --expires 30d > key"),
+        ("another secret", "ringfence keys rotate $key_id --overlap 1h > key"),
         ("which there are", "ringfence keys list"),
         ("let it open nothing more", "ringfence keys rm $key_id"),
     ),

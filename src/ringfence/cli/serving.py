@@ -6,7 +6,9 @@ import json
 import sys
 
 from ..errors import InvalidRequest
+from ..model.limits import parse_duration
 from . import remote, tables
+from .request import whole_number
 from .server_commands import KEYS, POOL, SNAPSHOT
 from .terminal import size
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from .options import Command
 
 _SNAPSHOTS = ("SNAPSHOT", "OF", "AGE", "SIZE", "NOTES")
-_KEYS = ("KEY", "OWNER", "SCOPE", "NAME", "AGE", "SANDBOX")
+_KEYS = ("KEY", "OWNER", "SCOPE", "NAME", "AGE", "USED", "ENDS IN", "SANDBOX")
 
 
 def _verb(words: list[str], command: Command) -> str:
@@ -63,7 +65,7 @@ def snapshot(argv: Sequence[str]) -> int:
 
 
 def keys(argv: Sequence[str]) -> int:
-    """Make, list, remove."""
+    """Make, list, rotate, remove."""
     given, words, after = remote.read(KEYS, argv)
     words += after
     verb = _verb(words, KEYS)
@@ -72,16 +74,33 @@ def keys(argv: Sequence[str]) -> int:
             remote.no_more(words, 2)
             owner = remote.word(words[1:], "OWNER", KEYS)
             scope, name = given.get("scope", "user"), given.get("name", "")
-            made = client.make_key(owner, scope=scope, name=name)
+            made = client.make_key(owner, scope=scope, name=name, **_bounds(given))
+            _print(given, made, made["key"])
+        elif verb == "rotate":
+            remote.no_more(words, 2)
+            overlap_s = parse_duration(given.get("overlap", "0s"), "overlap")
+            key_id = remote.word(words[1:], "ID", KEYS)
+            made = client.rotate_key(key_id, overlap_s=overlap_s)
             _print(given, made, made["key"])
         elif verb == "rm":
             remote.word(words[1:], "ID", KEYS)
             for each in words[1:]:
-                client.delete_key(each)
+                client.delete_key(each, this_key="this-key" in given)
         else:
             remote.no_more(words, 1)
             _list_keys(client, given)
     return 0
+
+
+def _bounds(given: dict[str, Any]) -> dict[str, Any]:
+    """The end and the bounds of a new key, as far as they were given."""
+    bounds: dict[str, Any] = {}
+    if "expires" in given:
+        bounds["expires_in_s"] = parse_duration(given["expires"], "expires")
+    for name in ("max-sandboxes", "max-requests"):
+        if name in given:
+            bounds[name.replace("-", "_")] = whole_number(given[name], name)
+    return bounds
 
 
 def _list_keys(client: Client, given: dict[str, Any]) -> None:
@@ -93,6 +112,8 @@ def _list_keys(client: Client, given: dict[str, Any]) -> None:
             each["scope"],
             each["name"],
             tables.ago(each["created_at"]),
+            tables.ago(each["last_used_at"]),
+            tables.left(each["expires_at"]),
             each["sandbox_id"] or "",
         )
         for each in found

@@ -48,6 +48,11 @@ def ago(moment: float | None) -> str:
     return "" if moment is None else span(max(0.0, time.time() - moment))
 
 
+def left(moment: float | None) -> str:
+    """How long until then, as `ago` says it; empty for never, `0s` where it is over."""
+    return "" if moment is None else span(max(0.0, moment - time.time()))
+
+
 def span(seconds: float | None) -> str:
     """A duration in its largest unit."""
     if seconds is None:

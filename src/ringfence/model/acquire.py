@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     from .record import dataclass, field
 
-_MOST_BYTES = 2**60
+_MOST_BYTES = 2**46  # as `Limits.memory_bytes`
 _LONGEST_KEY = 255
 
 
@@ -43,7 +43,7 @@ class RequiredCapabilities(Noun):
         if self.minimum_memory_bytes is not None:
             checks.integer(self.minimum_memory_bytes, "minimum_memory_bytes", 1, _MOST_BYTES)
         for name in ("readable_paths", "writable_paths"):
-            given = enumerate(checks.items(getattr(self, name), name))
+            given = enumerate(checks.at_most(getattr(self, name), name, checks.MOST_PATHS))
             paths = tuple(checks.absolute_path(path, f"{name}[{i}]") for i, path in given)
             object.__setattr__(self, name, paths)
 
@@ -95,8 +95,10 @@ class AcquireOptions(Noun):
             checks.instance(self.timeouts, "timeouts", SessionTimeouts)
         if len(checks.text(self.key, "key")) > _LONGEST_KEY or not self.key.isprintable():
             checks.refuse("key", f"must be up to {_LONGEST_KEY} printable characters")
-        for name in ("required_labels", "metadata"):
-            object.__setattr__(self, name, checks.string_map(getattr(self, name), name))
+        put = object.__setattr__
+        put(self, "required_labels", checks.labels(self.required_labels, "required_labels"))
+        put(self, "metadata", checks.string_map(self.metadata, "metadata"))
+        checks.weigh("metadata", checks.NOTES_BYTES, self.metadata)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -7,7 +7,7 @@ from .frozen import FrozenMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
     from typing import Any, NoReturn, TypeVar
 
     T = TypeVar("T")
@@ -19,6 +19,14 @@ _ENV_REST = _ENV_START | _DIGITS
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _PATH_MAX = 4095  # include/uapi/linux/limits.h PATH_MAX, less the closing NUL
 _NAME_MAX = 255  # include/uapi/linux/limits.h
+_COMMAND_BYTES = 6 << 20  # fs/exec.c bprm_stack_limits(): three quarters of _STK_LIM
+_POINTER_BYTES = 9  # and the NUL
+
+MOST_LABELS, LABELS_BYTES = 64, 16 << 10
+NOTES_BYTES = 256 << 10
+"""Of labels, metadata, environment and secrets of one request together."""
+MOST_PATHS = 1000
+"""In one list of a request."""
 
 
 def refuse(field: str, message: str, hint: str = "") -> NoReturn:
@@ -135,6 +143,49 @@ def plain(value: object) -> object:
     """A path object, such as `pathlib.Path`, as the string that it stands for; all else as it is."""
     given: Any = value
     return given.__fspath__() if hasattr(type(given), "__fspath__") else given
+
+
+def at_most(value: object, field: str, most: int) -> tuple[Any, ...]:
+    """A list of no more than `most` items."""
+    given = items(value, field)
+    if len(given) > most:
+        refuse(field, f"{len(given)} are more than {most}")
+    return given
+
+
+def labels(value: object, field: str) -> FrozenMap:
+    """Labels: few, short and printable, as lists show and filters compare them."""
+    if value and hasattr(value, "__len__") and len(value) > MOST_LABELS:
+        refuse(field, f"{len(value)} are more than {MOST_LABELS}", "keep the rest in `metadata`")
+    pairs = string_map(value, field)
+    if not pairs:
+        return pairs
+    weigh(field, LABELS_BYTES, pairs)
+    for key, item in pairs.items():
+        if not (key.isprintable() and item.isprintable()):
+            refuse(field, f"{key!r} or what it is has a character that cannot be printed")
+    return pairs
+
+
+def weigh(field: str, most: int, *maps: Mapping[str, str]) -> None:
+    """Refuse mappings that together have more than `most` bytes of keys and values."""
+    size = sum(
+        len(text.encode("utf-8", "surrogateescape"))
+        for pairs in maps
+        for pair in pairs.items()
+        for text in pair
+    )
+    if size > most:
+        refuse(field, f"{size} bytes are more than {most}", "put what is large into a file")
+
+
+def weigh_command(texts: tuple[str, ...], env: Mapping[str, str], field: str) -> None:
+    """Refuse arguments and variables that no kernel passes to a program."""
+    size = sum(map(len, texts)) + sum(len(key) + len(item) for key, item in env.items())
+    size += _POINTER_BYTES * (len(texts) + len(env))
+    if size > _COMMAND_BYTES:
+        hint = "send it as input, or put it into a file"
+        refuse(field, f"with the environment, {size} bytes are more than {_COMMAND_BYTES}", hint)
 
 
 def string_map(value: object, field: str) -> FrozenMap:

@@ -56,6 +56,8 @@ class CreateRequest(Noun):
         if self.timeouts is not None:
             checks.instance(self.timeouts, "timeouts", SessionTimeouts)
         object.__setattr__(self, "metadata", checks.string_map(self.metadata, "metadata"))
+        notes = (self.metadata, self.spec.labels, self.spec.env, self.spec.secrets)
+        checks.weigh("metadata", checks.NOTES_BYTES, *notes)
 
     @property
     def is_secret(self) -> bool:

@@ -19,7 +19,7 @@ KILLED_BY_CALLER = "caller"  # kill() on the exec
 KILLED_BY_TERMINATE = "terminate"  # the sandbox was terminated under it
 
 _YEAR_S = 366 * 86_400
-_MOST_OUTPUT = 2**50
+_MOST_OUTPUT = 2**40  # as `Limits.output_bytes`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +57,7 @@ class ExecRequest(Noun):
         put = object.__setattr__
         put(self, "argv", _check_argv(self.argv))
         put(self, "env", checks.env_map(self.env, "env"))
+        checks.weigh_command(self.argv, self.env, "argv")
         if self.cwd is not None:
             put(self, "cwd", checks.path(self.cwd, "cwd"))
         if self.user is not None:

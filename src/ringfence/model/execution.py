@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _YEAR_S = 366 * 86_400
-_MOST_MIB = 2**40
+_MOST_MIB = 2**26  # as `Limits.memory_bytes`
 
 
 class ExecutionStatus(StrEnum):
@@ -98,6 +98,7 @@ class ExecutionRequest(Noun):
             checks.refuse("command", "must name a program")
         put(self, "args", checks.texts(self.args, "args"))
         put(self, "env", checks.env_map(self.env, "env"))
+        checks.weigh_command((self.command, *self.args), self.env, "args")
         if self.work_dir is not None:
             checks.path(self.work_dir, "work_dir")
         if self.stdin is not None:

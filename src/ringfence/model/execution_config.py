@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DAY_S = 86_400.0
 _YEAR_S = 366 * _DAY_S
-_MOST_MIB = 2**40
+_MOST_MIB = 2**26  # as `Limits.memory_bytes`
 _WEAKER = ("memory_limit", "cpu_limit", "pids_limit")
 _DEFAULT_AND_MAX = (
     ("default_timeout_secs", "max_timeout_secs"),

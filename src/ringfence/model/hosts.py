@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LABEL = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _HEX = frozenset("0123456789abcdef")
 _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and length bytes
-_PORT_MAX = 65535
+_PORT_MAX, _MOST_RANGES = 65535, 256
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
 _NO_URL = "the host alone, no URL"
 
@@ -127,8 +127,11 @@ def read_ports(given: str, field: str) -> str:
     """`80,443,8000-8100` sorted, without overlaps; empty means every port."""
     if not given:
         return ""
+    parts = given.split(",", _MOST_RANGES)
+    if len(parts) > _MOST_RANGES:
+        checks.refuse(field, f"has more than {_MOST_RANGES} ranges of ports")
     merged: list[tuple[int, int]] = []
-    for first, last in sorted(_read_range(part.strip(" "), field) for part in given.split(",")):
+    for first, last in sorted(_read_range(part.strip(" "), field) for part in parts):
         if merged and first <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:

@@ -22,14 +22,14 @@ _SECONDS: dict[str, tuple[float, float]] = {
     "cpus": (0.001, 8192),
 }
 _COUNTS: dict[str, tuple[int, int]] = {
-    "memory_bytes": (MIB, 1024 * TIB),
+    "memory_bytes": (MIB, 64 * TIB),
     "pids": (1, 4_194_304),  # include/linux/threads.h PID_MAX_LIMIT
-    "disk_bytes": (64 * KIB, 1024 * 1024 * TIB),
-    "inodes": (16, 2**40),
+    "disk_bytes": (64 * KIB, 64 * TIB),
+    "inodes": (16, 2**32),
     "open_files": (8, 1_048_576),  # fs/file.c sysctl_nr_open
-    "output_bytes": (0, 1024 * TIB),
-    "io_bytes_per_s": (1, 1024 * TIB),
-    "network_bytes": (0, 1024 * 1024 * TIB),
+    "output_bytes": (0, TIB),
+    "io_bytes_per_s": (1, TIB),
+    "network_bytes": (0, 1024 * TIB),
 }
 
 

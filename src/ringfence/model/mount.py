@@ -64,7 +64,7 @@ class Mount(Noun):
         object.__setattr__(self, "source", _check_source(self.source))
         checks.choice(self.access, "access", ACCESS, "read_only or read_write")
         if self.protect is not None:
-            inner = checks.items(self.protect, "protect")
+            inner = checks.at_most(self.protect, "protect", checks.MOST_PATHS)
             kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in enumerate(inner))
             object.__setattr__(self, "protect", kept)
 

@@ -15,6 +15,7 @@ else:
 ALLOW = "allow"
 DENY = "deny"
 ACTIONS = (ALLOW, DENY)
+_MOST_METHODS = 64
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _TOKEN = frozenset("!#$%&'*+-.^_`|~" + _LETTERS)  # RFC 9110, section 5.6.2
@@ -78,9 +79,9 @@ class NetworkRule(Noun):
         self._put("host", hosts.read_host(checks.text(self.host, "host"), "host"))
         self._put("ports", hosts.read_ports(checks.text(self.ports, "ports"), "ports"))
         checks.choice(self.action, "action", ACTIONS, "allow or deny")
-        methods = checks.texts(self.methods, "methods")
+        methods = checks.texts(checks.at_most(self.methods, "methods", _MOST_METHODS), "methods")
         self._put("methods", _unique(_method(each, i) for i, each in enumerate(methods)))
-        paths = checks.texts(self.paths, "paths")
+        paths = checks.texts(checks.at_most(self.paths, "paths", checks.MOST_PATHS), "paths")
         self._put("paths", _unique(_path(each, i) for i, each in enumerate(paths)))
         if self.credential is not None:
             checks.instance(self.credential, "credential", Credential)

@@ -29,6 +29,7 @@ DEBUG = "debug"
 UNRESTRICTED = "unrestricted"
 
 _YEAR_S = 366 * 86_400
+_LONGEST_IMAGE = 1000
 MOST_MOUNTS = 200  # each travels as a descriptor, and one message carries 253
 
 
@@ -92,18 +93,22 @@ class SandboxSpec(Noun):
     def _check_identity(self) -> None:
         if self.id is not None:
             self._put("id", check_id(self.id))
-        self._put("labels", checks.string_map(self.labels, "labels"))
+        self._put("labels", checks.labels(self.labels, "labels"))
         checks.choice(self.tier, "tier", TIERS, "light or strong")
         checks.name(self.profile, "profile")
         checks.name(self.template, "template")
         if self.image is not None:
-            checks.text(self.image, "image", empty=False)
+            image = checks.text(self.image, "image", empty=False)
+            if len(image) > _LONGEST_IMAGE:
+                checks.refuse("image", f"is longer than {_LONGEST_IMAGE} characters")
         if self.user is not None:
             self._put("user", checks.user(self.user, "user"))
 
     def _check_environment(self) -> None:
         self._put("env", checks.env_map(self.env, "env"))
         self._put("secrets", checks.env_map(self.secrets, "secrets"))
+        if self.env or self.secrets:
+            checks.weigh("env", checks.NOTES_BYTES, self.env, self.secrets)
         if self.workdir is not None:
             self._put("workdir", checks.absolute_path(self.workdir, "workdir"))
         if self.memory_dir is not None:
@@ -140,10 +145,10 @@ class SandboxSpec(Noun):
         for name in ("protect", "unprotect"):
             given = getattr(self, name)
             if given is not None:
-                inner = enumerate(checks.items(given, name))
+                inner = enumerate(checks.at_most(given, name, checks.MOST_PATHS))
                 paths = tuple(checks.normal_path(path, f"{name}[{i}]") for i, path in inner)
                 self._put(name, paths)
-        denied = enumerate(checks.items(self.deny, "deny"))
+        denied = enumerate(checks.at_most(self.deny, "deny", checks.MOST_PATHS))
         self._put("deny", tuple(check_target(path, f"deny[{i}]") for i, path in denied))
         self._put("allow_degraded", weaker(self.allow_degraded, "allow_degraded"))
 

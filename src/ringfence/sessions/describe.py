@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
-from ..errors import SandboxNotFound
+from ..errors import InvalidRequest, SandboxNotFound
 from ..model.client_session import SessionState
 from ..model.sandbox import SandboxView
 from ..model.spec import SandboxSpec
@@ -44,7 +45,10 @@ def describe(manager: SessionManager, any_id: str, client_id: str | None = None)
 def describe_ended(manager: SessionManager, session: SessionRecord) -> SandboxView:
     """One that is over, from what was written down."""
     record = manager.store.sandbox(session.sandbox)
-    spec = SandboxSpec.from_json(json.loads(record.spec)) if record else SandboxSpec()
+    spec = SandboxSpec()
+    if record:
+        with suppress(InvalidRequest):  # of an older version, which took more than this one
+            spec = SandboxSpec.from_json(json.loads(record.spec))
     return _view(view_of(session), spec, None)
 
 

@@ -57,6 +57,8 @@ ids = names.map(lambda name: f"{name}-{name}"[:63])
 variables = st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,20}\Z")
 envs = st.dictionaries(variables, any_text, max_size=4)
 labels = st.dictionaries(full_text, any_text, max_size=4)
+printed = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)
+printed_labels = st.dictionaries(printed.filter(bool), printed, max_size=4)
 parts = full_text.filter(lambda t: "/" not in t and t not in (".", ".."))
 relative_paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
 absolute_paths = relative_paths.map(lambda path: "/" + path)
@@ -161,7 +163,7 @@ users = st.one_of(st.none(), names.map(lambda name: "u" + name), st.integers(0, 
 specs = st.builds(
     SandboxSpec,
     id=st.none() | ids,
-    labels=labels,
+    labels=printed_labels,
     network=policies,
     mounts=st.lists(mounts, max_size=3, unique_by=lambda mount: mount.target).map(tuple),
     limits=limits,
@@ -195,7 +197,7 @@ requests = st.builds(
     env=envs,
     user=users,
     timeout_s=st.none() | st.floats(0.001, 1e6),
-    max_output_bytes=st.none() | st.integers(0, 2**50),
+    max_output_bytes=st.none() | st.integers(0, 2**40),
     pty=st.none() | st.tuples(ports, ports),
 )
 counts = st.none() | st.integers(0, 2**63 - 1)
@@ -305,7 +307,7 @@ required = st.builds(
     RequiredCapabilities,
     network=st.booleans(),
     write_access=st.booleans(),
-    minimum_memory_bytes=st.none() | st.integers(1, 2**60),
+    minimum_memory_bytes=st.none() | st.integers(1, 2**46),
     readable_paths=paths,
     writable_paths=paths,
 )
@@ -336,7 +338,7 @@ session_nouns = st.one_of(
         require_fresh=st.booleans(),
         required=required,
         preferred_backend=st.just("") | names,
-        required_labels=labels,
+        required_labels=printed_labels,
         use_pool=st.booleans(),
         timeouts=st.none() | session_timeouts,
         key=st.text(st.characters(categories=["L", "N", "P"]), max_size=20),

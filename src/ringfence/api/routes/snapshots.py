@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from ...errors import SnapshotNotFound
+from ...model import checks
 from ...model.snapshot import Snapshot
 from .. import bodies, forms
 from ..caller import Caller
@@ -21,10 +22,15 @@ router = APIRouter(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsNoun()]
 
 
+def _notes(given: dict[str, str]) -> dict[str, str]:
+    checks.weigh("metadata", checks.NOTES_BYTES, checks.string_map(given, "metadata"))
+    return given
+
+
 class Take(forms.Form):
     """Notes on a snapshot."""
 
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(_notes)] = Field(default_factory=dict)
 
 
 @router.post("/sandboxes/{sandbox_id}/snapshots", status_code=201, response_model=Form)

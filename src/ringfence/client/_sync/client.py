@@ -257,9 +257,15 @@ class Client:
             for event in events:
                 yield event
 
-    def make_key(self, owner: str, *, scope: str = "user", name: str = "") -> dict[str, Any]:
-        """A new key, under `key` this once; for admins."""
-        body = {"owner": owner, "scope": scope, "name": name}
+    def make_key(
+        self, owner: str, *, scope: str = "user", name: str = "", **bounds: Any
+    ) -> dict[str, Any]:
+        """A new key, under `key` this once; for admins.
+
+        Args:
+            bounds: `expires_in_s`, `max_sandboxes`, `max_requests`: as far as it has any.
+        """
+        body = {"owner": owner, "scope": scope, "name": name, **bounds}
         found: dict[str, Any] = self._transport.json("POST", "/v1/keys", body=body)
         return found
 
@@ -269,12 +275,23 @@ class Client:
         found: Forms = answer["items"]
         return found
 
-    def delete_key(self, key_id: str) -> None:
-        """Let a key open nothing more, at once; for admins."""
-        self._transport.request("DELETE", f"/v1/keys/{segment(key_id)}", repeat=False)
+    def rotate_key(self, key_id: str, *, overlap_s: float = 0.0) -> dict[str, Any]:
+        """Another secret for a key, under `key` this once; the one before opens for `overlap_s` more."""
+        at, body = f"/v1/keys/{segment(key_id)}/rotate", {"overlap_s": overlap_s}
+        found: dict[str, Any] = self._transport.json("POST", at, body=body)
+        return found
+
+    def delete_key(self, key_id: str, *, this_key: bool = False) -> None:
+        """Let a key, and the tokens made with it, open nothing more, at once; for admins.
+
+        Args:
+            this_key: It may be the very key that this client uses.
+        """
+        at = f"/v1/keys/{segment(key_id)}{'?this_key=true' if this_key else ''}"
+        self._transport.request("DELETE", at, repeat=False)
 
     def pool(self) -> dict[str, Any]:
-        """What is kept warm, and how that goes."""
+        """What is kept warm, and how that goes; for admins."""
         found: dict[str, Any] = self._transport.json("GET", "/v1/pools")
         return found
 
