@@ -158,7 +158,7 @@ def test_a_process_that_does_not_read_can_be_signalled(daemon: Daemon, sandbox: 
     exec_id = sandbox.start(script, stream_stdin=True)
     with attached(daemon, sandbox, exec_id) as pipes:
         pipes.until(b"set\n")
-        pipes.type(bytes(500_000))
+        pipes.type(bytes(200_000))
         pipes.say(type="signal", signal="USR1")
         assert 5 == pipes.hear("end")["exec"]["status"]["exit_code"]
 

@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
@@ -61,6 +62,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unforeseen)
     return app
 
@@ -126,6 +128,11 @@ def _methods(scope: Scope) -> set[str]:
     routes = [each for router in ROUTERS for each in router.routes]
     fitting = [each for each in routes if each.matches(scope)[0] is not Match.NONE]
     return {name for each in fitting for name in getattr(each, "methods", None) or ()}
+
+
+async def _gone(_request: Request, _exc: Any) -> Response:
+    """The client went away while its body was read: nobody is answered, and nothing went wrong here."""
+    return Response(status_code=499)
 
 
 async def _unforeseen(request: Request, exc: Exception) -> Response:

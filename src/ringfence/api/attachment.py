@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ..errors import InvalidRequest, RingfenceError
 from ..execs.run import Run
@@ -27,8 +29,36 @@ from .service import Service
 IN_BYTE, OUT_BYTE, ERR_BYTE = b"\x00", b"\x01", b"\x02"
 NOW = "now"
 _NORMAL = 1000  # RFC 6455 7.4.1
-_PIECE = 256 << 10
-_MOST_INPUT = 64  # messages that wait for a process which does not read
+_PIECE = 128 << 10
+_MOST_INPUT = 256 << 10  # bytes that wait for one process which does not read
+_OVERHEAD = 128  # of a message that waits
+
+
+class _Room:
+    """What may wait to be read by one process, of all clients that are attached to it."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Wait until there is room; what is larger than all of it gets it for itself."""
+        while self._taken and self._taken + size > _MOST_INPUT:
+            freed = asyncio.get_running_loop().create_future()
+            self._waiting.append(freed)
+            await freed
+        self._taken += size
+
+    def give(self, size: int) -> None:
+        """It waits no longer."""
+        self._taken -= size
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+
+_rooms: WeakKeyDictionary[Run, _Room] = WeakKeyDictionary()
 
 
 class Attachment:
@@ -44,7 +74,8 @@ class Attachment:
     def __init__(self, service: Service, run: Run, socket: WebSocket, cursor: str) -> None:
         self._service, self._run, self._socket = service, run, socket
         self._place = run.spool.totals if cursor == NOW else place_of(run, cursor)
-        self._input: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_INPUT)
+        self._input: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._room, self._held = _rooms.setdefault(run, _Room()), 0
 
     async def serve(self) -> None:
         """Until the exec has ended and all is sent, or the client goes away."""
@@ -58,14 +89,20 @@ class Attachment:
             for task in (sending, receiving, feeding):
                 task.cancel()
             ends = await asyncio.gather(sending, receiving, feeding, return_exceptions=True)
+            self._room.give(self._held)
         for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, WebSocketDisconnect):
+            if isinstance(end, Exception) and not self._is_gone(end):
                 raise end
+
+    def _is_gone(self, end: Exception) -> bool:
+        """Whether that is no more than what comes of a client that went away."""
+        state = self._socket.client_state
+        return isinstance(end, WebSocketDisconnect) or state is WebSocketState.DISCONNECTED
 
     # -- going out ------------------------------------------------------------------------------
 
     async def _send(self) -> None:
-        run, call = self._run, self._service.lanes.call
+        run, call, share = self._run, self._service.lanes.call, self._service.share
         with (
             run.spool.follow(self._place) as follower,
             Bell(run) as bell,
@@ -74,6 +111,7 @@ class Attachment:
             while True:
                 bell.clear()
                 over = run.done.done()
+                await share.take()
                 event = await call(follower.next, _PIECE)
                 if event is not None:
                     await self._send_event(event)
@@ -103,6 +141,7 @@ class Attachment:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
+            await self._service.share.take()
             try:
                 await self._obey(message)
             except RingfenceError as exc:
@@ -113,7 +152,7 @@ class Attachment:
         if data is None:
             await self._order(jsonform.loads(message.get("text") or ""))
         elif data[:1] == IN_BYTE:
-            await self._input.put(data[1:])
+            await self._keep(data[1:])
         else:
             raise InvalidRequest("input begins with a zero byte", field="message")
 
@@ -124,7 +163,7 @@ class Attachment:
             rows, columns = (
                 checks.integer(order.get(name), name, 1, 65_535) for name in ("rows", "cols")
             )
-            run.resize(rows, columns)
+            await self._service.lanes.call(run.resize, rows, columns, key=run.sandbox_id)
         elif kind == "signal":
             number = signal_number(order.get("signal"))
             group = checks.flag(order.get("group", False), "group")
@@ -132,9 +171,16 @@ class Attachment:
         elif kind == "kill":
             await self._service.lanes.call(run.kill, key=run.sandbox_id)
         elif kind == "eof":
-            await self._input.put(None)
+            await self._keep(None)
         else:
             raise InvalidRequest("must be resize, signal, kill or eof", field="type")
+
+    async def _keep(self, data: bytes | None) -> None:
+        """Keep input until it is fed; while there is no room for it, nothing more is received."""
+        size = len(data or b"") + _OVERHEAD
+        await self._room.take(size)
+        self._held += size
+        self._input.put_nowait(data)
 
     async def _feed(self) -> None:
         """Input has a queue of its own: a process that does not read it can still be signalled."""
@@ -148,3 +194,6 @@ class Attachment:
                 await self._say("input", offset=self._run.view().stdin_bytes, eof=data is None)
             except RingfenceError as exc:
                 await self._say("error", **exc.to_json())
+            size = len(data or b"") + _OVERHEAD
+            self._held -= size
+            self._room.give(size)

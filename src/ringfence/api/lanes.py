@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONTROL, COPIES, ENDING, BODIES = "control", "copies", "ending", "bodies"
 # Made when they are needed. More than one client may have requests (`Bounds.requests_of_client`): with
 # every one of them stuck, there are threads for the others.
+# What computes for bodies has few: as many as want the interpreter, the event loop waits for.
 _THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576, BODIES: 2}
 _WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1, BODIES: 1}  # calls of one sandbox, or client, at once
 _MOST_ERRANDS = 16  # helpers in one sandbox at once

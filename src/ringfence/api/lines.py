@@ -21,7 +21,7 @@ NDJSON, SSE = "application/x-ndjson", "text/event-stream"
 BOTH = "both"
 STREAMS = (OUT, ERR)
 _PIECE = 48 << 10
-_BATCH = 1 << 20
+_BATCH = 192 << 10
 _MOST_DIGITS = 18
 
 

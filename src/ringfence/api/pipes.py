@@ -62,15 +62,15 @@ class Running:
         if errand is not None:
             self._lanes.later(errand.abandon)  # perhaps cancelled: nothing may be awaited here
 
-    async def read(self, timeout_s: float | None = _STUCK_S) -> bytes:
-        """What came; empty at the end.
+    async def read(self, timeout_s: float | None = _STUCK_S, most: int = _CHUNK) -> bytes:
+        """What came, `most` bytes of it; empty at the end.
 
         Raises:
             TimeoutExceeded: Nothing came for so long.
         """
         while True:
             try:
-                return os.read(self._fd, _CHUNK)
+                return os.read(self._fd, most)
             except BlockingIOError:
                 await self._ready("reader", timeout_s)
 

@@ -7,10 +7,12 @@ answers is shown as a page of nobody's, since it comes from the address that the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import h11
+from starlette.requests import ClientDisconnect
 
 from ..errors import ConnectError, RingfenceError, TimeoutExceeded
 from .breaking import BrokenOff
@@ -19,10 +21,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from .loop_share import LoopShare
+
 Fields = list[tuple[bytes, bytes]]
 
 _PIECE = 1 << 16
-_HEAD_BYTES = 64 << 10
+_HEAD_BYTES = 32 << 10  # of one head, one chunk's extensions or the trailers
+_MOST_INTERIM = 8  # heads before the one that counts, as `103 Early Hints` is
+_JOINED = 1 << 14  # bytes of small chunks
+_TURN_S = 0.001  # of parsing, before others have their turn
 _ANSWER_S = 300.0
 _HOP = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
@@ -61,8 +68,14 @@ async def ask(
     fields: Fields,
     body: AsyncIterator[bytes],
     prefix: bytes,
+    share: LoopShare,
+    gone: Callable[[], Awaitable[object]],
 ) -> Answer:
     """Pass a request on; `inside` is ours from then on, and for the client all is below `prefix`.
+
+    Args:
+        share: What reading the answer may take of the event loop's time.
+        gone: Awaited after the body: returns when the client has gone away.
 
     Raises:
         ConnectError: What is there does not speak HTTP.
@@ -70,9 +83,9 @@ async def ask(
     """
     inside.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=inside)
-    exchange = _Exchange(reader, writer)
+    exchange = _Exchange(reader, writer, share)
     try:
-        exchange.begin(method, target, request_fields(fields, port), body)
+        exchange.begin(method, target, request_fields(fields, port), body, gone)
         async with asyncio.timeout(_ANSWER_S):
             head = await exchange.head()
     except BaseException as exc:
@@ -119,18 +132,30 @@ def located(place: bytes, port: int, prefix: bytes) -> bytes:
 class _Exchange:
     """One connection, one request, one answer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: LoopShare
+    ) -> None:
+        self._reader, self._writer, self._share = reader, writer, share
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         self._sending: asyncio.Future[None] | None = None
 
-    def begin(self, method: str, target: bytes, fields: Fields, body: AsyncIterator[bytes]) -> None:
+    def begin(
+        self,
+        method: str,
+        target: bytes,
+        fields: Fields,
+        body: AsyncIterator[bytes],
+        gone: Callable[[], Awaitable[object]],
+    ) -> None:
         """Send a request. A server may answer before it has read all, and wait for us to read."""
         request = h11.Request(method=method, target=target, headers=fields)
         self._writer.write(self._http.send(request) or b"")
-        self._sending = asyncio.ensure_future(self._send(body))
+        self._sending = asyncio.ensure_future(self._send(body, gone))
 
-    async def _send(self, body: AsyncIterator[bytes]) -> None:
+    async def _send(
+        self, body: AsyncIterator[bytes], gone: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Send the body; then wait for the client to go, with whom all of this ends."""
         try:
             async for piece in body:
                 if piece:
@@ -138,36 +163,60 @@ class _Exchange:
                     await self._writer.drain()
             self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
             await self._writer.drain()
-        except (OSError, RingfenceError, h11.LocalProtocolError):
-            self._writer.close()  # half a request is none: the server inside is to notice
+            await gone()
+        except (OSError, RingfenceError, ClientDisconnect, h11.LocalProtocolError):
+            pass
+        self._writer.transport.abort()  # half a request is none: the server inside is to notice
 
     async def head(self) -> h11.Response:
-        while True:
-            event = await self._next()
+        for _ in range(_MOST_INTERIM + 1):
+            await self._share.take(_TURN_S)
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                await self._receive()
             if isinstance(event, h11.Response):
                 if not 200 <= event.status_code <= 599:
                     raise h11.RemoteProtocolError(f"status {event.status_code}")
                 return event
             if not isinstance(event, h11.InformationalResponse):
                 raise h11.RemoteProtocolError("no answer")
+        raise h11.RemoteProtocolError(f"over {_MOST_INTERIM} interim answers")
 
     async def body(self) -> AsyncIterator[bytes]:
         """The answer's body. One that breaks off breaks off for the client as well."""
         try:
-            while isinstance(event := await self._next(), h11.Data):
-                yield bytes(event.data)
+            pieces = bytearray()
+            while True:
+                await self._share.take(_TURN_S)
+                stopped_at = self._parse(pieces)
+                if pieces and (stopped_at is not None or len(pieces) >= _JOINED):
+                    yield bytes(pieces)
+                    pieces.clear()
+                if stopped_at is h11.NEED_DATA:
+                    await self._receive()
+                elif stopped_at is not None:
+                    return
         except (h11.RemoteProtocolError, OSError) as exc:
             raise BrokenOff(str(exc)) from exc
         finally:
             self.close()
+
+    def _parse(self, pieces: bytearray) -> object:
+        """Join chunks that are there; which event came after them, None where there are more of them."""
+        began, stopped_at = time.monotonic(), None
+        while stopped_at is None and time.monotonic() < began + _TURN_S:
+            event = self._http.next_event()
+            if isinstance(event, h11.Data):
+                pieces += event.data
+            else:
+                stopped_at = event
+        self._share.charge(time.monotonic() - began - _TURN_S)
+        return stopped_at
+
+    async def _receive(self) -> None:
+        self._http.receive_data(await self._reader.read(_PIECE))
 
     def close(self) -> None:
         """Whatever is still under way."""
         if self._sending is not None:
             self._sending.cancel()
         self._writer.close()
-
-    async def _next(self) -> object:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(_PIECE))
-        return event

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from ..errors import (
     Forbidden,
@@ -15,6 +17,7 @@ from ..errors import (
     SandboxNotFound,
     Unauthenticated,
 )
+from ..model.noun import Noun
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
 from .admission import Admission
@@ -22,9 +25,13 @@ from .audit import Audit
 from .bounds import Bounds
 from .caller import Caller
 from .door import Door
-from .lanes import Lanes
+from .lanes import BODIES, Lanes
+from .loop_share import LoopShare
 from .measured import Requests
+from .nouns import page_of
 from .permissions import Permissions
+
+_FEW = 20  # nouns: to write them down takes less than to ask a thread
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Service:
     settings: Settings = field(default_factory=Settings)
     audit: Audit = field(default_factory=lambda: Audit(None))
     lanes: Lanes = field(default_factory=Lanes)
+    share: LoopShare = field(default_factory=LoopShare)
     requests: Requests = field(default_factory=Requests)
 
     def __post_init__(self) -> None:
@@ -78,6 +86,14 @@ class Service:
             if ended is None:
                 raise
             return ended
+
+    async def page(
+        self, found: Sequence[Noun], next_cursor: str | None = None, **options: Any
+    ) -> Response:
+        """One page of nouns. Of many it is made in a thread; `options` go to `to_json`."""
+        if len(found) <= _FEW:
+            return page_of(found, next_cursor, **options)
+        return await self.lanes.call(page_of, found, next_cursor, lane=BODIES, **options)
 
     async def need(self, any_id: str, caller: Caller) -> Live:
         """`live`; of one that has ended it is said why.

@@ -388,8 +388,10 @@ class BackendFiles(Protocol):
         """
         ...
 
-    def list(self, path: str) -> list[FileInfo]:
-        """A directory's entries, sorted by name.
+    def list(self, path: str, after: str = "", most: int | None = None) -> list[FileInfo]:
+        """A directory's entries, sorted by name: those after a name, `most` at most.
+
+        Of a directory with a million entries no more than `most` are held in memory.
 
         Raises:
             NotADirectory: `path` is something else.

@@ -14,6 +14,7 @@ from .measures import (
     create,
     egress,
     files,
+    floods,
     images,
     parked,
     run,
@@ -43,10 +44,11 @@ MEASURES: dict[str, Measure] = {
     "egress": egress.measure,
     "adapters": adapters.measure,
     "server": server.measure,
+    "floods": floods.measure,
     "backends": backends.measure,
 }
-# One needs the extras `server` and `client`, the other gVisor and a Docker engine.
-_ONLY_IF_ASKED = ("server", "backends")
+# Two need the extras `server` and `client`, the other gVisor and a Docker engine.
+_ONLY_IF_ASKED = ("server", "floods", "backends")
 _EXAMPLES = """measures:
   create      made, first exec, gone; beside bubblewrap
   exec        /bin/true in a live sandbox; beside a bare subprocess
@@ -57,6 +59,7 @@ _EXAMPLES = """measures:
   images      an image of 500 MiB unpacked; beside tar x
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back
+  floods      with --floods: p99 of other clients, and the daemon's memory, while each door is attacked
   adapters    importing each, beyond its framework where that is installed
   backends    with --backends: gVisor beside runsc, Docker beside docker exec, a microVM beside a boot
   egress      a network policy's price, and what goes through it; beside the host's own network
@@ -148,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer runs: seconds, not minutes")
     parser.add_argument("--full", action="store_true", help="5,000 live sandboxes instead of 1,000")
     parser.add_argument("--server", action="store_true", help="measure `ringfence serve` instead")
+    parser.add_argument("--floods", action="store_true", help="attack `ringfence serve` instead")
     parser.add_argument("--backends", action="store_true", help="measure other backends instead")
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help="default: all")
     return parser

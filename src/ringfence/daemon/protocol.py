@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with the peer of a unix socket known, and with patience that ends."""
+"""uvicorn's protocols, with the peer of a unix socket known, and with bounds that it has not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import struct
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 
 from ..api.bounds import Bounds
 from ..api.guard import PEER
+from ..api.loop_share import InSlices, LoopShare
 
 _SMALL = 1 << 16  # bytes: to copy more than that takes longer than to send twice
 _LAST_S = 0.3  # for a last request on a connection that is kept alive
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: socket(7), SO_PEERCRED
+MOST_MESSAGE = 256 << 10
+"""Bytes of a WebSocket message from a client."""
+_MOST_FRAMES = 1024  # of one message
 
 
 def is_readable(sock: socket.socket) -> bool:
@@ -26,14 +32,20 @@ def is_readable(sock: socket.socket) -> bool:
     return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
-def protocol(bounds: Bounds) -> type[RingfenceProtocol]:
+def http_protocol(bounds: Bounds, share: LoopShare) -> type[RingfenceProtocol]:
     """The class of connections with these bounds, as uvicorn wants it."""
-    return type("BoundedProtocol", (RingfenceProtocol,), {"bounds": bounds})
+    return type("BoundedProtocol", (RingfenceProtocol,), {"bounds": bounds, "share": share})
 
 
-class RingfenceProtocol(HttpToolsProtocol):
+def websocket_protocol(share: LoopShare) -> type[RingfenceWebSocket]:
+    """The class of WebSockets, as uvicorn wants it."""
+    return type("BoundedWebSocket", (RingfenceWebSocket,), {"share": share})
+
+
+class RingfenceProtocol(InSlices, HttpToolsProtocol):
     """One connection."""
 
+    most_bytes = 8192  # httptools is quicker than what parses WebSockets
     bounds = Bounds()
     is_leaving = False
     """Of the class: the server stops, and each connection ends with the answer that is under way."""
@@ -60,14 +72,14 @@ class RingfenceProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         """Count what comes before the end of the headers: httptools itself has no bound."""
         if self._in_head or self.scope is None:
             self._head_bytes += len(data)
             if self._head_bytes > self.bounds.head_bytes + len(data):
                 self._refuse(b"431 Request Header Fields Too Large")
                 return
-        super().data_received(data)
+        super().parse(data)
         # Most often they come in one piece, and need no clock.
         if self._in_head and self._head_timer is None:
             self._expect_head()
@@ -101,7 +113,19 @@ class RingfenceProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.is_behind
+
+    def on_response_complete(self) -> None:
+        """Read no further requests while there are some that wait for their turn."""
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Another protocol takes over, with nothing left to parse here."""
+        self.drop_pending()
+        super().handle_websocket_upgrade()
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.bounds.head_s, self._too_slow)
@@ -122,6 +146,18 @@ class RingfenceProtocol(HttpToolsProtocol):
             b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         )
         self.transport.close()
+
+
+class RingfenceWebSocket(InSlices, WebSocketsSansIOProtocol):
+    """One WebSocket."""
+
+    def handle_cont(self, event: Frame) -> None:
+        """Frames without content do not make a message longer, and each takes memory."""
+        if len(self.frames) >= _MOST_FRAMES:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"over {_MOST_FRAMES} frames")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
 
 
 class InOnePiece:

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 
 from ..errors import RingfenceError
@@ -31,6 +32,7 @@ logger = logging.getLogger("ringfence.daemon")
 _MOST_FILES = 1 << 20
 _ARENAS = 2  # of malloc
 _ACCEPT_S = 1.0  # for connections that wait to be accepted then
+_SWITCH_S = 0.001
 _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
@@ -56,6 +58,8 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
     _have_many_files()
     # Each arena keeps what it was freed. There is one for every few threads, which take turns anyway.
     mallopt(M_ARENA_MAX, _ARENAS)
+    # Between the loop and a thread that computes: with more, the loop waits for longer than it works.
+    sys.setswitchinterval(_SWITCH_S)
     quiet_server()
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
@@ -126,10 +130,12 @@ def _run(
     import uvicorn
 
     told: list[int] = []
+    share = app.state.service.share
 
-    from .protocol import is_readable, protocol
+    from .memory import give_back
+    from .protocol import MOST_MESSAGE, http_protocol, is_readable, websocket_protocol
 
-    bounded = protocol(config.bounds)
+    bounded = http_protocol(config.bounds, share)
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -150,7 +156,7 @@ def _run(
             uvicorn.Config(
                 app,
                 http=bounded,
-                ws="websockets-sansio",
+                ws=websocket_protocol(share),
                 loop="uvloop",
                 lifespan="off",
                 log_config=None,
@@ -159,7 +165,7 @@ def _run(
                 proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_GRACE_S,
-                ws_max_size=1 << 20,
+                ws_max_size=MOST_MESSAGE,
                 # Who is slow to read is slow to answer pings, and must not be cut off for it.
                 ws_ping_timeout=None,
                 ws_per_message_deflate=False,  # a megabyte must not become a gigabyte
@@ -181,7 +187,9 @@ def _run(
         while not all(each.started for each in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.005)
         ready([address(sock, tls) for sock, tls in held.listeners])
+        giving_back = asyncio.ensure_future(give_back())
         await asyncio.gather(*tasks)
+        giving_back.cancel()
 
     import uvloop
 

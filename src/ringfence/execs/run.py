@@ -197,9 +197,7 @@ class Run:
         """
         pump = self._pump
         if pump is not None:
-            with pump.open:
-                if pump.run.stdout is not None or pump.run.done >= 0:
-                    pump.run.resize(rows, columns)
+            pump.resize(rows, columns)
 
     def give(self, offset: int, data: memoryview) -> int:
         """Write input that begins at `offset` in its input, as much as fits now.

@@ -1,4 +1,4 @@
-"""How the C library keeps memory: mallopt(3), of glibc alone."""
+"""How the C library keeps memory: mallopt(3) and malloc_trim(3), of glibc alone."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ def mallopt(param: int, value: int) -> bool:
         return False  # musl, say
     call.argtypes, call.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     return bool(call(param, value))
+
+
+def malloc_trim() -> bool:
+    """Give free memory back to the system; False where the C library cannot. Others run meanwhile.
+
+    Source: malloc_trim(3).
+    """
+    try:
+        call = ctypes.CDLL(None).malloc_trim
+    except AttributeError:
+        return False
+    call.argtypes, call.restype = (ctypes.c_size_t,), ctypes.c_int
+    call(0)
+    return True

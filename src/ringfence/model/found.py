@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 else:
     from .record import dataclass
 
+MOST_LINE_BYTES = 64 << 10
+"""Of a line that a helper inside writes: a path and a line of text, escaped. Whoever reads a line has
+the interpreter for itself meanwhile."""
 CHANGES = (
     "watching", "created", "written", "modified", "attributes", "deleted", "moved_from", "moved_to",
     "overflow",
@@ -118,8 +121,13 @@ class FileChange(Noun):
 
 
 def read_answer(text: bytes) -> dict[str, Any] | None:
-    """The JSON form of what was found; None where the helper was ended before it was done."""
-    lines = [jsonform.loads(line) for line in text.splitlines()]
+    """The JSON form of what was found; None where the helper was ended before it was done,
+    or wrote what no helper writes.
+    """
+    parts = text.splitlines()
+    if any(len(part) > MOST_LINE_BYTES for part in parts):
+        return None
+    lines = [jsonform.loads(part) for part in parts]
     if not lines or not lines[-1].get("done"):
         return None
     said = {name: bool(lines[-1][name]) for name in ("truncated", "too_deep") if name in lines[-1]}

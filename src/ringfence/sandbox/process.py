@@ -75,9 +75,8 @@ class Process:
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
-        with self._pump.open:
-            if self.running:
-                self._pump.run.resize(rows, cols)
+        if self.running:
+            self._pump.resize(rows, cols)
 
 
 class StdinWriter:

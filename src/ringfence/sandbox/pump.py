@@ -268,6 +268,19 @@ class Pump:
             sink.close()
         self._close()
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell its terminal the new size; nothing happens when it has ended.
+
+        Raises:
+            InvalidRequest: It has none.
+        """
+        if getattr(self.run, "asks_to_resize", False):
+            self.run.resize(rows, columns)  # it may take its time, in which others need `open`
+            return
+        with self.open:
+            if self.run.stdout is not None or self.run.done >= 0:
+                self.run.resize(rows, columns)
+
     def _close(self) -> None:
         with self.open:
             self.run.close()

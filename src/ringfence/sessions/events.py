@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import islice
 
 from ..model.event import Event
 from ..model.frozen import FrozenMap
@@ -54,9 +55,11 @@ class Events:
     def since(self, seq: int) -> tuple[list[Event], int]:
         """What came after `seq`, and how many of those are no longer kept."""
         with self._lock:
-            found = [each for each in self._kept if each[0] > seq]
+            # Numbered without a gap: those that are wanted are the last.
+            count = max(0, min(self._seq - seq, len(self._kept)))
+            found = [*islice(reversed(self._kept), count)]
             first = self._kept[0][0] if self._kept else self._seq + 1
-        return [_event(each) for each in found], max(0, first - seq - 1)
+        return [_event(each) for each in reversed(found)], max(0, first - seq - 1)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Hear of everything from now on, until the returned function is called."""

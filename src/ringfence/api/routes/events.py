@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from ...model.event import Event
 from .. import forms
 from ..caller import Caller
-from ..nouns import AsNoun, page
+from ..nouns import AsNoun
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -40,8 +40,8 @@ async def events(
     """
     log = service.manager.events
     if not follow:
-        found, _lost = log.since(since)
-        return page([each.to_json() for each in found if _mine(caller, each)])
+        found, _lost = await service.lanes.call(log.since, since)
+        return await service.page([each for each in found if _mine(caller, each)])
     epoch, _, seq = last_event_id.rpartition("-")
     anew = bool(last_event_id) and (epoch != log.epoch or not seq.isdigit())
     after = 0 if anew else int(seq or since)

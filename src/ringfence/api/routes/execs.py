@@ -12,7 +12,7 @@ from ...model.exec_start import StartRequest
 from ...model.exec_view import ExecView
 from ...model.ids import check_id
 from .. import bodies
-from ..lanes import COPIES
+from ..lanes import BODIES
 from ..nouns import AsNoun, answer, json_answer
 from ..orders import SignalBody, SizeBody, give, signal_number
 from ..runs import TheExecs, find_run, sandbox_of, wait_for
@@ -69,7 +69,7 @@ async def _with_result(service: Service, run: Run) -> Response:
 
     if view.stdout_bytes + view.stderr_bytes < 1 << 16:
         return whole()  # a thread would take longer
-    return await service.lanes.call(whole, lane=COPIES)
+    return await service.lanes.call(whole, lane=BODIES)
 
 
 @router.get("")
@@ -86,7 +86,7 @@ async def list_(
     after = check_id(cursor, "cursor") if cursor else ""
     views = await service.lanes.call(execs.list, found, after, limit)
     more = views[-1].id if len(views) == limit else None
-    return json_answer({"items": [view.to_json() for view in views], "next_cursor": more})
+    return await service.page(views, more)
 
 
 @router.get("/{exec_id}", response_model=View)
@@ -149,7 +149,7 @@ async def resize(
 ) -> Response:
     """Tell its terminal the new size."""
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
-    run.resize(body.rows, body.cols)
+    await service.lanes.call(run.resize, body.rows, body.cols, key=run.sandbox_id)
     return answer(run.view())
 
 

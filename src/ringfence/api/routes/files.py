@@ -15,7 +15,7 @@ from ...sessions.live import Live
 from .. import forms, names, ranges
 from ..arriving import Arriving
 from ..lanes import COPIES
-from ..nouns import AsNoun, answer, page
+from ..nouns import AsNoun, answer
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(
@@ -191,10 +191,10 @@ async def list_(
 ) -> Response:
     """The entries of a directory, by name."""
     live = await service.need(sandbox_id, caller)
-    found: list[FileInfo] = await _run(service, live, "list", path)
-    left = [each for each in found if each.name > cursor]
-    more = left[limit - 1].name if len(left) > limit else None
-    return page([each.to_json() for each in left[:limit]], more)
+    ask, key = live.inner.files.list, live.sandbox_id
+    found: list[FileInfo] = await service.lanes.call(ask, path, cursor, limit + 1, key=key)
+    more = found[limit - 1].name if len(found) > limit else None
+    return await service.page(found[:limit], more)
 
 
 class Move(forms.Form):

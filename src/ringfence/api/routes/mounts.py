@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ...model.mount import Mount
 from ...model.session import ResolvedMount
 from .. import bodies, forms
-from ..nouns import AsNoun, answer, page
+from ..nouns import AsNoun, answer
 from ..service import TheCaller, TheService
 
 router = APIRouter(
@@ -23,7 +23,7 @@ Resolved = Annotated[ResolvedMount, AsNoun()]
 async def list_(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """Every mount, in the order they were made; of two at one target the newer, added later, wins."""
     live = await service.need(sandbox_id, caller)
-    return page([each.to_json(admin=caller.is_admin) for each in live.inner.session.mounts])
+    return await service.page(live.inner.session.mounts, admin=caller.is_admin)
 
 
 @router.post("", status_code=201, response_model=Resolved)

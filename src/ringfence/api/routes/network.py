@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ...model.netlog import NetworkEvent
 from ...model.network import NetworkPolicy
 from .. import bodies, forms
-from ..nouns import AsNoun, answer, page
+from ..nouns import AsNoun, answer
 from ..service import TheCaller, TheService
 
 router = APIRouter(
@@ -44,7 +44,7 @@ async def log(sandbox_id: forms.SandboxId, service: TheService, caller: TheCalle
     """What was asked of the network, oldest first: the newest thousand decisions."""
     live = await service.known(sandbox_id, caller)
     found = await service.lanes.call(live.sandbox.network_log, key=live.sandbox_id)
-    return page([each.to_json() for each in found])
+    return await service.page(found)
 
 
 @router.get("/learned", response_model=Policy)

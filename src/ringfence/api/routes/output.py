@@ -13,6 +13,7 @@ from ...execs.run import Run
 from ...spool.reader import Reader
 from ...spool.spool import NAMES
 from ..breaking import BreakableResponse, BrokenOff
+from ..lanes import BODIES
 from ..lines import BOTH, NDJSON, SSE, Lines
 from ..runs import Bell, TheExecs, Watching, find_run
 from ..service import Service, TheCaller, TheService
@@ -21,7 +22,7 @@ from .execs import ExecId
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/execs/{exec_id}", tags=["execs"])
 
 BYTES = "application/octet-stream"
-_PIECE = 1 << 20
+_PIECE = 256 << 10
 _DONE = {"cache-control": "no-store"}
 
 
@@ -71,7 +72,8 @@ async def _events(
         while True:
             bell.clear()
             over = run.done.done()
-            text = await service.lanes.call(lines.batch)
+            await service.share.take()
+            text = await service.lanes.call(lines.batch, lane=BODIES)
             if text:
                 yield text
             elif over or not heartbeat_s:

@@ -62,7 +62,8 @@ async def http(
         inside = await _dial(service, live, port)
         target, body = _rest(request), request.stream()
         prefix = f"/v1/sandboxes/{live.sandbox_id}/ports/{port}/http".encode()
-        answer = await ask(inside, port, request.method, target, request.headers.raw, body, prefix)
+        asked = request.method, target, request.headers.raw, body, prefix
+        answer = await ask(inside, port, *asked, service.share, request.receive)
     response = BreakableResponse(_watched(service, live, answer), answer.status)
     response.raw_headers = answer.fields
     return response
@@ -86,6 +87,7 @@ async def websocket(
             port,
             _rest(socket).decode("ascii"),
             socket.scope.get("subprotocols", []),
+            service.share,
         )
     except RingfenceError as exc:
         await socket.send_denial_response(problem(exc))
@@ -93,7 +95,7 @@ async def websocket(
     try:
         await socket.accept(inside.subprotocol)
         with Watching(service, live.sandbox_id):
-            await carry_messages(socket, inside)
+            await carry_messages(socket, inside, service.share)
     except WebSocketDisconnect:
         pass
     finally:
@@ -114,7 +116,7 @@ async def tcp(
     with inside:
         await socket.accept()
         with Watching(service, live.sandbox_id):
-            await carry_bytes(socket, inside)
+            await carry_bytes(socket, inside, service.share)
 
 
 def _rest(connection: Request | WebSocket) -> bytes:

@@ -118,7 +118,7 @@ async def list_(
     wanted = listing.Wanted(caller.sees, forms.read_labels(label), states, name)
     after = forms.read_cursor(cursor)
     found, more = await service.lanes.call(listing.page, service.manager, wanted, after, limit)
-    return page([each.to_json(admin=caller.is_admin) for each in found], forms.write_cursor(more))
+    return await service.page(found, forms.write_cursor(more), admin=caller.is_admin)
 
 
 @router.get("/{sandbox_id}", response_model=View)

@@ -15,7 +15,7 @@ from ...sessions.lease import Lease
 from .. import bodies, forms
 from ..caller import Caller
 from ..lanes import ENDING
-from ..nouns import AsNoun, answer, json_answer, page
+from ..nouns import AsNoun, answer, json_answer
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(route_class=bodies.Route, prefix="/v1/sessions", tags=["sessions"])
@@ -110,7 +110,7 @@ async def list_(
         states=tuple(SessionState(each) for each in state),
         labels=forms.read_labels(label),
     )
-    return page([each.to_json() for each in found])
+    return await service.page(found)
 
 
 @router.get("/default", response_model=DefaultSession)

@@ -15,7 +15,7 @@ from ...model.snapshot import Snapshot
 from .. import bodies, forms
 from ..caller import Caller
 from ..lanes import COPIES
-from ..nouns import AsNoun, answer, page
+from ..nouns import AsNoun, answer
 from ..service import Service, TheCaller, TheService
 
 router = APIRouter(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
@@ -88,7 +88,7 @@ async def list_(
     mine = sorted((each for each in every if each.id > after), key=lambda each: each.id)
     found = [each for each in mine if sandbox_id in (None, each.session_id)]
     more = found[limit - 1].id if len(found) > limit else None
-    return page([each.to_json() for each in found[:limit]], forms.write_cursor(more))
+    return await service.page(found[:limit], forms.write_cursor(more))
 
 
 @router.get("/snapshots/{snapshot_id}", response_model=Form)

@@ -11,12 +11,14 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
-from ...errors import NotADirectory, TimeoutExceeded
+from ...errors import IoError, NotADirectory, TimeoutExceeded
 from ...model.files import DIRECTORY, FileInfo
-from ...model.found import AllReplaced, FoundFiles, FoundLines
+from ...model.found import MOST_LINE_BYTES, AllReplaced, FileChange, FoundFiles, FoundLines
+from ...model.jsonform import loads
 from ...sandbox.looking import MOST_FOUND_BYTES, found_in, too_much
 from .. import forms, names
 from ..caller import Caller
+from ..lanes import BODIES
 from ..nouns import AsNoun, json_answer
 from ..pipes import Running
 from ..service import Service, TheCaller, TheService
@@ -27,6 +29,8 @@ router = APIRouter(
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _BODY = {"requestBody": {"required": True, "content": {**_TAR, **forms.BYTES}}}
 _HEARTBEAT_S = 15.0
+_CHANGES_BYTES = 8 << 10  # of changes, read at once on the loop
+_READ_S = 0.001
 Pattern = Annotated[str, Query(min_length=1, max_length=1000)]
 Most = Annotated[int, Query(ge=1, le=10_000)]
 
@@ -105,7 +109,7 @@ async def find(
 ) -> Response:
     """Paths below `path` that match: `*` within a name, `**` any number of directories."""
     asked = {"pattern": pattern, "most": limit}
-    return json_answer(await _ask(service, caller, sandbox_id, "find", path, asked))
+    return await _ask(service, caller, sandbox_id, "find", path, asked)
 
 
 @router.get("/search", response_model=Annotated[FoundLines, AsNoun()])
@@ -128,7 +132,7 @@ async def search(
         "glob": glob,
         "most": limit,
     }
-    return json_answer(await _ask(service, caller, sandbox_id, "search", path, asked))
+    return await _ask(service, caller, sandbox_id, "search", path, asked)
 
 
 class Replace(forms.Form):
@@ -147,25 +151,34 @@ async def replace(
 ) -> Response:
     """Replace text in files; each is put in place whole, or left as it was."""
     asked = {**body.model_dump(exclude={"paths"}), "files": body.paths}
-    return json_answer(await _ask(service, caller, sandbox_id, "replace", ".", asked))
+    return await _ask(service, caller, sandbox_id, "replace", ".", asked)
 
 
 async def _ask(
     service: Service, caller: Caller, sandbox_id: str, what: str, path: str, asked: dict[str, Any]
-) -> dict[str, Any]:
+) -> Response:
     """All that a helper inside finds. What it writes is the guest's word: data, and bounded."""
     live = await service.need(sandbox_id, caller)
-    text = b""
+    text = bytearray()
     async with Running(service.lanes, live, what, path, _options(asked)) as running:
         async for data in running.chunks():
             text += data
             if len(text) > MOST_FOUND_BYTES:
                 raise too_much()
-    return found_in(text)
+
+    def read() -> Response:
+        return json_answer(found_in(bytes(text)))
+
+    return await service.lanes.call(read, key=live.sandbox_id, lane=BODIES)
 
 
 def _options(asked: dict[str, Any]) -> str:
     return json.dumps(asked)
+
+
+def _event(line: bytes) -> str:
+    change = FileChange.from_json(loads(line))
+    return f"event: {change.kind}\ndata: {line.decode()}\n\n"
 
 
 @router.get(
@@ -204,13 +217,15 @@ async def watch(
             data, left = first, b""
             while data:
                 *lines, left = (left + data).split(b"\n")
-                for line in lines:
-                    kind = json.loads(line)["kind"]
-                    yield f"event: {kind}\ndata: {line.decode()}\n\n"
+                if len(left) > MOST_LINE_BYTES:
+                    raise IoError("the helper inside speaks no lines")
+                if lines:
+                    yield "".join(map(_event, lines))
                 data = b""
                 while not data:
+                    await service.share.take(_READ_S)
                     try:
-                        data = await running.read(_HEARTBEAT_S)
+                        data = await running.read(_HEARTBEAT_S, _CHANGES_BYTES)
                         break
                     except TimeoutExceeded:
                         yield ": nothing happened\n\n"

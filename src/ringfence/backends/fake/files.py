@@ -65,10 +65,11 @@ class FakeFiles:
             file = tree.open_write(path, self._home, append=append, mode=mode & 0o777)
             return cast("BinaryIO", TypedFile(file, path))
 
-    def list(self, path: str) -> list[FileInfo]:
+    def list(self, path: str, after: str = "", most: int | None = None) -> list[FileInfo]:
         with self._at(path) as tree:
             found = []
-            for name in tree.names(path, self._home):
+            names = sorted(name for name in tree.names(path, self._home) if name > after)
+            for name in names[:most]:
                 entry = f"{path}/{name}"
                 where = tree.canonical(entry, self._home, follow=False)
                 found.append(_info(where, tree.find(entry, self._home, follow=False)))

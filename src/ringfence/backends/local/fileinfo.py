@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import stat
 
 from ...model import checks
 from ...model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 
@@ -23,6 +28,12 @@ def describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: st
         mtime_s=mtime_ns / 1e9,
         link_target=link if kind == SYMLINK else None,
     )
+
+
+def first_names(names: Iterable[str], after: str, most: int | None) -> list[str]:
+    """The first `most` of `names` after one of them, sorted; the others are not held in memory."""
+    wanted = (name for name in names if name > after)
+    return sorted(wanted) if most is None else heapq.nsmallest(most, wanted)
 
 
 def absolute(root: str, path: str) -> str:

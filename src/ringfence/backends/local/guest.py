@@ -308,6 +308,8 @@ class GuestSandbox(LocalSandbox):
 class GuestExec(LocalExec):
     """A process tree in a guest. Its terminal lies inside; the agent passes bytes on."""
 
+    asks_to_resize = True
+
     def resize(self, rows: int, cols: int) -> None:
         if self.stdout is None or self.stderr is not None:
             raise InvalidRequest("this exec has no terminal", field="pty")

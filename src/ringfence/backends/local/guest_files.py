@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import heapq
 import io
 import os
 
@@ -14,7 +15,7 @@ from .streams import grow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
     from ...launcher import wire
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _OPEN_S = 30.0
 _BUFFER = 1 << 18
+_LONGEST, _MOST_LISTED = 1 << 16, 1 << 30  # bytes of a name and of a listing: a million entries fit
 
 
 class GuestFiles(LocalFiles):
@@ -51,7 +53,7 @@ class GuestFiles(LocalFiles):
         self._sandbox.require_awake()
         return Helper(self._sandbox, what, self._absolute(path), options)
 
-    def list(self, path: str) -> list[FileInfo]:
+    def list(self, path: str, after: str = "", most: int | None = None) -> list[FileInfo]:
         base = self._absolute(path)
         self._sandbox.require_awake()
         body = os.memfd_create("listing", os.MFD_CLOEXEC)
@@ -59,14 +61,14 @@ class GuestFiles(LocalFiles):
             self._answered(self._sandbox.request("list", (base,), (body,)), base)
             with open(body, "rb", closefd=False) as file:
                 file.seek(0)
-                said = file.read().split(b"\0")[:-1]
+                entries = (each for each in _entries(file, base) if each[0] > after)
+                first = sorted(entries) if most is None else heapq.nsmallest(most, entries)
         finally:
             os.close(body)
-        found = [
-            described(f"{base.rstrip('/')}/{name}", name, words)
-            for name, words in zip(map(os.fsdecode, said[::2]), said[1::2], strict=True)
-        ]
-        return sorted(found, key=lambda info: info.name)
+        try:
+            return [described(f"{base.rstrip('/')}/{name}", name, words) for name, words in first]
+        except ValueError as exc:
+            raise _nonsense(base) from exc
 
     def move(self, src: str, dst: str) -> None:
         source, target = self._absolute(src), self._absolute(dst)
@@ -122,6 +124,25 @@ class GuestFiles(LocalFiles):
             raise
         reply.settimeout(None)
         return ours, reply
+
+
+def _entries(file: BinaryIO, path: str) -> Iterator[tuple[str, bytes]]:
+    """Names and what is said of them. The agent may be a hostile one: no more than a piece is held."""
+    left, name = b"", None
+    while data := file.read(_BUFFER):
+        *parts, left = (left + data).split(b"\0")
+        if len(left) > _LONGEST or file.tell() > _MOST_LISTED:
+            raise _nonsense(path)
+        for part in parts:
+            if name is None:
+                name = os.fsdecode(part)
+            else:
+                yield name, part
+                name = None
+
+
+def _nonsense(path: str) -> FileError:
+    return FileError(f"{path}: what the agent inside lists is no directory", path=path)
 
 
 class _Stream(io.RawIOBase):

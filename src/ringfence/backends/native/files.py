@@ -14,7 +14,7 @@ import stat
 
 from ...errors import FileError, IsADirectory, file_error
 from ...model.files import FileInfo
-from ..local.fileinfo import describe
+from ..local.fileinfo import describe, first_names
 from ..local.files import LocalFiles
 
 TYPE_CHECKING = False
@@ -42,13 +42,14 @@ class NativeFiles(LocalFiles):
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
         return open(self._open_file(path, flags, mode), "wb", buffering=1 << 18)
 
-    def list(self, path: str) -> list[FileInfo]:
+    def list(self, path: str, after: str = "", most: int | None = None) -> list[FileInfo]:
         base = self._absolute(path)
         fd = self._open(base, os.O_RDONLY | os.O_DIRECTORY, 0)
         try:
             with os.scandir(fd) as entries:
-                found = (_info(base, each.name, fd) for each in entries)
-                return sorted((info for info in found if info), key=lambda info: info.name)
+                names = first_names((each.name for each in entries), after, most)
+            found = (_info(base, name, fd) for name in names)
+            return [info for info in found if info]
         except OSError as exc:
             raise file_error(exc.errno or errno.EIO, base) from exc
         finally:

@@ -1,0 +1,508 @@
+"""Attacks on the doors of a server by a client and the code in its sandbox, as a program of its own.
+
+`python -m ringfence.bench.flooding SOCKET SANDBOX DOOR` attacks until it is killed, and prints a line
+once the attack is under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tarfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_PIECE = 1 << 16
+_MANY = 20_000  # entries of a directory or of a tar stream
+_PATIENCE_S = 60.0
+_AT_ONCE = 4  # connections of one attack
+
+# Serves on the sandbox's loopback. What a path or a port answers never ends.
+_SERVER = r"""
+import base64, hashlib, re, socket, threading, time
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+FLOODS = {
+    "interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "chunks": (CHUNKED, b"1\r\nx\r\n"),
+    "extensions": (CHUNKED, b"1;" + b"e" * 9000 + b"\r\nx\r\n"),
+    "trailers": (CHUNKED + b"0\r\n", b"a: b\r\n"),
+    "headers": (OK, b"a: b\r\n"),
+    "body": (OK + b"\r\n", b"x" * 65536),
+    "messages": (b"", b"\x82\x01x"),
+    "pings": (b"", b"\x89\x00"),
+    "fragments": (b"\x02\x01x", b"\x00\x00"),
+    "large": (b"", b"\x82\x7f" + (1 << 20).to_bytes(8, "big") + b"x" * (1 << 20)),
+}
+
+def serve(sock):
+    with sock:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += sock.recv(65536) or exit()
+        name = head.split()[1].decode().rpartition("/")[2]
+        if key := re.search(rb"(?i)sec-websocket-key: *(\S+)", head):
+            told = hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+            sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                         b"Sec-WebSocket-Accept: " + base64.b64encode(told) + b"\r\n\r\n")
+        if name == "sink":
+            while sock.recv(1 << 16): pass
+        if name == "stuck":
+            time.sleep(10_000)
+        first, again = FLOODS[name]
+        sock.sendall(first)
+        again *= max(1, (1 << 20) // len(again))
+        while True:
+            sock.sendall(again)
+
+def send_bytes(sock):
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with sock:
+        while True:
+            sock.send(b"x")
+
+def send_much(sock):
+    with sock:
+        while True:
+            sock.sendall(bytes(1 << 20))
+
+def do_nothing(sock):
+    time.sleep(10_000)
+
+def listen(port, serve):
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    def accept():
+        while True:
+            threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+    threading.Thread(target=accept, daemon=True).start()
+
+for port, what in ((8080, serve), (8081, send_bytes), (8082, send_much), (8083, do_nothing)):
+    listen(port, what)
+print("ready", flush=True)
+time.sleep(10_000)
+"""
+# Small writes to both streams in turns, so that each is an event of its own.
+_CHATTER = """
+import os
+print("ready", flush=True)
+while True:
+    os.write(1, b"o")
+    os.write(2, b"e")
+"""
+_GUSH = "echo ready; exec cat /dev/zero"
+_CREATE = f"""
+import os
+os.makedirs("many", exist_ok=True)
+for number in range({_MANY}):
+    os.close(os.open(f"many/{{number:07d}}" + "n" * 200, os.O_CREAT | os.O_WRONLY))
+print("ready", flush=True)
+"""
+_TOUCH = """
+import os
+os.makedirs("watched", exist_ok=True)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    name = f"watched/{number:07d}" + "n" * 100
+    os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+    os.unlink(name)
+"""
+_SLEEPERS = """
+import subprocess, time
+taken = [subprocess.Popen(["sleep", "1000"]) for _ in range(900)]
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+class Wire:
+    """One connection to the server, kept simple: what is sent is exactly what is written here."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(path)
+
+    def ask(self, method: str, target: str, *headers: str, body: bytes = b"") -> None:
+        """Send a request whose body is `body`, unless `headers` frame another."""
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        self.sock.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+
+    def status(self) -> int:
+        """Read the head of the answer, and no more."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = self.sock.recv(1)
+            if not byte:
+                raise ConnectionError(f"the server closed after {head!r}")
+            head += byte
+        return int(head.split()[1])
+
+    def read_on(self) -> None:
+        """Read until the server closes."""
+        while self.sock.recv(_PIECE):
+            pass
+
+    def upgrade(self, target: str) -> None:
+        """Become a WebSocket."""
+        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+        version = "Sec-WebSocket-Version: 13"
+        self.ask("GET", target, "Upgrade: websocket", "Connection: Upgrade", key, version)
+        if (status := self.status()) != 101:
+            raise ConnectionError(f"{target}: {status}")
+
+
+def frame(opcode: int, data: bytes) -> bytes:
+    """A WebSocket message of a client, masked with zeros. Source: RFC 6455 5.2."""
+    size = len(data)
+    short = size if size < 126 else 126 if size < 1 << 16 else 127
+    more = b"" if short < 126 else size.to_bytes(2 if short == 126 else 8, "big")
+    return bytes([0x80 | opcode, 0x80 | short]) + more + bytes(4) + data
+
+
+class Attacker:
+    """A client that may use one sandbox.
+
+    Args:
+        path: Of the server's unix socket.
+    """
+
+    def __init__(self, path: str, sandbox: str) -> None:
+        self._path, self.at = path, f"/v1/sandboxes/{sandbox}"
+
+    def wire(self) -> Wire:
+        """A new connection."""
+        return Wire(self._path)
+
+    def call(self, method: str, target: str, form: Any = None) -> tuple[int, bytes]:
+        """One request, answered whole."""
+        wire, body = self.wire(), b"" if form is None else json.dumps(form).encode()
+        headers = ["Connection: close"] + ["Content-Type: application/json"] * bool(body)
+        wire.ask(method, target, *headers, body=body)
+        status, text = wire.status(), bytearray()
+        while data := wire.sock.recv(_PIECE):
+            text += data
+        return status, bytes(text)
+
+    def start(self, *argv: str, **fields: Any) -> str:
+        """The path of a new exec."""
+        status, text = self.call("POST", f"{self.at}/execs", {"argv": argv, **fields})
+        if status != 201:
+            raise OSError(f"no exec: {status} {text[:300]!r}")
+        return f"{self.at}/execs/{json.loads(text)['id']}"
+
+    def ready(self, *argv: str, **fields: Any) -> str:
+        """The same, once it has said `ready`."""
+        at = self.start(*argv, **fields)
+        until = time.monotonic() + _PATIENCE_S
+        while not self.call("GET", f"{at}/output?stream=stdout")[1].startswith(b"ready"):
+            if time.monotonic() > until:
+                raise OSError(f"{argv[0]} is not ready: {self.call('GET', f'{at}/output')!r}")
+            time.sleep(0.02)
+        return at
+
+    def python(self, source: str, **fields: Any) -> str:
+        """A Python program of the guest's, ready."""
+        return self.ready("python3", "-S", "-c", source, **fields)
+
+
+@dataclass(frozen=True)
+class Door:
+    """One way in, and how it is attacked.
+
+    Attributes:
+        attack: One connection's part, again and again until the program is killed.
+        prepare: What happens before it: in the sandbox most often. Its result is given to `attack`.
+        at_once: Connections.
+    """
+
+    attack: Callable[[Attacker, str], None]
+    prepare: Callable[[Attacker], str] = lambda _: ""
+    at_once: int = _AT_ONCE
+
+
+def _serve(attacker: Attacker) -> str:
+    return attacker.python(_SERVER)
+
+
+def _preview(what: str) -> Door:
+    def attack(attacker: Attacker, _: str) -> None:
+        wire = attacker.wire()
+        wire.ask("GET", f"{attacker.at}/ports/8080/http/{what}")
+        wire.read_on()
+
+    return Door(attack, _serve)
+
+
+def _unread_preview(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    wire.ask("GET", f"{attacker.at}/ports/8080/http/body")
+    wire.sock.recv(1)
+    time.sleep(_PATIENCE_S)
+
+
+def _preview_upload(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    wire.ask("POST", f"{attacker.at}/ports/8080/http/sink", "Transfer-Encoding: chunked")
+    while True:
+        wire.sock.sendall(b"1\r\nx\r\n" * 10_000)
+
+
+def _tunnel(target: str) -> Door:
+    """What the sandbox sends is read."""
+
+    def attack(attacker: Attacker, _: str) -> None:
+        wire = attacker.wire()
+        wire.upgrade(f"{attacker.at}/ports/{target}")
+        wire.read_on()
+
+    return Door(attack, _serve)
+
+
+def _unread_tunnel(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    wire.upgrade(f"{attacker.at}/ports/8082/tcp")
+    time.sleep(_PATIENCE_S)
+
+
+def _into_tunnel(target: str, sent: bytes) -> Door:
+    """What the client sends, again and again."""
+
+    def attack(attacker: Attacker, _: str) -> None:
+        wire = attacker.wire()
+        wire.upgrade(f"{attacker.at}/ports/{target}")
+        wire.sock.settimeout(_PATIENCE_S)
+        while True:
+            wire.sock.sendall(sent)
+
+    return Door(attack, _serve)
+
+
+def _reader_of(wire: Wire) -> None:
+    threading.Thread(target=_quietly, args=(wire.read_on,), daemon=True).start()
+
+
+def _into_attached(sent: bytes, prepare: Callable[[Attacker], str], *, reads: bool) -> Door:
+    def attack(attacker: Attacker, at: str) -> None:
+        wire = attacker.wire()
+        wire.upgrade(f"{at}/attach")
+        wire.sock.settimeout(_PATIENCE_S)
+        if reads:
+            _reader_of(wire)
+        while True:
+            wire.sock.sendall(sent)
+
+    return Door(attack, prepare)
+
+
+def _attached(*, reads: bool) -> Callable[[Attacker, str], None]:
+    def attack(attacker: Attacker, at: str) -> None:
+        wire = attacker.wire()
+        wire.upgrade(f"{at}/attach")
+        if not reads:
+            time.sleep(_PATIENCE_S)
+        wire.read_on()
+
+    return attack
+
+
+def _stream(query: str, *, reads: bool = True) -> Callable[[Attacker, str], None]:
+    def attack(attacker: Attacker, at: str) -> None:
+        wire = attacker.wire()
+        wire.ask("GET", f"{at}/output?{query}", "Connection: close")
+        if not reads:
+            wire.sock.recv(1)
+            time.sleep(_PATIENCE_S)
+        wire.read_on()
+
+    return attack
+
+
+def _get(target: str, method: str = "GET") -> Callable[[Attacker, str], None]:
+    def attack(attacker: Attacker, _: str) -> None:
+        attacker.call(
+            method, attacker.at + target if target.startswith(("/files", "/")) else target
+        )
+
+    return attack
+
+
+def _post(target: str, form: Any, method: str = "POST") -> Callable[[Attacker, str], None]:
+    body = json.dumps(form).encode()
+    return _post_text(target, body, method)
+
+
+def _post_text(target: str, body: bytes, method: str = "POST") -> Callable[[Attacker, str], None]:
+    def attack(attacker: Attacker, _: str) -> None:
+        wire = attacker.wire()
+        where = target.replace("{at}", attacker.at)
+        wire.ask(method, where, "Content-Type: application/json", "Connection: close", body=body)
+        wire.read_on()
+
+    return attack
+
+
+def _upload(piece: bytes) -> Callable[[Attacker, str], None]:
+    def attack(attacker: Attacker, _: str) -> None:
+        wire = attacker.wire()
+        name = f"u{threading.get_native_id()}"
+        chunked = "Transfer-Encoding: chunked"
+        wire.ask("PUT", f"{attacker.at}/files/content?path={name}", chunked)
+        for _ in range(200):
+            wire.sock.sendall(piece)
+
+    return attack
+
+
+def _tar() -> Iterator[bytes]:
+    for number in range(_MANY):
+        name = f"d{number % 7}/{number:07d}" + "n" * 60
+        yield tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT)
+    yield bytes(1024)
+
+
+def _upload_tree(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    where = f"{attacker.at}/files/tree?path=t{threading.get_native_id()}"
+    wire.ask("PUT", where, "Connection: close", body=b"".join(_tar()))
+    wire.read_on()
+
+
+def _watch(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    wire.ask("GET", f"{attacker.at}/files/watch?path=watched", "Connection: close")
+    wire.read_on()
+
+
+def _create(attacker: Attacker) -> str:
+    return attacker.python(_CREATE)
+
+
+def _many_execs(attacker: Attacker) -> str:
+    for _ in range(1500):
+        attacker.start("true")
+    return ""
+
+
+def _stuck(attacker: Attacker) -> str:
+    """A process that never reads."""
+    return attacker.start("sleep", "1000", stream_stdin=True)
+
+
+def _terminal(attacker: Attacker) -> str:
+    return attacker.start("sleep", "1000", pty=[24, 80])
+
+
+def _slow_heads(attacker: Attacker, _: str) -> None:
+    wires = [attacker.wire() for _ in range(100)]
+    for byte in b"GET /v1/info HTTP/1.1\r\n" + b"a: b\r\n" * 1000:
+        for wire in wires:
+            wire.sock.sendall(bytes([byte]))
+
+
+def _pipelined(attacker: Attacker, _: str) -> None:
+    wire = attacker.wire()
+    _reader_of(wire)
+    while True:
+        wire.sock.sendall(b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+
+
+_RESIZE = frame(1, b'{"type":"resize","rows":10,"cols":10}') * 500
+_LABELS = {"labels": {f"label{number}": "v" * 40 for number in range(200_000)}}
+_DEEP = b'{"labels":' + b"[" * 500_000 + b"]" * 500_000 + b"}"
+_ENTRIES = "limit=10000&path=many"
+
+DOORS: dict[str, Door] = {
+    "preview-interim": _preview("interim"),
+    "preview-chunks": _preview("chunks"),
+    "preview-extensions": _preview("extensions"),
+    "preview-trailers": _preview("trailers"),
+    "preview-headers": _preview("headers"),
+    "preview-body": _preview("body"),
+    "preview-unread": Door(_unread_preview, _serve, 16),
+    "preview-upload": Door(_preview_upload, _serve),
+    "ws-messages": _tunnel("8080/ws/messages"),
+    "ws-pings": _tunnel("8080/ws/pings"),
+    "ws-fragments": _tunnel("8080/ws/fragments"),
+    "ws-large": _tunnel("8080/ws/large"),
+    "ws-sent": _into_tunnel("8080/ws/sink", frame(2, b"x") * 10_000),
+    "ws-sent-unread": _into_tunnel("8080/ws/stuck", frame(2, bytes(200_000))),
+    "tcp-bytes": _tunnel("8081/tcp"),
+    "tcp-much": _tunnel("8082/tcp"),
+    "tcp-unread": Door(_unread_tunnel, _serve, 16),
+    "tcp-sent": _into_tunnel("8083/tcp", frame(2, b"x") * 10_000),
+    "tcp-sent-unread": _into_tunnel("8083/tcp", frame(2, bytes(200_000))),
+    "attach-input": _into_attached(frame(2, bytes(200_000)), _stuck, reads=False),
+    "attach-bytes": _into_attached(frame(2, b"\0x") * 10_000, _stuck, reads=True),
+    "attach-resize": _into_attached(_RESIZE, _terminal, reads=True),
+    "attach-resize-unread": _into_attached(_RESIZE, _terminal, reads=False),
+    "attach-pings": _into_attached(frame(9, b"x" * 100) * 1000, _stuck, reads=False),
+    "attach-errors": _into_attached(frame(1, b"[") * 1000, _stuck, reads=False),
+    "attach-output": Door(_attached(reads=True), lambda a: a.python(_CHATTER)),
+    "attach-unread": Door(_attached(reads=False), lambda a: a.ready("sh", "-c", _GUSH), 16),
+    "stream-events": Door(_stream("follow=true"), lambda a: a.python(_CHATTER)),
+    "stream-bytes": Door(_stream("follow=true&stream=stdout"), lambda a: a.python(_CHATTER)),
+    "stream-much": Door(_stream("follow=true"), lambda a: a.ready("sh", "-c", _GUSH)),
+    "stream-unread": Door(
+        _stream("follow=true", reads=False), lambda a: a.ready("sh", "-c", _GUSH), 16
+    ),
+    "upload-bytes": Door(_upload(b"1\r\nx\r\n" * 10_000)),
+    "upload-much": Door(_upload(b"10000\r\n" + bytes(65_536) + b"\r\n")),
+    "tree-in": Door(_upload_tree),
+    "tree-out": Door(_get("/files/tree?path=many"), _create),
+    "list": Door(_get(f"/files/list?{_ENTRIES}"), _create),
+    "glob": Door(_get(f"/files/glob?pattern=**&{_ENTRIES}"), _create),
+    "search": Door(_get(f"/files/search?pattern=x&{_ENTRIES}"), _create),
+    "snapshot": Door(_post("{at}/snapshots", {}), _create, 2),
+    "watch": Door(_watch, lambda a: a.python(_TOUCH)),
+    "execs-list": Door(_get("/execs?limit=1000"), _many_execs),
+    "execs-start": Door(_post("{at}/execs", {"argv": ["true"], "wait": True})),
+    "stats": Door(_get("/stats"), lambda a: a.python(_SLEEPERS)),
+    "metrics": Door(lambda a, _: a.call("GET", "/metrics") and None),
+    "events": Door(lambda a, _: a.call("GET", "/v1/events") and None),
+    "network-log": Door(_get("/network/log")),
+    "labels": Door(_post("/v1/sandboxes", _LABELS)),
+    "body-deep": Door(_post_text("/v1/sandboxes", _DEEP)),
+    "body-exec": Door(_post("{at}/execs", {"argv": ["true"] * 500_000})),
+    "body-replace": Door(_post("{at}/files/replace", {"paths": ["x"] * 500_000})),
+    "heads-slow": Door(_slow_heads),
+    "pipelined": Door(_pipelined),
+}
+
+
+def _quietly(function: Callable[[], None]) -> None:
+    with suppress(OSError):
+        function()
+
+
+def main(path: str, sandbox: str, name: str) -> None:
+    """Attack until killed."""
+    attacker, door = Attacker(path, sandbox), DOORS[name]
+    at = door.prepare(attacker)
+
+    def again() -> None:
+        while True:
+            _quietly(lambda: door.attack(attacker, at))
+            time.sleep(0.01)  # refused: no attack on this machine's processors
+
+    for _ in range(door.at_once):
+        threading.Thread(target=again, daemon=True).start()
+    sys.stdout.write("attacking\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
