@@ -21,6 +21,7 @@ from ..errors import RingfenceError
 from ..model.create import CreateRequest
 from ..model.exec_start import StartRequest
 from ..model.jsonform import loads
+from .bodies import SHORT
 from .routes import execs, sandboxes
 from .service import Service
 
@@ -116,6 +117,8 @@ class Express:
             if message["type"] != "http.request":
                 return None, _replay(messages, receive)
             text += message.get("body", b"")
+            if len(text) > SHORT:
+                return None, _replay(messages, receive)
             if not message.get("more_body"):
                 break
         try:

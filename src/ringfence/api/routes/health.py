@@ -81,7 +81,7 @@ async def info(service: TheService, caller: TheCaller) -> Response:
     What the host itself is like, and protects with, is for admins.
     """
     maker = service.manager.maker
-    reports = [await service.lanes.call(maker.report, name) for name in maker.backends]
+    reports = await service.lanes.call(lambda: [maker.report(name) for name in maker.backends])
     backends = [each.to_json() for each in reports]
     if not caller.is_admin:
         backends = [{name: each[name] for name in _OF_A_BACKEND} for each in backends]
