@@ -29,6 +29,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
             self.close_connection = True
             return
+        if self.path.startswith("/interim"):
+            count = int(self.path.rpartition("/")[2])
+            self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * count)
+        if self.path.startswith("/endless"):
+            try:
+                while True:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                    while True:
+                        self.wfile.write(b"1\r\nx\r\n" * 1000)
+            except OSError:
+                print("left", flush=True)
+                self.close_connection = True
+                return
         if self.path.startswith("/garbage"):
             self.wfile.write(b"\0\1\2 nonsense\r\n\r\n")
             self.close_connection = True
@@ -65,6 +78,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "Upgrade")
         self.send_header("Sec-WebSocket-Accept", accept)
         self.end_headers()
+        if self.path.endswith("/fragments"):
+            self.wfile.write(b"\x02\x01x" + b"\x00\x00" * 100_000)
         while True:  # short masked frames are all that the test sends
             first, second = self.rfile.read(2)
             mask = self.rfile.read(4)
@@ -156,6 +171,40 @@ def test_a_server_that_is_not_there_or_speaks_no_http(client: httpx.Client, base
     assert 422 == client.post(base.replace("/8000", "/70000")).status_code
     assert 404 == client.post("/v1/sandboxes/sbx-none/ports/8000").status_code
     assert f"{base}/http/" == client.post(base).json()["http"]
+
+
+def test_a_few_interim_answers_are_passed_over_and_many_are_refused(
+    client: httpx.Client, base: str
+) -> None:
+    few, many = (client.get(f"{base}/http/interim/{count}") for count in (8, 9))
+
+    assert 200 == few.status_code
+    assert (502, "connect_failed") == (many.status_code, many.json()["code"])
+    assert "interim" in many.text
+
+
+def test_an_answer_ends_with_the_visitor_who_wanted_it(client: httpx.Client, base: str) -> None:
+    with client.stream("GET", f"{base}/http/endless") as answer:
+        assert {"x"} == set(next(answer.iter_text()))
+
+    execs = f"{base.partition('/ports/')[0]}/execs"
+    exec_id = client.get(execs).json()["items"][0]["id"]
+    with client.stream("GET", f"{execs}/{exec_id}/output?stream=stdout&follow=true") as output:
+        assert any("left" in line for line in output.iter_lines())
+
+
+def test_a_message_of_endless_frames_ends_its_websocket(daemon: Daemon, base: str) -> None:
+    """Frames without content, which no bound on the bytes of a message ever ends."""
+    with (
+        unix_connect(daemon.socket, f"ws://localhost{base}/ws/fragments") as socket,
+        pytest.raises(ConnectionClosed),
+    ):
+        socket.recv(30)
+    with unix_connect(daemon.socket, f"ws://localhost{base}/ws/x", compression=None) as socket:
+        with suppress(ConnectionClosed):
+            socket.send(iter([b"x"] + [b""] * 2000))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(30)
 
 
 def test_websockets_pass_both_ways(daemon: Daemon, base: str) -> None:

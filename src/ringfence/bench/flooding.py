@@ -359,7 +359,7 @@ def _upload(piece: bytes) -> Callable[[Attacker, str], None]:
         name = f"u{threading.get_native_id()}"
         chunked = "Transfer-Encoding: chunked"
         wire.ask("PUT", f"{attacker.at}/files/content?path={name}", chunked)
-        for _ in range(200):
+        for _piece in range(200):
             wire.sock.sendall(piece)
 
     return attack
