@@ -89,9 +89,9 @@ def _boot_plainly(settings: Settings) -> tuple[Tags, NetlinkSockets | None]:
     netlink = None
     if settings["seccomp"]:
         # The network may be the host's, with sockets of others.
-        most, key = netlink_sockets.MOST + netlink_sockets.count(), settings["tag_key"]
+        most = netlink_sockets.MOST + netlink_sockets.count()
         privileges.set_no_new_privs()
-        netlink = netlink_sockets.NetlinkSockets(netlink_sockets.guard(key, serves=True), key, most)
+        netlink = netlink_sockets.NetlinkSockets(netlink_sockets.guard(serves=True), most)
         seccomp.install_filter(settings["seccomp"])
     return Tags(settings["tag_key"]), netlink
 

@@ -95,9 +95,7 @@ class Init:
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
         self.poll.register(signal_fd, select.POLLIN)
-        self.netlink = netlink_sockets.NetlinkSockets(
-            listener_fd, plan["tag_key"], plan["netlink_sockets"]
-        )
+        self.netlink = netlink_sockets.NetlinkSockets(listener_fd, plan["netlink_sockets"])
         if listener_fd >= 0:
             self.poll.register(listener_fd, select.POLLIN)
 

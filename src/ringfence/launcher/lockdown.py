@@ -60,7 +60,7 @@ def seal(plan: Plan, *, with_parent: bool = True, serves: bool = False) -> int:
 
     Args:
         with_parent: Die with the parent process.
-        serves: Go on as who makes netlink sockets for the others.
+        serves: Go on as who answers when others ask for netlink sockets.
 
     Returns:
         Where these ask for them: see `netlink_sockets.guard`; -1: nowhere.
@@ -76,7 +76,7 @@ def seal(plan: Plan, *, with_parent: bool = True, serves: bool = False) -> int:
     restrict_file_system(plan)
     if not plan["seccomp"]:
         return -1
-    listener_fd = netlink_sockets.guard(plan["tag_key"], serves=serves)
+    listener_fd = netlink_sockets.guard(serves=serves)
     seccomp.install_filter(plan["seccomp"])
     return listener_fd
 

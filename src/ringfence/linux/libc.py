@@ -130,18 +130,6 @@ def prlimit64(pid: int, resource: int, soft: int, hard: int) -> None:
         raise_errno("prlimit64")
 
 
-def socket(family: int, kind: int, protocol: int) -> int:
-    """A new socket; all 64 bits of each argument reach the system-call filter.
-
-    The kernel reads only their lower halves.
-    Source: socket(2).
-    """
-    fd = _socket(family, kind, protocol)
-    if fd < 0:
-        raise_errno("socket")
-    return fd
-
-
 def munmap(start: int, length: int) -> None:
     """Take away what is mapped there, whatever it is; nothing of ours may use it any more.
 
@@ -152,6 +140,5 @@ def munmap(start: int, length: int) -> None:
 
 
 _munmap = declare("munmap", cdata.c_ulong, cdata.c_size_t)
-_socket = declare("socket", cdata.c_ulong, cdata.c_ulong, cdata.c_ulong)
 _limits = (cdata.c_uint64 * 2)()
 _prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

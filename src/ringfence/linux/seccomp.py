@@ -13,11 +13,10 @@ from .libc import declare, raise_errno
 SECCOMP_SET_MODE_FILTER = 1
 _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 3, 1 << 5
 RET_ALLOW, RET_USER_NOTIF, RET_ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
-NOTIF_RECV, NOTIF_SEND, NOTIF_ADDFD = 0xC0502100, 0xC0182101, 0x40182103
-_ADDFD_FLAG_SEND = 1 << 1
+_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_FLAG_CONTINUE = 1
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
 _RESPONSE = struct.Struct("=QqiI")
-_DESCRIPTOR = struct.Struct("=QIIII")  # struct seccomp_notif_addfd
 
 
 class _SockFprog(cdata.Structure):
@@ -65,11 +64,11 @@ class Notification:
     """A system call that waits.
 
     Attributes:
-        arguments: All six, as the kernel has copied them: nobody can change them any more.
+        pid: The thread that makes it, as our PID namespace numbers it.
     """
 
-    def __init__(self, id: int, arguments: tuple[int, ...]) -> None:
-        self.id, self.arguments = id, arguments
+    def __init__(self, id: int, pid: int) -> None:
+        self.id, self.pid = id, pid
 
 
 def receive(listener_fd: int) -> Notification:
@@ -79,28 +78,27 @@ def receive(listener_fd: int) -> Notification:
         OSError: ENOENT where it no longer does.
     """
     data = bytearray(_NOTIFICATION.size)
-    fcntl.ioctl(listener_fd, NOTIF_RECV, data)
-    id, _pid, _flags, _number, _arch, _at, *arguments = _NOTIFICATION.unpack(data)
-    return Notification(id, tuple(arguments))
+    fcntl.ioctl(listener_fd, _NOTIF_RECV, data)
+    id, pid, *_call = _NOTIFICATION.unpack(data)
+    return Notification(id, pid)
 
 
-def put_descriptor(listener_fd: int, asked: Notification, fd: int, flags: int) -> None:
-    """Answer with a copy of `fd`, which the process has from then on.
+def go_on(listener_fd: int, asked: Notification) -> None:
+    """Let the kernel do it. Only where what was judged lies in registers: memory may have changed since.
 
-    Args:
-        flags: 0 or O_CLOEXEC.
-
-    Raises:
-        OSError: EMFILE where it may have no more; ENOENT where it has ended; EINVAL before Linux 5.14.
+    Source: seccomp_unotify(2), Linux 5.5.
     """
-    told = _DESCRIPTOR.pack(asked.id, _ADDFD_FLAG_SEND, fd, 0, flags)
-    fcntl.ioctl(listener_fd, NOTIF_ADDFD, told)
+    _respond(listener_fd, _RESPONSE.pack(asked.id, 0, 0, _FLAG_CONTINUE))
 
 
 def refuse(listener_fd: int, asked: Notification, number: int) -> None:
-    """Answer with an errno; nothing happens where nobody waits any longer."""
+    """Answer with an errno."""
+    _respond(listener_fd, _RESPONSE.pack(asked.id, 0, -number, 0))
+
+
+def _respond(listener_fd: int, response: bytes) -> None:
     try:
-        fcntl.ioctl(listener_fd, NOTIF_SEND, bytearray(_RESPONSE.pack(asked.id, 0, -number, 0)))
+        fcntl.ioctl(listener_fd, _NOTIF_SEND, bytearray(response))
     except OSError as exc:
-        if exc.errno != errno.ENOENT:
+        if exc.errno != errno.ENOENT:  # nobody waits any longer
             raise

@@ -142,7 +142,7 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
                 return EPERM
             return fail(errno.EINVAL) if low[0] in (62, 67) else ALLOW
         case "ioctl":
-            if tag_key is not None and low[1] in (0xC0502100, 0xC0182101, 0x40182103):
+            if tag_key is not None and low[1] in (0xC0502100, 0xC0182101):
                 return ALLOW
             return ALLOW if low[1] in IOCTLS else fail(errno.ENOTTY)
         case "fcntl":

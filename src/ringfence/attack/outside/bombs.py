@@ -91,7 +91,7 @@ def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
 
 _WITHOUT_CONTROL = {
     "pipes": "none: the kernel itself bounds the pipes of a user",
-    "netlink": "none: PID 1 makes few, whatever the limits are; see resources.netlink-sockets",
+    "netlink": "none: PID 1 lets few be made, whatever the limits are; see resources.netlink-sockets",
     "locks": "none: PID 1 counts them, whatever the limits are",
 }
 for _take in bombs.MEMORY:
