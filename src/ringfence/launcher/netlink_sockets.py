@@ -95,7 +95,9 @@ class NetlinkSockets:
         if len(self._on_their_way) + count() < self._most:
             return False
         waiting = self._on_their_way.items()
-        self._on_their_way = {pid: before for pid, before in waiting if switches(pid) == before}
+        self._on_their_way = {
+            pid: before for pid, before in waiting if switches(pid) == before > b""
+        }
         return len(self._on_their_way) + count() >= self._most
 
 
