@@ -45,6 +45,9 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
     assert [(1, True), (0, False)] == [
         (each.replacements, each.error is None) for each in replaced.items
     ]
+    with pytest.raises(InvalidRequest, match="NUL") as refused:
+        files.replace(["src/two.txt", "a\0b"], "here", "there")
+    assert "paths[1]" == refused.value.field
     assert "Broken here" == files.read_text("src/two.txt")
     assert found.items == files.glob("./**/*.py", "src").items
     assert "1" in [each.name for each in files.glob("*", "/proc").items]

@@ -17,6 +17,7 @@ from ..errors import (
     RingfenceError,
     TaskFailed,
     Unauthenticated,
+    Unsupported,
 )
 
 TYPE_CHECKING = False
@@ -104,7 +105,7 @@ def of_status(status: int, detail: str) -> RingfenceError:
         401: Unauthenticated,
         403: Forbidden,
         404: NotFound,
-        405: NotFound,
+        405: Unsupported,
         409: LifecycleError,
     }
     return kinds.get(status, InvalidRequest)(detail)

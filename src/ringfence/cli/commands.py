@@ -274,6 +274,28 @@ When it is killed, or ended by SIGUSR1, they run on for the next one.""",
     ),
 )
 
+_STATE_DIR = Option("state-dir", "DIR", "of the server; as for `serve`", words="<directories>")
+
+BACKUP = Command(
+    "backup",
+    "Copy a server's keys, records and snapshots into a new directory, while it runs.",
+    arguments="[OPTIONS] DIR",
+    options=(_STATE_DIR, JSON, HELP),
+    words="<directories>",
+    details="Of one moment of the database, whoever writes meanwhile. Not in it: what execs wrote.",
+    examples=(("every night", "ringfence backup /backups/ringfence-$(date +%F)"),),
+)
+
+RESTORE = Command(
+    "restore",
+    "Put a backup into an empty or new state directory.",
+    arguments="[OPTIONS] DIR",
+    options=(_STATE_DIR, JSON, HELP),
+    words="<directories>",
+    details="Sandboxes of the backup's records are marked as ended when a server starts on it.",
+    examples=(("beside a running server", "ringfence restore /backups/b --state-dir ./restored"),),
+)
+
 IMAGE = Command(
     "image",
     "Fetch, list and remove OCI images that sandboxes can start from.",
@@ -351,6 +373,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .server_commands import REMOTE
 
-    found = (RUN, IMAGE, SERVE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
+    found = (RUN, IMAGE, SERVE, BACKUP, RESTORE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
     globals()[name] = found
     return found

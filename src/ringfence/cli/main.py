@@ -21,6 +21,7 @@ _REMOTE = {
     "keys": "serving.keys",
     "pool": "serving.pool",
 }
+_OF_STATE = {"backup": "backup.save", "restore": "backup.restore"}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,10 +160,10 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .completion import main as completion
 
         return completion(argv)
-    if name in _REMOTE:
+    if where := _REMOTE.get(name) or _OF_STATE.get(name):
         from importlib import import_module
 
-        room, _, function = _REMOTE[name].partition(".")
+        room, _, function = where.partition(".")
         code: int = getattr(import_module(f".{room}", __package__), function)(argv)
         return code
     raise _no_such_command(name)

@@ -221,7 +221,11 @@ class Files:
 
         asked = {"pattern": pattern, "regex": regex, "ignore_case": ignore_case}
         return AllReplaced.from_json(
-            self._ask("replace", ".", {**asked, "replacement": replacement, "files": [*paths]})
+            self._ask(
+                "replace",
+                ".",
+                {**asked, "replacement": replacement, "files": checks.texts([*paths], "paths")},
+            )
         )
 
     @contextmanager

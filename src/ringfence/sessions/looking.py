@@ -83,6 +83,7 @@ def tidy(manager: SessionManager) -> None:
                     )
                     live.saved_activity = last
             store.prune(clock.ago(manager.config.keep_ended_s))
+        store.checkpoint()
     except RingfenceError:
         pass  # no room now; `health` tells
     manager.pool.poke()

@@ -40,7 +40,9 @@ def render(stats: ManagerStats) -> str:
     states = [(f'{{state="{each}"}}', getattr(stats, f"{each}_sessions")) for each in _STATES]
     _family(lines, "sessions", "gauge", "Sessions that have not ended, by state.", states)
     for name, found in (("creation", stats.creation), ("pool_claim", stats.pool_claim)):
-        _family(lines, f"{name}_seconds", "gauge", f"Of the last 1000 ({name}).", _quantiles(found))
+        _family(
+            lines, f"{name}_seconds", "summary", f"Of the last 1000 ({name}).", _quantiles(found)
+        )
     return "\n".join(lines) + "\n"
 
 

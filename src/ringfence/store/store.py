@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from dataclasses import fields
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 FILE = "state.sqlite3"
 _WHOSE = "directory"
+_TRACES = ("audit.log", "spool", "snapshots")
+logger = logging.getLogger("ringfence.store")
 
 
 class Store:
@@ -49,6 +52,8 @@ class Store:
         self.directory = self._own if isinstance(state_dir, str) else state_dir
         try:
             path = self.directory.file(FILE) if self.directory else IN_MEMORY
+            if self.directory:
+                _warn_of_loss(self.directory)
             self._database = Database(path)
             try:
                 self._check_whose(path)
@@ -278,6 +283,10 @@ class Store:
         found = self._database.rows("PRAGMA user_version")[0][0]
         self._database.write(f"PRAGMA user_version = {found}")  # always a page of the log
 
+    def checkpoint(self) -> None:
+        """Have the database's file hold all that was written, as far as nobody is in the way."""
+        self._database.checkpoint()
+
     def close(self) -> None:
         """Give the directory back, if it was taken here; idempotent."""
         self._database.close()
@@ -300,6 +309,21 @@ class Store:
     def _one(self, cls: type[R], sql: str, value: str) -> R | None:
         found = _read(cls, self._database.rows(sql, (value,)))
         return found[0] if found else None
+
+
+def _warn_of_loss(directory: StateDirectory) -> None:
+    """Say so where a directory was in use, and its database is not there."""
+    if os.path.exists(directory.file(FILE)):
+        return
+    left = [name for name in _TRACES if os.path.exists(directory.file(name))]
+    if left:
+        logger.warning(
+            "%s has %s and no %s: keys, records and owners of snapshots are lost;"
+            " stop, and `ringfence restore` a backup into a new directory",
+            directory.path,
+            " and ".join(left),
+            FILE,
+        )
 
 
 def _read(cls: type[R], rows: list[Row]) -> list[R]:

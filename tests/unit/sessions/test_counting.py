@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import statistics
 import threading
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.api.measured import Requests, of_process
 from ringfence.model.manager_stats import Health, ManagerStats, Percentiles
 from ringfence.sessions import metrics
 from ringfence.sessions.statistics import Durations, Tally
@@ -114,7 +116,7 @@ def test_the_page_is_in_the_format() -> None:
             family = line.split(" ")[2]
         elif line.startswith("# TYPE "):
             assert [family] == line.split(" ")[2:3]
-            assert line.split(" ")[3] in ("counter", "gauge")
+            assert line.split(" ")[3] in ("counter", "gauge", "summary")
         else:
             match = re.fullmatch(r'(\w+)(\{\w+="[^"\\\n]*"\})? ([0-9.e+-]+)', line)
             assert match, line
@@ -138,3 +140,19 @@ def test_they_cross_the_wire() -> None:
     assert FULL == ManagerStats.from_json(FULL.to_json())
     health = Health.from_json({"ok": False, "checks": [{"name": "store", "ok": False}]})
     assert health == Health.from_json(health.to_json())
+
+
+def test_requests_are_timed_by_route_and_the_process_tells_of_itself() -> None:
+    requests = Requests()
+    requests.add("/a", "GET", 200, 0.002)
+    requests.add("/a", "POST", 201, 20.0)
+    requests.add("/b", "GET", 200, 0.5)
+    found = samples(requests.render(1) + of_process())
+
+    bucket = 'ringfence_http_request_seconds_bucket{{route="{}",le="{}"}}'
+    assert [1, 2] == [found[bucket.format("/a", most)] for most in ("0.0025", "+Inf")]
+    assert [0, 1] == [found[bucket.format("/b", most)] for most in ("0.25", "0.5")]
+    assert 20.002 == found['ringfence_http_request_seconds_sum{route="/a"}']
+    assert abs(time.time() - found["process_start_time_seconds"]) < 86_400
+    assert found["process_resident_memory_bytes"] > 1 << 20
+    assert 0 < found["process_open_fds"] <= found["process_max_fds"]

@@ -14,6 +14,7 @@ from ... import __version__
 from ...model.manager_stats import Health, ManagerStats
 from ...sessions import metrics
 from ..caller import ADMIN, METRICS, Caller
+from ..measured import of_process
 from ..nouns import AsNoun, answer, json_answer
 from ..runs import TheExecs
 from ..service import Service, TheCaller, TheService
@@ -116,7 +117,7 @@ async def prometheus(service: TheService, execs: TheExecs) -> Response:
     found = await service.lanes.call(service.manager.stats)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = metrics.render(found) + service.requests.render(service.admission.now)
-    text += execs.counts.render(execs.live_count)
+    text += execs.counts.render(execs.live_count) + of_process()
     text += (
         "# HELP ringfence_daemon_peak_memory_bytes Of the daemon, without sandboxes.\n"
         "# TYPE ringfence_daemon_peak_memory_bytes gauge\n"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import IoError, NotADirectory, TimeoutExceeded
+from ...model import checks
 from ...model.files import DIRECTORY, FileInfo
 from ...model.found import MOST_LINE_BYTES, AllReplaced, FileChange, FoundFiles, FoundLines
 from ...model.jsonform import loads
@@ -150,7 +151,7 @@ async def replace(
     sandbox_id: forms.SandboxId, body: Replace, service: TheService, caller: TheCaller
 ) -> Response:
     """Replace text in files; each is put in place whole, or left as it was."""
-    asked = {**body.model_dump(exclude={"paths"}), "files": body.paths}
+    asked = {**body.model_dump(exclude={"paths"}), "files": checks.texts(body.paths, "paths")}
     return await _ask(service, caller, sandbox_id, "replace", ".", asked)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 
+from ...errors import IsolationError
 from ..local import agent_code, template
 from ..local.host import host
 
@@ -110,7 +111,10 @@ def _base() -> str:
     os.makedirs(base, mode=0o711, exist_ok=True)
     found = os.lstat(base)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{base} is not ours")
+        raise IsolationError(
+            f"{base} belongs to another user, or others may write to it",
+            hint=f"look at it, then remove it as its owner or as root: rm -r {base}",
+        )
     return base
 
 

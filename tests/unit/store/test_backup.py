@@ -1,0 +1,150 @@
+"""Backups: whole, of one moment, private; restored only where nothing is lost by it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import InvalidRequest, IoError, SnapshotCorrupt
+from ringfence.store import backup
+from ringfence.store.records import KeyRecord, SnapshotRecord
+from ringfence.store.store import FILE, Store
+
+
+def key(number: int) -> KeyRecord:
+    return KeyRecord(f"key-{number:06d}", b"digest", "ann", "user", 1.0)
+
+
+def snapshot(name: str) -> SnapshotRecord:
+    return SnapshotRecord(name, "ann", "sbx-1", "native", "{}", 1.0)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory with a key, a snapshot and an audit log, in use by nobody."""
+    place = tmp_path / "state"
+    store = Store(str(place))
+    store.add_key(key(0))
+    for name in ("snap-1", "snap-gone"):
+        store.add_snapshot(snapshot(name))
+    store.close()
+    (place / "snapshots" / "snap-1").mkdir(parents=True)
+    (place / "snapshots" / "snap-1" / "content.tar").write_text("content")
+    (place / "snapshots" / ".partial-2").mkdir()
+    (place / "audit.log").write_text("line\n")
+    (place / "spool").mkdir()
+    return place
+
+
+def test_a_backup_while_somebody_writes(state: Path, tmp_path: Path) -> None:
+    """Every transaction is in it whole or not at all, and what ended before it began is in it."""
+    store, over = Store(str(state)), threading.Event()
+    store.add_key(key(1))
+
+    def write() -> None:
+        number = 10
+        while not over.is_set():
+            with store.together():
+                store.add_key(key(number))
+                store.add_key(key(number + 1))
+            number += 2
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        form = backup.save(str(state), str(tmp_path / "saved"), "1")
+    finally:
+        over.set()
+        writer.join()
+        store.close()
+    modes = {
+        each.stat().st_mode & 0o077 for each in [tmp_path / "saved", tmp_path / "saved" / FILE]
+    }
+    backup.restore(str(tmp_path / "saved"), str(tmp_path / "again"))
+
+    again = Store(str(tmp_path / "again"))
+    keys = {each.id for each in again.every_key()}
+    assert {key(0).id, key(1).id} <= keys
+    assert 0 == len(keys) % 2
+    assert (["snap-1"], 1) == (form["snapshots"], form["snapshots_elsewhere"])
+    assert {0} == modes
+    again.close()
+    kept = {each.name for each in (tmp_path / "again").iterdir()}
+    assert {FILE, "lock", "audit.log", "snapshots"} == kept
+    content = tmp_path / "again" / "snapshots" / "snap-1" / "content.tar"
+    assert "content" == content.read_text()
+    for path in (tmp_path / "again").rglob("*"):
+        assert 0 == path.stat().st_mode & 0o022
+
+
+def test_what_is_refused(state: Path, tmp_path: Path) -> None:
+    saved, full = tmp_path / "saved", tmp_path / "full"
+    backup.save(str(state), str(saved), "1")
+    full.mkdir()
+    (full / "file").touch()
+    with pytest.raises(InvalidRequest, match="not empty"):
+        backup.save(str(state), str(full), "1")
+    with pytest.raises(InvalidRequest, match="not empty"):
+        backup.restore(str(saved), str(state))
+    with pytest.raises(InvalidRequest, match=r"no state\.sqlite3"):
+        backup.save(str(full), str(tmp_path / "other"), "1")
+    with pytest.raises(InvalidRequest, match="not a whole backup"):
+        backup.restore(str(state), str(tmp_path / "other"))
+    with open(saved / FILE, "r+b") as file:
+        file.seek(200)
+        file.write(b"x")
+    with pytest.raises(SnapshotCorrupt):
+        backup.restore(str(saved), str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_damaged_database_is_not_saved(state: Path, tmp_path: Path) -> None:
+    size = (state / FILE).stat().st_size
+    with open(state / FILE, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    with pytest.raises(IoError, match="not made"):
+        backup.save(str(state), str(tmp_path / "saved"), "1")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_damaged_database_says_what_to_do(state: Path) -> None:
+    (state / FILE).write_bytes(b"x" * 8192)
+    with pytest.raises(IoError) as caught:
+        Store(str(state))
+    assert "ringfence restore" in str(caught.value.hint)
+
+
+def test_the_file_alone_has_what_was_written_before(state: Path, tmp_path: Path) -> None:
+    """Once the log has been moved into it, which the server does on a timer."""
+    store = Store(str(state))
+    store.add_key(key(7))
+
+    def has_it() -> bool:
+        copy = tmp_path / "alone.sqlite3"
+        shutil.copyfile(state / FILE, copy)
+        reader = sqlite3.connect(copy)
+        try:
+            return bool(reader.execute("SELECT 1 FROM keys WHERE id = ?", (key(7).id,)).fetchall())
+        finally:
+            reader.close()
+
+    assert not has_it(), "the control: it is in the log"
+    store.checkpoint()
+    assert has_it()
+    store.close()
+
+
+def test_a_lost_database_is_told(state: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Store(str(state)).close()
+        assert [] == caplog.records, "the control: nothing is lost"
+        (state / FILE).unlink()
+        Store(str(state)).close()
+    assert "keys, records and owners of snapshots are lost" in caplog.text
