@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Coroutine
 from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
@@ -14,11 +15,12 @@ from starlette.responses import Response
 
 from ..errors import BadJson, TooLarge
 from . import unfit
-from .lanes import BODIES
+from .lanes import PARSING
 
 SHORT = 64 << 10
 """Bytes of a body that the event loop reads by itself: 2 ms at worst."""
 
+_STRETCH, _PAUSE_S = 200, 0.001  # values that are read in one go; then others have their turn
 _MOST_VALUES = 100_000  # of objects and lists, each with what is in it: some 20 MiB
 
 
@@ -40,14 +42,28 @@ class _Decoder(json.JSONDecoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._values = 0
+        self._values = self._read = 0
         self.parse_object = self._counting(JSONObject)
         self.parse_array = self._counting(JSONArray)
+        self.parse_string = self._pausing(self.parse_string)
         self.scan_once = py_make_scanner(self)
+
+    def _pause(self) -> None:
+        self._read += 1
+        if self._read % _STRETCH == 0:
+            time.sleep(_PAUSE_S)  # a thread that is merely asked for the lock keeps it for 5 ms
+
+    def _pausing(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def paused(*args: Any) -> Any:
+            self._pause()
+            return parse(*args)
+
+        return paused
 
     def _counting(self, parse: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
             found = parse(*args)
+            self._pause()
             self._values += 1 + len(found[0])
             if self._values > _MOST_VALUES:
                 raise TooLarge(f"the body has more than {_MOST_VALUES} values")
@@ -67,7 +83,7 @@ class BodyRequest(Request):
         if len(text) <= SHORT or self.field is None:
             return await super().json()
         call, client = self.app.state.service.lanes.call, self.state.caller.client
-        return await call(self._read, text, key=client, lane=BODIES)
+        return await call(self._read, text, key=client, lane=PARSING)
 
     def _read(self, text: bytes) -> Any:
         found, errors = self.field.validate(loads(text), {}, loc=("body",))

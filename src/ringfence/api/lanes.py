@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 CONTROL, COPIES, ENDING, BODIES = "control", "copies", "ending", "bodies"
+PARSING = "parsing"  # of what pauses: nothing that is quick waits behind it
 # Made when they are needed. More than one client may have requests (`Bounds.requests_of_client`): with
 # every one of them stuck, there are threads for the others.
 # What computes for bodies has few: as many as want the interpreter, the event loop waits for.
-_THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576, BODIES: 2}
-_WIDTH = {CONTROL: 4, COPIES: 8, ENDING: 1, BODIES: 1}  # calls of one sandbox, or client, at once
+_THREADS = {CONTROL: 640, COPIES: 576, ENDING: 576, BODIES: 2, PARSING: 2}
+_WIDTH = {
+    CONTROL: 4,
+    COPIES: 8,
+    ENDING: 1,
+    BODIES: 1,
+    PARSING: 1,
+}  # calls of one sandbox, or client, at once
 _MOST_ERRANDS = 16  # helpers in one sandbox at once
 _MOST_WAITING = 256  # calls of one sandbox
 
@@ -59,7 +66,7 @@ class Lanes:
         """`function(*args, **more)` in a thread of `lane`.
 
         Args:
-            key: The sandbox it is about (of `bodies`, the client): its calls share a narrow gate.
+            key: The sandbox it is about (of `parsing`, the client): its calls share a narrow gate.
                 Empty for none.
 
         Raises:
