@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, ExecError, LifecycleError, Sandbox
+from ringfence import AsyncSandbox, Sandbox
 from ringfence.client import Client
+from ringfence.errors import ExecError, LifecycleError
 from tests.api.conftest import Daemon
 
 PATIENCE_S = 60.0
@@ -125,7 +126,7 @@ def test_threads_share_one_sandbox(sandbox: Any) -> None:
 
 @pytest.mark.parametrize("where", ["here", "on a server"])
 async def test_the_asynchronous_half_answers_alike(where: str, daemon: Daemon) -> None:
-    server = {} if where == "here" else {"server": f"unix:{daemon.socket}"}
+    server: dict[str, Any] = {} if where == "here" else {"server": f"unix:{daemon.socket}"}
     sandbox = await AsyncSandbox.create(**server)
     async with sandbox:
         process = await sandbox.start(["sh", "-c", "echo said; sleep 1000"])

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from ringfence import ServerUnreachable
 from ringfence.client import Client, RemoteSandbox
 from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
 from ringfence.client._sync.stream import RemoteStream
+from ringfence.errors import ServerUnreachable
 from tests.api.conftest import Daemon
 from tests.daemon.servers import Server
 

@@ -82,8 +82,9 @@ class Running:
                 live = manager.book.find(lease.id)
                 assert live is not None
                 session = lease.session
-                where = {"backend": session.backend, "sandbox_id": session.sandbox_id}
-                self.result = replace(self.result, **where)
+                self.result = replace(
+                    self.result, backend=session.backend, sandbox_id=session.sandbox_id
+                )
                 # Not a note: without it nobody could say of an execution that it has begun.
                 self._service.save(self.result)
                 run = self._service.execs.start(live, _command(request))
