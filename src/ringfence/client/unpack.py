@@ -10,21 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
+from contextlib import closing
 
 from ..errors import FileError, IoError
+from ..launcher.tars import Reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeVar
 
     Progress = Callable[[int, str], None]
-    _Read = TypeVar("_Read")
 
-_BUFFER = 1 << 20
-_ZEROS = bytes(_BUFFER)
-_LARGEST_HEADER = 1 << 16  # two paths as long as Linux allows, in any encoding
-_EXTENDED = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,8 +36,8 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         os.makedirs(local, exist_ok=True)
         root = os.open(local, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with open(stream, "rb", buffering=_BUFFER, closefd=False) as raw:
-                _Unpacker(root, progress).run(raw)
+            with Reader(stream) as tar, closing(_Unpacker(root, progress)) as unpacker:
+                unpacker.run(tar)
         finally:
             os.close(root)
     except tarfile.TarError as exc:
@@ -50,80 +46,62 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         raise IoError(f"{local}: {exc}") from exc
 
 
-class _Member(tarfile.TarInfo):
-    """One whose extended header, which is read into memory whole, has a bound.
-
-    None has holes: of such a one a few bytes say how many zeros there are, and how long a map of them is.
-    Nobody of ours writes it, and who reads it would be kept busy for as long as a guest likes.
-    """
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | tarfile.TarFile:
-        if self.size < 0 or (self.type in _EXTENDED and self.size > _LARGEST_HEADER):
-            raise tarfile.ReadError(f"a header of {self.size} bytes")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.ReadError("a file with holes is not taken as such")
-        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
-
-    def _apply_pax_info(self, headers: dict[str, str], encoding: str, errors: str) -> None:
-        if any(key.startswith("GNU.sparse.") for key in headers):
-            raise tarfile.ReadError("a file with holes is not taken as such")
-        super()._apply_pax_info(headers, encoding, errors)  # type: ignore[misc]
-
-
 class _Unpacker:
     def __init__(self, root: int, progress: Progress | None) -> None:
         self._root, self._progress, self._copied = root, progress, 0
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
+        self._last: tuple[tuple[str, ...], int] | None = None  # a directory that is held open
 
-    def run(self, raw) -> None:  # type: ignore[no-untyped-def]
-        with _header(
-            lambda: tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER, tarinfo=_Member)
-        ) as tar:
-            while (member := _header(tar.next)) is not None:
-                self._one(tar, member, parts(member.name))
-                tar.members.clear()  # type: ignore[attr-defined]  # a guest may have very many files
-        while raw.read(_BUFFER):
-            pass  # padding; the writer must not die of a closed pipe
+    def run(self, tar: Reader) -> None:
+        for member in tar:
+            self._one(tar, member, parts(member.name))
+        tar.drain()
         for path, member in reversed(self._modes):
             self._finish_directory(path, member)
 
-    def _one(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: tuple[str, ...]) -> None:
+    def close(self) -> None:
+        if self._last is not None:
+            os.close(self._last[1])
+            self._last = None
+
+    def _one(self, tar: Reader, member: tarfile.TarInfo, path: tuple[str, ...]) -> None:
         if member.isdir():
             os.close(self._open(path, create=True))
             self._modes.append((path, member))
             return
         if not path:
             raise FileError("the stream's root is not a directory")
-        parent = self._open(path[:-1], create=True)
-        try:
-            if member.isreg():
-                self._file(tar, member, parent, path[-1])
-            elif member.issym():
-                _clear(parent, path[-1])
-                os.symlink(member.linkname, path[-1], dir_fd=parent)
-            elif member.islnk():
-                self._hard_link(member, parent, path[-1])
-        finally:
-            os.close(parent)
+        parent = self._parent(path[:-1])
+        if member.isreg():
+            self._file(tar, member, parent, path[-1])
+        elif member.issym():
+            _clear(parent, path[-1])
+            os.symlink(member.linkname, path[-1], dir_fd=parent)
+        elif member.islnk():
+            self._hard_link(member, parent, path[-1])
         if self._progress:
             self._progress(self._copied, member.name)
 
-    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        _clear(parent, name)
-        fd = os.open(name, _NEW, 0o600, dir_fd=parent)
-        with open(fd, "wb", buffering=0) as file:
-            source = tar.extractfile(member)
-            while source is not None and (data := source.read(_BUFFER)):
-                self._copied += len(data)
-                if data == _ZEROS[: len(data)]:
-                    os.lseek(fd, len(data), os.SEEK_CUR)  # sparse inside, and so here
-                    continue
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
-            os.ftruncate(fd, member.size)
+    def _parent(self, path: tuple[str, ...]) -> int:
+        """A directory's descriptor, which is held until another one is asked for: files come together."""
+        if self._last is None or self._last[0] != path:
+            fd = self._open(path, create=True)
+            self.close()
+            self._last = path, fd
+        return self._last[1]
+
+    def _file(self, tar: Reader, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        try:
+            fd = os.open(name, _NEW, 0o600, dir_fd=parent)
+        except FileExistsError:
+            _clear(parent, name)
+            fd = os.open(name, _NEW, 0o600, dir_fd=parent)
+        try:
+            self._copied += tar.copy(fd)
             os.fchmod(fd, member.mode & 0o777)  # never setuid on the host
             _stamp(fd, member)
+        finally:
+            os.close(fd)
 
     def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = parts(member.linkname)
@@ -140,10 +118,7 @@ class _Unpacker:
         fd = os.dup(self._root)
         for name in path:
             try:
-                if create:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, 0o755, dir_fd=fd)
-                child = os.open(name, _DIRECTORY, dir_fd=fd)
+                child = _enter(name, fd, create=create)
             except NotADirectoryError as exc:
                 raise FileError(
                     f"{'/'.join(path)}: would go through something not a directory"
@@ -163,13 +138,15 @@ class _Unpacker:
             os.close(fd)
 
 
-def _header(read: Callable[[], _Read]) -> _Read:
-    """What `read` finds next, a first header among it."""
+def _enter(name: str, directory: int, *, create: bool) -> int:
     try:
-        return read()
-    except (RecursionError, ValueError, OverflowError) as exc:
-        # Headers that describe headers without end, and numbers that are none.
-        raise tarfile.ReadError(f"a malformed header: {exc}") from exc
+        return os.open(name, _DIRECTORY, dir_fd=directory)
+    except FileNotFoundError:
+        if not create:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=directory)
+    return os.open(name, _DIRECTORY, dir_fd=directory)
 
 
 def _stamp(fd: int, member: tarfile.TarInfo) -> None:

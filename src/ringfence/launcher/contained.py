@@ -12,7 +12,7 @@ import os
 import tarfile
 
 from ..linux import mounts
-from . import enter, layers, newroot, trees
+from . import enter, layers, newroot, tars, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def _save(request: dict[str, Any], fds: list[int]) -> None:
     enter.join(user_fd, mount_fd, request["uid"], request["uid"])
     os.chdir("/")
     mounted = layers.find_mounted(ourselves).difference(request["own"]).union(request["hosts"])
-    sink: Any = trees.Sink(out)
-    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+    with tars.Writer(out) as tar:
         packer = _ChangePacker(tar, request["uid"], mounted)
         gone = set(request["gone"])
         for path in sorted({*request["changed"], *gone}):
@@ -96,7 +95,7 @@ def _save(request: dict[str, Any], fds: list[int]) -> None:
 
 
 class _ChangePacker(trees.Packer):
-    def __init__(self, tar: tarfile.TarFile, uid: int, mounted: set[str]) -> None:
+    def __init__(self, tar: tars.Writer, uid: int, mounted: set[str]) -> None:
         super().__init__(tar, 0, None)
         self._uid, self._mounted = uid, mounted
 
@@ -112,7 +111,7 @@ class _ChangePacker(trees.Packer):
             if "\ufffd" in path:
                 raise OSError(errno.EILSEQ, "a name that is not UTF-8 cannot be saved", path)
             directory, _, name = path.rpartition("/")
-            self._tar.addfile(tarfile.TarInfo(f".{directory}/{layers.WHITEOUT}{name}"))
+            self._tar.add(tarfile.TarInfo(f".{directory}/{layers.WHITEOUT}{name}"))
         try:
             is_users = self._is_users(path)
         except FileNotFoundError as exc:

@@ -14,19 +14,16 @@ import os
 import stat
 import tarfile
 
-from . import trees
+from . import tars, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     Names = dict[bytes, dict[bytes, int]]  # directory to what the image has in it, and its ctime
 
 WHITEOUT = ".wh."
 # Made anew for every sandbox, by what it is: its network.
 _OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 _MOUNTS = "/proc/self/mountinfo"
-_BUFFER = 1 << 20
 
 
 def pack(
@@ -47,8 +44,7 @@ def pack(
     places = find_mounted() if mounted is None else mounted
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
-    sink: Any = trees.Sink(stream)
-    with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT) as tar:
+    with tars.Writer(stream) as tar:
         _LayerPacker(tar, os.lstat(path).st_dev, known, places).add(path, ".")
 
 
@@ -69,9 +65,9 @@ def find_mounted(fd: int = -1) -> set[str]:
 
 
 class _LayerPacker(trees.Packer):
-    def __init__(self, tar: tarfile.TarFile, device: int, names: Names, mounted: set[str]) -> None:
+    def __init__(self, tar: tars.Writer, device: int, names: Names, mounted: set[str]) -> None:
         super().__init__(tar, device, None)
-        self._names, self._mounted = names, mounted
+        self._in_image, self._mounted = names, mounted
 
     def add(self, path: str, name: str) -> None:
         try:
@@ -83,14 +79,14 @@ class _LayerPacker(trees.Packer):
         here = os.fsencode(name).removeprefix(b".").removeprefix(b"/")
         directory, _, last = here.rpartition(b"/")
         if not stat.S_ISDIR(info.st_mode):
-            if self._names.get(directory, {}).get(last) != info.st_ctime_ns:
+            if self._in_image.get(directory, {}).get(last) != info.st_ctime_ns:
                 check_name(path)
                 self._add_one(path, name)
             return
         check_name(path)
         entries = self._add_one(path, name)
-        for gone in sorted(self._names.get(here, {}).keys() - set(map(os.fsencode, entries))):
-            self._tar.addfile(tarfile.TarInfo(f"{name}/{WHITEOUT}{os.fsdecode(gone)}"))
+        for gone in sorted(self._in_image.get(here, {}).keys() - set(map(os.fsencode, entries))):
+            self._tar.add(tarfile.TarInfo(f"{name}/{WHITEOUT}{os.fsdecode(gone)}"))
         for entry in entries:
             self.add(os.path.join(path, entry), f"{name}/{entry}")
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import tarfile
 
+from . import tars
 from .descent import Descent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Any
+    from typing import Any
 
-_BUFFER = 1 << 20
-_ZEROS = bytes(_BUFFER)
-_COPY: Any = {"copybufsize": _BUFFER}  # typeshed does not know this argument
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Of the kernel's making, and of the network's: a restored sandbox may have another one.
 _NOT_SAVED = (
     *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence"),
@@ -44,26 +42,10 @@ def pack(
         holds: See `Packer`; for whoever may read more than those who can change the tree.
     """
     device = os.lstat(path).st_dev
-    sink: Any = Sink(stream)
-    with tarfile.open(
-        fileobj=sink, mode="w|", bufsize=_BUFFER, format=tarfile.PAX_FORMAT, **_COPY
-    ) as tar:
+    with tars.Writer(stream) as tar:
         packer = Packer(tar, device if one_file_system else -1, progress)
         packer.holds = holds
         packer.add(path, ".")
-
-
-class Sink:
-    """A descriptor to write to: all of each piece, though a kernel may take only some at a time."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def write(self, data: bytes) -> int:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        return len(data)
 
 
 class Packer:
@@ -77,8 +59,9 @@ class Packer:
 
     holds = False
 
-    def __init__(self, tar: tarfile.TarFile, device: int, progress: Any) -> None:
+    def __init__(self, tar: tars.Writer, device: int, progress: Any) -> None:
         self._tar, self._device, self._progress = tar, device, progress
+        self._names: dict[tuple[int, int], str] = {}  # of files with several, by inode and device
         self._inside: int | None = None  # the directory that is looked at, where we hold it
         self._holes = 0
 
@@ -112,8 +95,7 @@ class Packer:
             if member.isreg():
                 self._add_file(path, info, member)
             else:
-                self._tar.addfile(member)
-            self._forget(info)
+                self._tar.add(member)
             return self._entries(path) if stat.S_ISDIR(info.st_mode) else []
         except FileNotFoundError:
             return []  # it went away while we looked: a running sandbox may do that
@@ -161,9 +143,10 @@ class Packer:
 
     def _name_inode(self, member: tarfile.TarInfo, info: os.stat_result) -> None:
         """A file; or another name of one that has been written."""
-        inodes: dict[tuple[int, int], str] = self._tar.inodes  # type: ignore[attr-defined]
-        first = inodes.setdefault((info.st_ino, info.st_dev), member.name)
-        if info.st_nlink > 1 and first != member.name:
+        first = member.name
+        if info.st_nlink > 1:
+            first = self._names.setdefault((info.st_ino, info.st_dev), first)
+        if first != member.name:
             member.type, member.linkname = tarfile.LNKTYPE, first
         else:
             member.size = info.st_size
@@ -182,32 +165,12 @@ class Packer:
         if self._holes > _MOST_HOLES:
             raise OSError(errno.EFBIG, f"sparse files claim more than {_MOST_HOLES} bytes", path)
         fd = self._open(path, os.O_NONBLOCK)
-        with open(fd, "rb", buffering=0) as file:
-            self._tar.addfile(member, _Exactly(file, member.size))
+        try:
+            self._tar.add(member, fd)
+        finally:
+            os.close(fd)
         if self._progress:
             self._progress(self._tar.offset, path)
-
-    def _forget(self, info: os.stat_result) -> None:
-        """Of what `tarfile` keeps for each file, only other names of the same file are of use."""
-        self._tar.members.clear()  # type: ignore[attr-defined]
-        if info.st_nlink < 2:
-            self._tar.inodes.pop((info.st_ino, info.st_dev), None)  # type: ignore[attr-defined]
-
-
-class _Exactly(io.RawIOBase):
-    """A file that always has `size` bytes, whatever its writer does meanwhile: cut or zero-filled."""
-
-    def __init__(self, file: io.FileIO, size: int) -> None:
-        self._file, self._left = file, size
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
-        data = self._file.read(wanted) or b"\0" * min(wanted, _BUFFER)
-        while len(data) < wanted:  # tarfile takes a short read for the end of the file
-            more = self._file.read(wanted - len(data)) or b"\0" * (wanted - len(data))
-            data += more
-        self._left -= len(data)
-        return data
 
 
 def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None) -> None:
@@ -231,16 +194,10 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
     way = _Way(path, trusted=one_file_system)
-    with (
-        open(stream, "rb", buffering=_BUFFER) as raw,
-        tarfile.open(fileobj=raw, mode="r|", bufsize=_BUFFER) as tar,
-    ):
-        blocks: Any = tar.fileobj
+    with tars.Reader(stream, closefd=True) as tar:
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
             target = way.to(member.name)
-            if member.issparse():
-                raise OSError(errno.EINVAL, "a file with holes is not taken", member.name)
             if prepare is not None and not prepare(member, target):
                 continue
             _extract(tar, member, way, target, one_file_system)
@@ -248,8 +205,6 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None
                 directories.append((target, member))
             elif member.issym() or member.islnk():
                 way.forget()
-        if blocks.pos % tarfile.BLOCKSIZE:  # for which `tarfile` takes the end
-            raise tarfile.ReadError("it breaks off within a header")
     for target, member in reversed(directories):
         _finish_directory(target, member)
 
@@ -260,6 +215,7 @@ class _Way:
     def __init__(self, root: str, *, trusted: bool = False) -> None:
         self._root, self._trusted = os.path.realpath(root), trusted
         self._seen = {self._root}
+        self._last = "", ""  # a directory in the stream, and where it is: files come together
 
     def to(self, name: str) -> str:
         """The path of that name.
@@ -267,6 +223,10 @@ class _Way:
         Raises:
             OSError: EINVAL for a name that is absolute or climbs, ELOOP where a symlink is on the way.
         """
+        directory, _, last = name.rpartition("/")
+        is_plain = last not in ("", ".", "..") and "\0" not in last
+        if is_plain and directory and directory == self._last[0]:
+            return f"{self._last[1]}/{last}"
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:
             raise OSError(errno.EINVAL, "would lead outside the destination", name)
@@ -277,30 +237,25 @@ class _Way:
                 if os.path.islink(here):
                     raise OSError(errno.ELOOP, "would go through a symlink", name)
                 self._seen.add(here)
+        self._last = directory, here.rstrip("/")
         return os.path.join(here, *parts[-1:])
 
     def forget(self) -> None:
         """A link was made: what was a directory may be one no more."""
         self._seen = {self._root}
+        self._last = "", ""
 
 
 def _extract(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, way: _Way, target: str, owners: bool
+    tar: tars.Reader, member: tarfile.TarInfo, way: _Way, target: str, owners: bool
 ) -> None:
     if member.isdir():
         if os.path.islink(target):
             raise OSError(errno.ELOOP, "would go through a symlink", member.name)
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif member.isreg():
-        _clear(target)
-        fd = os.open(
-            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        with open(fd, "wb", buffering=0) as file:
-            source = tar.extractfile(member)
-            if source is not None:
-                _fill(file, source)
-            os.fchmod(fd, member.mode)
+        _extract_file(tar, member, target, owners)
+        return
     elif member.issym():
         _clear(target)
         os.symlink(member.linkname, target)
@@ -321,16 +276,19 @@ def _extract(
         os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
 
 
-def _fill(file: io.FileIO, source: IO[bytes]) -> None:
-    """Copy it; where there is nothing but zeros a hole is left, as there may have been one."""
-    while data := source.read(_BUFFER):
-        if data == _ZEROS[: len(data)]:
-            file.seek(len(data), os.SEEK_CUR)
-            continue
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-    file.truncate()
+def _extract_file(tar: tars.Reader, member: tarfile.TarInfo, target: str, owners: bool) -> None:
+    try:
+        fd = os.open(target, _NEW, member.mode)
+    except FileExistsError:
+        _clear(target)
+        fd = os.open(target, _NEW, member.mode)
+    try:
+        tar.copy(fd)
+        if owners:
+            _own(fd, member)
+        os.utime(fd, (member.mtime, member.mtime))
+    finally:
+        os.close(fd)
 
 
 def _clear(target: str) -> None:
@@ -340,10 +298,11 @@ def _clear(target: str) -> None:
         pass
 
 
-def _own(target: str, member: tarfile.TarInfo) -> None:
-    found = os.lstat(target)
+def _own(target: str | int, member: tarfile.TarInfo) -> None:
+    follows = isinstance(target, int)  # a descriptor has nothing to follow
+    found = os.stat(target, follow_symlinks=follows)
     if (found.st_uid, found.st_gid) != (member.uid, member.gid):
-        os.chown(target, member.uid, member.gid, follow_symlinks=False)
+        os.chown(target, member.uid, member.gid, follow_symlinks=follows)
 
 
 def _finish_directory(target: str, member: tarfile.TarInfo) -> None:

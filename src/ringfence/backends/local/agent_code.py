@@ -51,6 +51,7 @@ _MODULES = (
     "ringfence.launcher.programs",
     "ringfence.launcher.rest",
     "ringfence.launcher.still_program",
+    "ringfence.launcher.tars",
     "ringfence.launcher.terminals",
     "ringfence.launcher.trees",
     "ringfence.launcher.vforked",

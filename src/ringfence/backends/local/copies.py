@@ -56,7 +56,10 @@ def download(files: LocalFiles, remote: str, local: str, progress: Progress | No
     helper = files.errand("out", remote)
     try:
         unpack.unpack(helper.stream, local, progress)
-    except BaseException:
-        helper.abandon()
+    except BaseException as exc:
+        if isinstance(exc, IoError) and exc.retryable:  # the stream broke off: the helper knows why
+            helper.finish(remote)
+        else:
+            helper.abandon()
         raise
     helper.finish(remote)

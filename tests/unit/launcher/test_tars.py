@@ -1,0 +1,176 @@
+"""Tar streams of our own against those of the standard library, both ways."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.launcher import tars
+
+NAMES = st.text(
+    st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=120
+).filter(lambda name: name not in (".", ".."))
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+
+
+@st.composite
+def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo("/".join(draw(st.lists(NAMES, min_size=1, max_size=3))))
+    member.type = draw(
+        st.sampled_from((tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE))
+    )
+    member.mode = draw(st.integers(0, 0o7777))
+    member.uid, member.gid = draw(st.integers(0, 2**31)), draw(st.integers(0, 2**31))
+    member.mtime = draw(st.integers(0, 2**33) | st.floats(-(2.0**33), 2.0**33))
+    content = b""
+    if member.isreg():
+        content = draw(st.binary(max_size=1500) | st.just(bytes(1 << 17)))
+        member.size = len(content)
+    elif not member.isdir():
+        member.linkname = draw(NAMES)
+    return member, content
+
+
+def read(stream: bytes) -> list[tuple[Any, ...]]:
+    """What our reader finds."""
+    fd, copy = os.memfd_create("stream"), os.memfd_create("copy")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(stream)
+        os.lseek(fd, 0, os.SEEK_SET)
+        found = []
+        with tars.Reader(fd) as tar:
+            for member in tar:
+                os.ftruncate(copy, 0)
+                os.lseek(copy, 0, os.SEEK_SET)
+                size = tar.copy(copy) if member.isreg() else 0
+                assert size == os.fstat(copy).st_size
+                found.append((*facts(member), os.pread(copy, size, 0)))
+        return found
+    finally:
+        os.close(fd)
+        os.close(copy)
+
+
+def facts(member: tarfile.TarInfo) -> tuple[Any, ...]:
+    return (
+        *(member.name.rstrip("/"), member.type, member.mode & 0o7777, member.uid, member.gid),
+        *(member.mtime, member.linkname, member.size),
+    )
+
+
+@given(st.lists(members(), min_size=1, max_size=5))
+def test_what_we_write_the_standard_library_reads(
+    wanted: list[tuple[tarfile.TarInfo, bytes]],
+) -> None:
+    fd, content = os.memfd_create("stream"), os.memfd_create("content")
+    try:
+        with tars.Writer(fd) as tar:
+            for member, data in wanted:
+                os.pwrite(content, data, 0)
+                os.ftruncate(content, len(data))
+                os.lseek(content, 0, os.SEEK_SET)
+                tar.add(member, content if member.isreg() else -1)
+        assert tar.offset == os.fstat(fd).st_size
+        stream = os.pread(fd, tar.offset, 0)
+    finally:
+        os.close(fd)
+        os.close(content)
+    expected = [(*facts(member), data) for member, data in wanted]
+
+    with tarfile.open(fileobj=io.BytesIO(stream)) as again:
+        found = []
+        for member in again:
+            file = again.extractfile(member) if member.isreg() else None
+            found.append((*facts(member), file.read() if file else b""))
+    assert expected == found
+    assert expected == read(stream)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@given(members=st.lists(members(), min_size=1, max_size=3))
+def test_what_the_standard_library_writes_we_read(
+    kind: int, members: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
+    file, wanted = io.BytesIO(), []
+    with tarfile.open(fileobj=file, mode="w", format=kind) as tar:
+        for member, data in members:
+            if kind != tarfile.PAX_FORMAT:
+                member.mtime = int(member.mtime)
+            try:
+                tar.addfile(member, io.BytesIO(data))
+            except ValueError:
+                continue  # ustar has no room for it
+            wanted.append((*facts(member), data))
+    file.seek(0)
+    with tarfile.open(fileobj=file) as again:
+        theirs = [facts(each) for each in again]
+    found = read(file.getvalue()) if wanted else []
+
+    assert theirs == [each[:-1] for each in found]
+    assert [each[-1] for each in wanted] == [each[-1] for each in found]
+
+
+def header(**fields: Any) -> bytes:
+    member = tarfile.TarInfo("file")
+    for name, value in fields.items():
+        setattr(member, name, value)
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(text: bytes, size: int | None = None) -> bytes:
+    length = len(text) if size is None else size
+    return header(type=tarfile.XHDTYPE, size=length) + text.ljust(-(-len(text) // 512) * 512, b"\0")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        b"no tar at all" * 50,
+        header()[:300],
+        header(size=1000) + b"x" * 999,
+        header(size=-5),
+        header(type=tarfile.GNUTYPE_SPARSE),
+        header()[:100] + b"9" + header()[101:],
+        header() + b"x" * 512,
+        pax(b"20 GNU.sparse.map=1\n") + header(),
+        pax(b"12 mtime=nan\n") + header(),
+        pax(b"13 mtime=inf\n") + header(),
+        pax(b"12 uid=-1\n12") + header(),
+        pax(b"99 path=x\n") + header(),
+        pax(b"x", size=1 << 20) + header(),
+        pax(b"11 uid=2e9\n") * 20 + header(),
+        pax(b"14 linkpath=\0\n") + header(type=tarfile.SYMTYPE),
+    ],
+)
+def test_what_is_no_stream_of_ours_is_refused(stream: bytes) -> None:
+    with pytest.raises(tarfile.TarError):
+        read(stream)
+
+
+def test_holes_stay_holes() -> None:
+    source, target = os.memfd_create("source"), os.memfd_create("target")
+    stream = os.memfd_create("stream")
+    try:
+        os.pwrite(source, b"end", 64 << 20)
+        member = tarfile.TarInfo("sparse")
+        member.size = os.fstat(source).st_size
+        with tars.Writer(stream) as tar:
+            tar.add(member, source)
+        os.lseek(stream, 0, os.SEEK_SET)
+        with tars.Reader(stream) as reader:
+            for _ in reader:
+                reader.copy(target)
+        assert member.size == os.fstat(target).st_size
+        assert os.fstat(target).st_blocks * 512 < 1 << 20
+        assert b"end" == os.pread(target, 3, 64 << 20)
+    finally:
+        for fd in (source, target, stream):
+            os.close(fd)
