@@ -55,7 +55,7 @@ _EXAMPLES = """measures:
   run         `ringfence run -- true`, the whole process; beside `python3 -c pass`
   throughput  create and terminate, eight callers
   parked      memory of a waiting sandbox (needs root to see it)
-  files       one file of 1 GiB in and out; beside cp
+  files       one file of 1 GiB in and out, beside cp; 10,000 small ones, beside tar | tar
   images      an image of 500 MiB unpacked; beside tar x
   live        how many at once: 1,000, with --full 5,000
   server      with --server: what the daemon adds, holds and streams, and how soon it is back

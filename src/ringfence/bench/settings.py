@@ -49,6 +49,10 @@ class Settings:
         return 64 << 20 if self.quick else 1 << 30
 
     @property
+    def tree_files(self) -> int:
+        return 1000 if self.quick else 10_000
+
+    @property
     def file_rounds(self) -> int:
         return 1 if self.quick else 3
 

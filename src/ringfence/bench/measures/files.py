@@ -1,4 +1,4 @@
-"""files: one large file in and out, beside `cp` on the same disk."""
+"""files: one large file in and out, beside `cp`; a tree of small ones, beside `tar | tar`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _MUST = 400.0
 _MB = 1_000_000
 _CP = "cp"
 _PIECE = 1 << 20
+_TAR, _SMALL = "tar | tar", 650
 
 
 def measure(settings: Settings) -> Iterator[Row]:
@@ -35,6 +36,51 @@ def measure(settings: Settings) -> Iterator[Row]:
         with Sandbox.create() as sandbox:
             yield _row("in", size, _in(sandbox, source, target, settings.file_rounds))
             yield _row("out", size, _out(sandbox, source, target, settings.file_rounds))
+            yield from measure_tree(sandbox, "files", settings)
+
+
+def measure_tree(sandbox: Sandbox, measure: str, settings: Settings) -> Iterator[Row]:
+    """Seconds for a tree of small files, into a sandbox and out of it."""
+    count, rounds = settings.tree_files, settings.slow_rounds
+    with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as directory:
+        source, target = f"{directory}/source", f"{directory}/target"
+        for number in range(count):
+            os.makedirs(f"{source}/{number // 100}", exist_ok=True)
+            with open(f"{source}/{number // 100}/{number}", "wb") as file:
+                file.write(os.urandom(_SMALL))
+
+        def upload() -> float:
+            return timed(
+                lambda: sandbox.files.upload(source, "tree"),
+                lambda: sandbox.files.remove("tree", recursive=True),
+            )
+
+        def download() -> float:
+            return timed(
+                lambda: sandbox.files.download("kept", target), lambda: shutil.rmtree(target)
+            )
+
+        def tar() -> float:
+            os.mkdir(target)
+            script = f"tar -C {source} -c . | tar -C {target} -x"
+            return timed(
+                lambda: subprocess.run(["sh", "-c", script], check=True),
+                lambda: shutil.rmtree(target),
+            )
+
+        sandbox.files.upload(source, "kept")
+        for direction, ours in (("in", upload), ("out", download)):
+            samples = take_turns({OURS: ours, _TAR: tar}, rounds, warm_up=1)
+            yield Row(
+                measure,
+                f"{count:,} files of {_SMALL} bytes {direction}",
+                "ms",
+                samples.median_ms(OURS),
+                _TAR,
+                samples.median_ms(_TAR),
+                Target(must=1.5, aim=1.0),
+                rounds,
+            )
 
 
 def _in(sandbox: Sandbox, source: str, target: str, rounds: int) -> Samples:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 from ...errors import RingfenceError
 from ...model.client_session import SessionTimeouts
@@ -15,6 +16,7 @@ from ..daemon import Daemon
 from ..plain import Plain
 from ..rows import HIGHER, VALUE, Missing, Row, Target
 from ..turns import OURS, take_turns
+from .files import measure_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
         yield _cycle(daemon, plain, client, settings, use_pool=False)
         yield _exec(plain, client, settings)
         yield _stream(client, settings)
+        with client.create() as sandbox:
+            yield from measure_tree(cast("Sandbox", sandbox), _MEASURE, settings)
     yield from _many(settings)
 
 
