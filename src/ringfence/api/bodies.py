@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Coroutine
-from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
@@ -45,7 +45,7 @@ class _Decoder(json.JSONDecoder):
         self._values = self._read = 0
         self.parse_object = self._counting(JSONObject)
         self.parse_array = self._counting(JSONArray)
-        self.parse_string = self._pausing(self.parse_string)
+        self.parse_string = self._pausing(scanstring)
         self.scan_once = py_make_scanner(self)
 
     def _pause(self) -> None:
