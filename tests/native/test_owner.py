@@ -10,6 +10,9 @@ import sys
 import pytest
 
 from ringfence.backends.local import cgroups, owner
+from ringfence.cli.doctor import _left_behind
+from ringfence.launcher import cgroups as launcher_cgroups
+from tests.native.outside import until
 
 _IN_ANOTHER_PID_NAMESPACE = """
 import sys
@@ -76,6 +79,58 @@ def test_a_dead_process_leaves_nothing_for_long() -> None:
 
     assert left in cgroups.sweep(layout)
     assert not os.path.exists(left)
+
+
+def _plant(layout: cgroups.Layout, names: list[str]) -> list[str]:
+    """Cgroups of a process that is no more, with two below each, as container managers leave them."""
+    base = next(iter(layout.bases.values()))
+    _, started, namespace = whose()
+    child = subprocess.Popen(["true"])
+    child.wait()
+    planted = [f"{base}/ringfence.{child.pid}.{started}.{namespace}.{name}" for name in names]
+    for each in planted:
+        os.makedirs(f"{each}/child/below")
+    return planted
+
+
+@pytest.mark.root
+def test_what_has_children_goes_with_them() -> None:
+    layout = cgroups.Layout()
+    [left] = _plant(layout, ["nested"])
+
+    assert left in cgroups.sweep(layout)
+    assert not os.path.exists(left)
+
+
+@pytest.mark.root
+def test_a_start_does_not_wait_for_many_that_are_left() -> None:
+    """It removes some itself, a thread the rest; before, each took a second, of every start for ever."""
+    layout = cgroups.Layout()
+    planted = _plant(layout, [f"left{i}" for i in range(40)])
+
+    removed = cgroups.sweep(layout)
+
+    assert len(removed) <= 16
+    assert until(lambda: not any(map(os.path.exists, planted)))
+
+
+@pytest.mark.root
+def test_what_is_not_empty_is_left_and_named() -> None:
+    """A process in one below: all of them have the same time together, and those that went are gone."""
+    layout = cgroups.Layout()
+    busy, empty = _plant(layout, ["busy", "empty"])
+    with subprocess.Popen(["sleep", "600"]) as inside:
+        try:
+            with open(f"{busy}/child/cgroup.procs", "w") as file:
+                file.write(str(inside.pid))
+
+            assert [busy] == launcher_cgroups.remove([busy, empty], 0)
+            assert not os.path.exists(empty)
+            assert busy in cgroups.left_behind(layout)[0]
+            assert busy in "".join(_left_behind())
+        finally:
+            inside.kill()
+    assert until(lambda: not launcher_cgroups.remove([busy], 0))
 
 
 @pytest.mark.root

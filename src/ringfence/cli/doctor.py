@@ -98,7 +98,7 @@ def _print(reports: Sequence[BackendReport]) -> None:
     print(f"{', '.join(versions)}, Python {facts['python']}, as {who}\n")
     for report in reports:
         print("\n".join(backend_lines(report, colours)))
-    print("\n".join(_summary(reports)))
+    print("\n".join([*_summary(reports), *_left_behind()]))
 
 
 def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
@@ -143,6 +143,17 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
         said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         lines.append(f"{report.backend}: {said}")
     return [*lines, *(_tier(tier, reports) for tier in TIERS)]
+
+
+def _left_behind() -> list[str]:
+    """The control groups of processes that are gone, which a start could not remove."""
+    from ..backends.local import cgroups
+
+    left, _strangers = cgroups.left_behind(cgroups.Layout())
+    if not left:
+        return []
+    why = "not empty, or not this user's to remove; end the processes in them, then rmdir them"
+    return [f"left behind: {len(left)} control groups of earlier runs ({why}): {left[0]} …"]
 
 
 def _tier(tier: str, reports: Sequence[BackendReport]) -> str:

@@ -34,7 +34,9 @@ class Exec:
         self.deadline = self.started_ns / 1e9 + timeout_s if timeout_s else 0.0
         self.report: wire.ExecReport | None = None  # set once the first process has ended
         self.killed_by = wire.KILLED_BY_NOBODY
-        self.crowded = 0  # or `wire.CROWDED`: a process of it was one too many
+        self.crowded = (
+            0  # `wire.CROWDED` if a process of it was one too many, `wire.FULL` if it was the last
+        )
         self.terminal: flows.Pair | None = None
 
 

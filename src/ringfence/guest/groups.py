@@ -6,7 +6,9 @@ by descriptor alone. Root of a guest that has gVisor's capabilities can find the
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 
 from ..linux import mounts
 
@@ -25,9 +27,10 @@ class _Kept:
 
     def __init__(self, trees: int) -> None:
         os.mkdir(_KEPT, dir_fd=trees)
-        names = (f"{_KEPT}/cpuacct.usage_user", f"{_KEPT}/cpuacct.usage_sys")
-        self._usage = [os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=trees) for name in names]
-        self.members = _procs(trees, _KEPT)
+        names = ("cpuacct.usage_user", "cpuacct.usage_sys")
+        self._usage = [_open(trees, f"{_KEPT}/{name}") for name in names]
+        self._count = _open(trees, f"{_KEPT}/pids.current")
+        self.members = _open(trees, f"{_KEPT}/cgroup.procs", os.O_RDWR)
         self.number = 0  # of the exec that has it; 0: none
         self._before = 0, 0
 
@@ -35,6 +38,10 @@ class _Kept:
         """What this exec has used of it, in ns."""
         user, system = self._all_used()
         return user - self._before[0], system - self._before[1]
+
+    def count(self) -> int:
+        """How many processes are in it."""
+        return int(os.pread(self._count, _WORD, 0))
 
     def release(self) -> bool:
         """Give it to whoever comes next, unless somebody is left in it."""
@@ -49,25 +56,27 @@ class _Kept:
 
 
 class Groups:
-    """Two hierarchies: one bounds the number of processes, the other tells execs apart.
+    """One hierarchy that tells execs apart and bounds the processes of each.
+
+    It is one because gVisor charges a new process to one of its parent's cgroups, whichever comes first in a
+    map (`chargeLocked` of pkg/sentry/kernel/task_cgroup.go): with a second hierarchy without `pids`, every
+    other fork passed the limit, and gVisor ended with the sandbox when the host refused it threads. Limits
+    are not handed on to groups below either; for all execs together there is RLIMIT_NPROC.
 
     Args:
         place: An empty directory that only we can reach.
         pids: How many processes there may be, ours not counted.
     """
 
-    controllers = "cpuacct,memory"
+    controllers = "cpuacct,memory,pids"
 
     def __init__(self, place: str, pids: int) -> None:
         self._me = b"%d" % os.getpid()
-        self._bound = _hierarchy(place, "pids")
-        # Limits are not handed on to groups below in gVisor: so one holds everybody, and us.
-        os.mkdir(_ALL, dir_fd=self._bound)
-        self._write(self._bound, f"{_ALL}/pids.max", pids + 1)
-        self._write(self._bound, f"{_ALL}/cgroup.procs", self._me)
+        self._pids = pids
         self._trees = _hierarchy(place, self.controllers)
-        self._home = -1
+        self._home = self._at_home = -1
         self._kept: _Kept | None = None
+        self._others: set[int] = set()  # numbers of execs with a group of their own
 
     def keep(self) -> None:
         """Let nobody else in: everybody may open the descriptors of gVisor's PID 1, by its /proc.
@@ -75,17 +84,19 @@ class Groups:
         Precondition: we have become who we stay, the guest's root. What was made before is the guest's own
         until then.
         """
-        for fd in (self._bound, self._trees):
-            os.fchown(fd, 0, 0)
-            os.fchmod(fd, 0o700)
+        os.fchown(self._trees, 0, 0)
+        os.fchmod(self._trees, 0o700)
 
     def count(self) -> int:
         """How many processes there are now, without us."""
-        return int(self._read(self._bound, f"{_ALL}/pids.current")) - 1
+        found = int(os.pread(self._at_home, _WORD, 0)) - 1
+        if self._kept is not None:
+            found += self._kept.count()
+        return found + sum(int(self._read(self._trees, f"{n}/pids.current")) for n in self._others)
 
     def most(self) -> int:
         """How many there may be, without us."""
-        return int(self._read(self._bound, f"{_ALL}/pids.max")) - 1
+        return min(self._pids, resource.getrlimit(resource.RLIMIT_NPROC)[1])
 
     def memory_bytes(self) -> int:
         """What all of them use together, files in the guest's memory included."""
@@ -98,19 +109,29 @@ class Groups:
         so it is none of the hierarchy's root, which are the guest's own.
         """
         os.mkdir(_HOME, dir_fd=self._trees)
-        self._home = _procs(self._trees, _HOME)
+        self._home = _open(self._trees, f"{_HOME}/cgroup.procs", os.O_RDWR)
+        self._at_home = _open(self._trees, f"{_HOME}/pids.current")
+        self.leave()
         self._kept = _Kept(self._trees)
+        self._bound(_KEPT)
 
     def enter(self, number: int) -> None:
-        """Move to the group of one exec: what we start next is born in it."""
-        if self._kept is not None and not self._kept.number:
+        """Move to the group of one exec: what we start next is born in it.
+
+        Raises:
+            BlockingIOError: There are as many processes as there may be, of other execs.
+        """
+        is_kept_free = self._kept is not None and not self._kept.number
+        if (self._others or not is_kept_free) and self.count() >= self._pids:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        if self._kept is not None and is_kept_free:
             self._kept.number = number
             os.pwrite(self._kept.members, self._me, 0)
             return
-        try:
+        if number not in self._others:
             os.mkdir(str(number), dir_fd=self._trees)
-        except FileExistsError:
-            pass
+            self._others.add(number)
+            self._bound(str(number))
         self._write(self._trees, f"{number}/cgroup.procs", self._me)
 
     def leave(self) -> None:
@@ -144,16 +165,21 @@ class Groups:
         try:
             os.rmdir(str(number), dir_fd=self._trees)
         except FileNotFoundError:
-            return True
+            pass
         except OSError:
             return False
+        self._others.discard(number)
         return True
+
+    def _bound(self, group: str) -> None:
+        """Let a group have so many processes; two, where that is one: we are in it while we start the first."""
+        self._write(self._trees, f"{group}/pids.max", max(self._pids, 2))
 
     def _name(self, number: int) -> str:
         return _KEPT if self._kept is not None and self._kept.number == number else str(number)
 
     def _read(self, base: int, name: str) -> bytes:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base)
+        fd = _open(base, name)
         try:
             pieces = []
             while piece := os.read(fd, _PIECE):
@@ -163,7 +189,7 @@ class Groups:
             os.close(fd)
 
     def _write(self, base: int, name: str, value: int | bytes) -> None:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=base)
+        fd = _open(base, name, os.O_WRONLY)
         try:
             os.write(fd, value if isinstance(value, bytes) else b"%d" % value)
         finally:
@@ -171,22 +197,35 @@ class Groups:
 
 
 class MachineGroups(Groups):
-    """The same of a Linux of the guest's own, where a limit on memory holds, and holds for all together."""
+    """The same of a Linux of the guest's own, where limits hold for all execs together."""
 
     controllers = "cpuacct,memory,freezer"
-    keeps_one = (
-        False  # it counts for each whom the kernel has killed; and a call costs next to nothing
-    )
 
     def __init__(self, place: str) -> None:
+        self._bound_all = _hierarchy(place, "pids")
         super().__init__(place, 0)
-        os.mkdir(_ALL, dir_fd=self._trees)
+        for base in (self._bound_all, self._trees):
+            os.mkdir(_ALL, dir_fd=base)
+        self._write(self._bound_all, f"{_ALL}/cgroup.procs", self._me)
         self._top = self._trees
-        self._trees = os.open(_ALL, _DIRECTORY, dir_fd=self._top)
+        self._trees = _open(self._top, _ALL, os.O_DIRECTORY)
+
+    def count(self) -> int:
+        return int(self._read(self._bound_all, f"{_ALL}/pids.current")) - 1
+
+    def most(self) -> int:
+        return int(self._read(self._bound_all, f"{_ALL}/pids.max")) - 1
 
     def prepare(self) -> None:
         """No group is kept: it counts for each whom the kernel has killed, and calls cost little."""
-        self._home = _procs(self._top, ".")
+        self._home = _open(self._top, "cgroup.procs", os.O_RDWR)
+
+    def enter(self, number: int) -> None:
+        try:
+            os.mkdir(str(number), dir_fd=self._trees)
+        except FileExistsError:
+            pass
+        self._write(self._trees, f"{number}/cgroup.procs", self._me)
 
     def limit(self, pids: int, memory_bytes: int) -> None:
         """From now on there are so many processes, ours not counted, and they have so much memory.
@@ -194,7 +233,7 @@ class MachineGroups(Groups):
         Args:
             memory_bytes: What all execs may use together, files in the guest's root included.
         """
-        self._write(self._bound, f"{_ALL}/pids.max", pids + 1)
+        self._write(self._bound_all, f"{_ALL}/pids.max", pids + 1)
         self._write(self._trees, "memory.limit_in_bytes", memory_bytes)
 
     def freeze(self, frozen: bool) -> None:
@@ -212,9 +251,8 @@ class MachineGroups(Groups):
         return any(line.startswith(b"oom_kill ") and int(line.split()[1]) for line in lines)
 
 
-def _procs(trees: int, group: str) -> int:
-    """The file by which one reads who is in a group, and joins it."""
-    return os.open(f"{group}/cgroup.procs", os.O_RDWR | os.O_CLOEXEC, dir_fd=trees)
+def _open(base: int, name: str, flags: int = os.O_RDONLY) -> int:
+    return os.open(name, flags | os.O_CLOEXEC, dir_fd=base)
 
 
 def _hierarchy(place: str, controllers: str) -> int:

@@ -41,6 +41,7 @@ def start(
             actions = _on_streams(streams)
         else:
             actions = _on_terminal(_open_terminal(run, opened, *terminal))
+        run.stage = wire.STAGE_COMMAND
         groups.enter(run.number)
         try:
             # Who runs already as that user could stop a child of ours before it has begun.

@@ -24,6 +24,7 @@ class Watchdog:
     def __init__(self, execs: Execs, *, pids: int, memory_bytes: int) -> None:
         self._execs, self._pids, self._memory_bytes = execs, pids, memory_bytes
         self._next_look = 0.0
+        self._is_half_full = False  # with processes: a bomb is at its limit for moments only
 
     @property
     def _is_on(self) -> bool:
@@ -42,8 +43,11 @@ class Watchdog:
         """Where it is time to."""
         if not self._is_on or (now := time.monotonic()) < self._next_look:
             return
-        self._next_look, self._execs.unseen_s = now + _EVERY_S, 0.0
         self._bound_processes()
+        self._next_look, self._execs.unseen_s = (
+            now + (LOOK_S if self._is_half_full else _EVERY_S),
+            0.0,
+        )
         self._bound_memory()
 
     def settle(self) -> None:
@@ -55,17 +59,26 @@ class Watchdog:
             self._execs.reap()
 
     def _bound_processes(self) -> bool:
-        """Forks in quick succession get past gVisor's own limit: the newest processes die of it."""
+        """Let the newest processes die where there are too many; note who has as many as there may be.
+
+        Root of the guest's own, to whom RLIMIT_NPROC does not apply, may have so many in each exec. Forks that
+        gVisor's kernel refuses are not counted: that the limit was reached is seen here, or not at all.
+        """
         groups = self._execs.groups
-        excess = groups.count() - self._pids
-        if excess <= 0:
+        count = groups.count()
+        self._is_half_full, excess = count * 2 >= self._pids, count - self._pids
+        if excess < 0:
             return False
         numbers = self._execs.numbers()
         everybody = {pid: number for number in numbers for pid in groups.members(number)}
+        if not excess:
+            for number in set(everybody.values()) & self._execs.running.keys():
+                self._execs.running[number].crowded |= wire.FULL
+            return False
         for pid in sorted(everybody)[-excess:]:
             run = self._execs.running.get(everybody[pid])
             if send(pid, signal.SIGKILL) and run is not None:
-                run.crowded = wire.CROWDED
+                run.crowded |= wire.CROWDED
         return True
 
     def _bound_memory(self) -> None:

@@ -6,7 +6,7 @@ import errno
 import posix as os
 import time
 
-_REMOVE_TRIES = 200
+_PATIENCE_S, _PAUSE_S = 1.0, 0.005
 
 
 def make(directories: list[str], values: list[tuple[str, str]]) -> None:
@@ -88,17 +88,53 @@ def thaw(directories: list[str]) -> None:
                 continue
 
 
-def remove(directories: list[str]) -> None:
-    """Remove cgroups whose processes have ended; the kernel may take a moment to notice."""
-    for directory in directories:
-        for _ in range(_REMOVE_TRIES):
-            try:
-                os.rmdir(directory)
-            except FileNotFoundError:
-                break
-            except OSError as exc:
-                if exc.errno != errno.EBUSY:
-                    break
-                time.sleep(0.005)
-            else:
-                break
+def remove(directories: list[str], patience_s: float = _PATIENCE_S) -> list[str]:
+    """Remove cgroups whose processes have ended, and all below them; returns those that are still there.
+
+    Args:
+        patience_s: For all of them together, as the kernel may take a moment to notice that they are empty.
+    """
+    kept: list[str] = []
+    deadline = time.monotonic() + patience_s
+    while True:
+        busy: list[str] = []
+        for directory in directories:
+            number = _remove_tree(directory)
+            if number:
+                (busy if number == errno.EBUSY else kept).append(directory)
+        if not busy or time.monotonic() >= deadline:
+            return kept + busy
+        time.sleep(_PAUSE_S)
+        directories = busy
+
+
+def below(directory: str) -> list[str]:
+    """A cgroup and all that are below it, each after the one above it."""
+    found, i = [directory], 0
+    while i < len(found):
+        try:
+            with os.scandir(found[i]) as entries:
+                found += [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+        except OSError:
+            pass  # it has gone, or is not ours
+        i += 1
+    return found
+
+
+def _remove_tree(directory: str) -> int:
+    """Remove a cgroup, and first those below it if there are any; the errno, or 0."""
+    number = _rmdir(directory)
+    if number == errno.EBUSY:
+        for each in reversed(below(directory)):
+            number = _rmdir(each)
+    return number
+
+
+def _rmdir(directory: str) -> int:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return 0
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    return 0

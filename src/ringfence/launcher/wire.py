@@ -87,6 +87,7 @@ KILLED_BY_NOBODY, KILLED_BY_TIMEOUT, KILLED_BY_REQUEST, KILLED_BY_MEMORY_WATCHDO
 CROWDED = (
     16  # beside one of them: processes of it were killed, for there were more than there may be
 )
+FULL = 32  # beside one of them: while it ran there were as many processes as there may be
 
 
 def socketpair() -> tuple[Socket, Socket]:

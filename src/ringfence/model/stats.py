@@ -19,8 +19,8 @@ class SandboxStats(Noun):
     """Counters of one sandbox; a value that cannot be read is None, never zero.
 
     Attributes:
-        forks_refused: How many times the processes limit said no; in gVisor, in how many execs
-            processes beyond it were killed.
+        forks_refused: How many times the processes limit said no; in gVisor, whose kernel does not count
+            that, in how many execs the limit was seen to be reached (every 50 ms).
         execs: How many were started so far.
         degraded: Limits and protections, by name, that hold less than asked.
     """

@@ -69,9 +69,8 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and everything that it started."""
-        if self.running:
-            self._pump.run.kill()
+        """Kill it and everything that it started, also what it left in the background when it ended."""
+        self._pump.run.kill()
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""

@@ -39,9 +39,11 @@ def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
         each.wait()
 
 
-@pytest.mark.parametrize(("most", "crowded"), [(1, wire.CROWDED), (2, 0)])
+@pytest.mark.parametrize(
+    ("most", "marks"), [(1, (0, wire.CROWDED)), (2, (wire.FULL, wire.FULL)), (3, (0, 0))]
+)
 def test_the_exec_whose_process_is_one_too_many_is_marked(
-    pair: list[subprocess.Popen[bytes]], most: int, crowded: int
+    pair: list[subprocess.Popen[bytes]], most: int, marks: tuple[int, int]
 ) -> None:
     older, newer = pair
     groups: Any = _Groups({1: [older.pid], 2: [newer.pid]})
@@ -52,9 +54,9 @@ def test_the_exec_whose_process_is_one_too_many_is_marked(
 
     Watchdog(execs, pids=most, memory_bytes=1).look()
 
-    assert (0, crowded) == (execs.running[1].crowded, execs.running[2].crowded)
+    assert marks == (execs.running[1].crowded, execs.running[2].crowded)
     assert older.poll() is None
-    if crowded:
+    if most == 1:
         assert -signal.SIGKILL == newer.wait(30)
     else:
         assert newer.poll() is None

@@ -156,6 +156,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: size.open_files,
         resource.RLIMIT_DATA: size.memory_bytes,
+        resource.RLIMIT_NPROC: size.pids,
     }
     if draft.spec.limits.disk_bytes:
         limits[resource.RLIMIT_FSIZE] = size.disk_bytes

@@ -205,7 +205,7 @@ def _pids_limit(seen: Inspection) -> Protection:
     wanted, group = seen.sandbox.sizes.pids, seen.sandbox.group
     if seen.pids > wanted:
         return Protection(can.PIDS_LIMIT, MISSING, f"the guest's kernel says {seen.pids}")
-    why = f"{seen.pids} by the guest's kernel, and the newest beyond them are killed every 50 ms"
+    why = f"{seen.pids} by the guest's kernel"
     found = pids_limit(group)
     if found is None or found > host_pids(wanted) + 1:
         return Protection(can.PIDS_LIMIT, ENFORCED, why)

@@ -15,6 +15,8 @@ _V1 = ("memory", "pids", "cpu", "cpuacct", "freezer")
 _V2_CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "ringfence."
 _ABANDONED_S = 60
+_AT_ONCE = 16  # of them a start removes itself: those of some sandboxes
+_SOME_SECONDS = 5.0  # for processes that were killed to be gone
 _HOST_LEAF = "ringfence-host"  # no sandbox's, so never swept: what runs in it may be the user's
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
@@ -304,8 +306,38 @@ def group_name(sandbox_id: str, label: str = "") -> str:
 def sweep(layout: Layout) -> list[str]:
     """Remove the cgroups of processes that no longer exist; returns what was removed.
 
-    A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here.
+    A sandbox's processes die with their zygote; a frozen one dies only when it is thawed here. What is not
+    empty at once, and many, is left to a thread, for some seconds, and to the next start: nobody waits for it.
     """
+    orphaned, strangers = left_behind(layout)
+    busy = _end(orphaned[:_AT_ONCE], 0) + orphaned[_AT_ONCE:]
+    if busy:
+        from _thread import start_new_thread
+
+        start_new_thread(_end_rest, (busy,))
+    removed = [directory for directory in orphaned if directory not in busy]
+    return removed + [directory for directory in strangers if _removed_abandoned(directory)]
+
+
+def _end(orphaned: list[str], patience_s: float) -> list[str]:
+    """Kill what is in cgroups of dead processes and remove them; returns those that are still there."""
+    # All of them before any is removed: in version 1 what is frozen sits in several of them.
+    trees = [each for directory in orphaned for each in launcher_cgroups.below(directory)]
+    for directory in trees:
+        _kill_members(directory)
+    launcher_cgroups.thaw(trees)
+    return launcher_cgroups.remove(orphaned, patience_s)
+
+
+def _end_rest(orphaned: list[str]) -> None:
+    busy = []
+    for i in range(0, len(orphaned), _AT_ONCE):
+        busy += _end(orphaned[i : i + _AT_ONCE], 0)
+    _end(busy, _SOME_SECONDS)
+
+
+def left_behind(layout: Layout) -> tuple[list[str], list[str]]:
+    """The cgroups of processes that no longer exist, and those of which nobody here can say that."""
     orphaned, strangers = [], []
     for base in dict.fromkeys(layout.bases.values()):
         for name in os.listdir(base):
@@ -317,12 +349,7 @@ def sweep(layout: Layout) -> list[str]:
                 strangers.append(f"{base}/{name}")
             elif owner.is_gone(whose):
                 orphaned.append(f"{base}/{name}")
-    # All of them before any is removed: in version 1 what is frozen sits in several of them.
-    for directory in orphaned:
-        _kill_members(directory)
-    launcher_cgroups.thaw(orphaned)
-    launcher_cgroups.remove(orphaned)
-    return orphaned + [directory for directory in strangers if _removed_abandoned(directory)]
+    return orphaned, strangers
 
 
 def _removed_abandoned(directory: str) -> bool:

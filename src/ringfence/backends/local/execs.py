@@ -243,8 +243,8 @@ class LocalExec:
             io_write_bytes=_known(report.io_write_bytes),
         )
         crowded = bool(report.killed_by & wire.CROWDED)
-        self._sandbox.crowded += crowded
-        killed_by = _REASONS.get(report.killed_by & ~wire.CROWDED)
+        self._sandbox.crowded += bool(report.killed_by & (wire.CROWDED | wire.FULL))
+        killed_by = _REASONS.get(report.killed_by & ~(wire.CROWDED | wire.FULL))
         signum = os.WTERMSIG(report.wait_status) if os.WIFSIGNALED(report.wait_status) else None
         oom = killed_by == "oom" or self._kernel_oom()
         if oom and killed_by is None and signum == signal.SIGKILL:
