@@ -11,6 +11,7 @@ from . import looking
 from .execs import LOOK_S, Exec, Execs, send
 
 _EVERY_S = 0.05
+_FREED_S = 1.0
 _LOOKS = 20
 
 
@@ -24,6 +25,8 @@ class Watchdog:
     def __init__(self, execs: Execs, *, pids: int, memory_bytes: int) -> None:
         self._execs, self._pids, self._memory_bytes = execs, pids, memory_bytes
         self._next_look = 0.0
+        # gVisor frees the memory of who was killed a moment after: whoever starts then must not die for it.
+        self._freed_by, self._at_kill = 0.0, 0
         self._is_half_full = False  # with processes: a bomb is at its limit for moments only
 
     @property
@@ -84,7 +87,9 @@ class Watchdog:
     def _bound_memory(self) -> None:
         groups, usage = self._execs.groups, os.statvfs("/")
         used = groups.memory_bytes() + (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        if used > self._memory_bytes:
+        is_freed = time.monotonic() < self._freed_by and used <= self._at_kill
+        if used > self._memory_bytes and not is_freed:
+            self._freed_by, self._at_kill = time.monotonic() + _FREED_S, used
             self._execs.kill(
                 max(self._execs.numbers(), key=self._resident), wire.KILLED_BY_MEMORY_WATCHDOG
             )

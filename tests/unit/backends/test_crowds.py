@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,12 +20,13 @@ class _Groups:
 
     def __init__(self, members: dict[int, list[int]]) -> None:
         self._members = members
+        self.used = -(1 << 60)
 
     def count(self) -> int:
         return sum(map(len, self._members.values()))
 
     def memory_bytes(self) -> int:
-        return -(1 << 60)  # memory is not what this is about
+        return self.used
 
     def members(self, number: int) -> list[int]:
         return self._members[number]
@@ -60,3 +62,27 @@ def test_the_exec_whose_process_is_one_too_many_is_marked(
         assert -signal.SIGKILL == newer.wait(30)
     else:
         assert newer.poll() is None
+
+
+def test_nobody_dies_for_memory_that_is_being_freed(pair: list[subprocess.Popen[bytes]]) -> None:
+    """After one was killed for it, the next only dies where more is used than then."""
+    older, newer = pair
+    groups: Any = _Groups({1: [older.pid]})
+    execs = Execs(groups, counts_cpu=False)
+    nobody: Any = None
+    execs.running[1] = Exec(1, "sleep", 0, nobody, 0.0)
+    watchdog = Watchdog(execs, pids=9, memory_bytes=1)
+
+    groups.used = 1 << 40
+    watchdog.look()
+    assert -signal.SIGKILL == older.wait(30)
+    groups._members = {2: [newer.pid]}
+    execs.running = {2: Exec(2, "sleep", 0, nobody, 0.0)}
+    time.sleep(watchdog.wait_s() or 0)
+    watchdog.look()
+    assert newer.poll() is None
+
+    groups.used += 1
+    time.sleep(watchdog.wait_s() or 0)
+    watchdog.look()
+    assert -signal.SIGKILL == newer.wait(30)
