@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.guest import watchdog as watchdogs
 from ringfence.guest.execs import Exec, Execs
 from ringfence.guest.watchdog import Watchdog
 from ringfence.launcher import wire
@@ -64,8 +65,11 @@ def test_the_exec_whose_process_is_one_too_many_is_marked(
         assert newer.poll() is None
 
 
-def test_nobody_dies_for_memory_that_is_being_freed(pair: list[subprocess.Popen[bytes]]) -> None:
+def test_nobody_dies_for_memory_that_is_being_freed(
+    pair: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After one was killed for it, the next only dies where more is used than then."""
+    monkeypatch.setattr(watchdogs, "_FREED_S", 3600.0)
     older, newer = pair
     groups: Any = _Groups({1: [older.pid]})
     execs = Execs(groups, counts_cpu=False)

@@ -43,3 +43,26 @@ def test_a_sweep_while_one_is_made_takes_nothing_away(
 def _made() -> place.Place:
     uid = os.geteuid()
     return place.Place(uid, uid, ())
+
+
+def test_a_tree_of_any_depth_is_removed(base: Path) -> None:
+    """A guest's: deeper than Python may recurse, with directories that nobody may enter, and links out."""
+    made = _made()
+    outside = base / "outside"
+    outside.mkdir()
+    here = os.open(made.path, os.O_RDONLY)
+    os.symlink(outside, "out", dir_fd=here)
+    os.mkdir(".0", dir_fd=here)
+    for depth in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+        if depth % 100 == 0:
+            os.fchmod(below, 0o500)
+        here = below
+    os.close(here)
+
+    made.remove()
+
+    assert ["outside"] == os.listdir(base)
