@@ -1,0 +1,352 @@
+"""Who may come in, and how much of them: each judgement at its boundary, without a server around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from ringfence import Mount, SandboxSpec
+from ringfence.api import door, keys
+from ringfence.api.admission import Admission, Body
+from ringfence.api.bounds import Bounds
+from ringfence.api.caller import ADMIN, TOKEN, USER, Caller
+from ringfence.api.door import Door
+from ringfence.api.keys import Doorkeeper
+from ringfence.api.permissions import Permissions, check_route, find
+from ringfence.errors import (
+    Forbidden,
+    LifecycleError,
+    QuotaExceeded,
+    ResourceExhausted,
+    TooLarge,
+    TooManyRequests,
+    TooSlow,
+)
+from ringfence.model.acquire import AttachRequest
+from ringfence.store.records import LIVE, SandboxRecord
+from ringfence.store.store import Store
+
+ANN = Caller("ann", USER, key="key-ann")
+
+
+class Clock:
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(keys, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def keeper(clock: Clock) -> Iterator[Doorkeeper]:
+    store = Store(None)
+    store.add_sandbox(SandboxRecord("sbx-1", "ann", "fake", LIVE, "{}", 1.0, "b"))
+    yield Doorkeeper(store)
+    store.close()
+
+
+def test_a_key_opens_until_its_end_and_not_at_it(keeper: Doorkeeper, clock: Clock) -> None:
+    _, text = keeper.make(owner="ann", scope=USER, expires_at=1010.0)
+    clock.now = 1009.999
+    found = keeper.caller(text)
+    assert found is not None
+    assert ("ann", USER, "") == (found.client, found.scope, found.sandbox)
+    clock.now = 1010.0
+    assert keeper.caller(text) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-1],
+        lambda text: text + "x",
+        lambda text: text[:-1] + ("a" if text[-1] != "a" else "b"),
+        lambda text: text.removeprefix("rf_"),
+        lambda text: text.replace(".", ""),
+        lambda text: text.partition(".")[0] + ".",
+        lambda text: text.upper(),
+        lambda text: text.replace("key-", "key-0"),
+        lambda text: "",
+    ],
+)
+def test_only_the_very_key_opens(keeper: Doorkeeper, change: Any) -> None:
+    _, text = keeper.make(owner="ann", scope=USER)
+    assert keeper.caller(text)
+    assert keeper.caller(change(text)) is None
+
+
+def test_an_old_secret_opens_until_its_end_and_not_at_it(keeper: Doorkeeper, clock: Clock) -> None:
+    record, old = keeper.make(owner="ann", scope=USER)
+    _, new = keeper.rotate(record.id, 10.0)
+    clock.now = 1009.999
+    assert keeper.caller(old)
+    clock.now = 1010.0
+    assert keeper.caller(old) is None
+    assert keeper.caller(new)
+    _, newest = keeper.rotate(record.id, 0.0)
+    assert keeper.caller(new) is None
+    assert keeper.caller(newest)
+
+
+def test_a_token_ends_with_what_made_it(keeper: Doorkeeper, clock: Clock) -> None:
+    record, text = keeper.make(owner="ann", scope=USER, expires_at=1010.0)
+    maker = keeper.caller(text)
+    assert maker is not None
+    short, _ = keeper.make_token(maker, "sbx-1", "ann", 5.0)
+    long, _ = keeper.make_token(maker, "sbx-1", "ann", 50.0)
+    endless, token = keeper.make_token(maker, "sbx-1", "ann", None)
+    assert (1005.0, 1010.0, 1010.0) == (short.expires_at, long.expires_at, endless.expires_at)
+    assert keeper.caller(token)
+
+    with pytest.raises(LifecycleError):
+        keeper.remove(record.id, maker, this_key=False)
+    assert keeper.caller(token)
+    keeper.remove(record.id, maker, this_key=True)
+    assert keeper.caller(text) is None
+    assert keeper.caller(token) is None
+    assert set() == {each for each in keeper._known if each in (record.id, endless.id)}
+
+
+def test_a_token_does_not_open_longer_than_a_maker_that_was_changed(
+    keeper: Doorkeeper, clock: Clock
+) -> None:
+    """By its maker's own end, and not only by the one that was written into it."""
+    record, text = keeper.make(owner="ann", scope=USER)
+    maker = keeper.caller(text)
+    assert maker is not None
+    _, token = keeper.make_token(maker, "sbx-1", "ann", None)
+    keeper._known[record.id] = replace(record, expires_at=1005.0)
+    assert keeper.caller(token)
+    clock.now = 1005.0
+    assert keeper.caller(token) is None
+
+
+def test_a_sandbox_has_only_so_many_tokens(keeper: Doorkeeper) -> None:
+    for _ in range(100):
+        keeper.make_token(ANN, "sbx-1", "ann", 5.0)
+    with pytest.raises(QuotaExceeded, match="100 tokens"):
+        keeper.make_token(ANN, "sbx-1", "ann", 5.0)
+    assert 100 == len(keeper._known)
+
+
+# -- requests at once, and bodies ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bounds", "caller", "most", "error"),
+    [
+        (Bounds(requests=3), ANN, 3, ResourceExhausted),
+        (Bounds(requests_of_client=2), ANN, 2, TooManyRequests),
+        (Bounds(), Caller("ann", USER, key="k", max_requests=1), 1, TooManyRequests),
+    ],
+)
+def test_as_many_requests_as_may_be_and_not_one_more(
+    bounds: Bounds, caller: Caller, most: int, error: type[Exception]
+) -> None:
+    admission = Admission(bounds)
+    for _ in range(2):
+        for _ in range(most):
+            admission.begin(caller)
+        for _ in range(2):  # a refusal takes nothing
+            with pytest.raises(error):
+                admission.begin(caller)
+        assert most == admission.now
+        for _ in range(most):
+            admission.end(caller)
+        assert 0 == admission.now
+        assert 0 == len(admission._of)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("sizes", [[10], [4, 6], [10, 0], [11], [4, 7], [10, 1]])
+async def test_a_body_is_as_large_as_it_may_be_and_no_larger(
+    sizes: list[int], streamed: bool
+) -> None:
+    pieces = iter(sizes)
+    left = [len(sizes)]
+
+    async def receive() -> Message:
+        left[0] -= 1
+        return {"type": "http.request", "body": bytes(next(pieces)), "more_body": left[0] > 0}
+
+    body = Body(receive, Admission(Bounds(body_bytes=10)), streamed=streamed)
+    if sum(sizes) <= 10 or streamed:
+        for size in sizes:
+            assert size == len((await body())["body"])
+        return
+    for _ in sizes[:-1]:
+        await body()
+    with pytest.raises(TooLarge):
+        await body()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_body_that_does_not_come_is_not_waited_for(streamed: bool) -> None:
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    bounds = Bounds(body_s=0.01, chunk_s=0.01)
+    with pytest.raises(TooSlow):
+        await Body(receive, Admission(bounds), streamed=streamed)()
+
+
+# -- names and pages -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("127.0.0.1:65535", True),
+        ("[::1]:8080", True),
+        ("ringfence.example", True),
+        ("ringfence.example:443", True),
+        ("a.ringfence.example", False),
+        ("ringfence.example.evil.test", False),
+        ("localhost.evil.test", False),
+        ("128.0.0.1", False),
+        ("10.0.0.1", False),
+        ("[::2]", False),
+        ("localhost:", False),
+        ("localhost:123456", False),
+        ("localhost@evil.test", False),
+        ("localhost\n", False),
+        ("", False),
+    ],
+)
+def test_a_host_is_one_of_ours(host: str, is_ours: bool) -> None:
+    where = Door(hosts=frozenset({"ringfence.example"}))
+    if is_ours:
+        door.check_host(where, host)
+        return
+    with pytest.raises(Forbidden):
+        door.check_host(where, host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "may"),
+    [
+        (None, None, True),
+        (None, "same-origin", True),
+        (None, "none", True),
+        (None, "same-site", False),
+        (None, "cross-site", False),
+        ("https://app.example.com", "cross-site", True),
+        ("HTTPS://APP.EXAMPLE.COM", None, True),
+        ("http://app.example.com", None, False),
+        ("https://app.example.com:444", None, False),
+        ("https://app.example.com.evil.test", None, False),
+        ("null", None, False),
+        ("", None, False),
+    ],
+)
+def test_only_pages_that_are_named_may_call(
+    origin: str | None, site: str | None, may: bool
+) -> None:
+    where = Door(origins=frozenset({"https://app.example.com"}))
+    if may:
+        door.check_origin(where, origin, site)
+        return
+    with pytest.raises(Forbidden):
+        door.check_origin(where, origin, site)
+
+
+# -- what a request says -------------------------------------------------------------------------
+
+
+def field_of(caller: Caller, asked: Any, **judges: Any) -> str:
+    """The field that only an admin may say so; empty where anybody may."""
+    Permissions(**judges).judge(Caller("root", ADMIN), asked)  # the control
+    try:
+        Permissions(**judges).judge(caller, asked)
+    except Forbidden as exc:
+        return exc.field or "?"
+    return ""
+
+
+def test_every_mount_is_judged_and_every_part_of_its_path(tmp_path: Path) -> None:
+    root = tmp_path / "given"
+    (root / "in").mkdir(parents=True)
+    (root / "link").symlink_to("/etc")
+    (tmp_path / "given-not").mkdir()
+
+    def judged(*sources: str) -> str:
+        mounts = tuple(Mount(f"/m{i}", source) for i, source in enumerate(sources))
+        return field_of(ANN, SandboxSpec(mounts=mounts), host_roots=[str(root)])
+
+    assert "" == judged(str(root), str(root / "in"), f"{root}/")
+    for bad in ("/etc", f"{root}/link", f"{root}/../given", f"{tmp_path}/given-not", str(tmp_path)):
+        assert "mounts[0].source" == judged(bad), bad
+        assert "mounts[2].source" == judged(str(root), str(root), bad), bad
+        memory = SandboxSpec(memory_dir=bad)
+        assert "memory_dir" == field_of(ANN, memory, host_roots=[str(root)]), bad
+    assert "" == field_of(ANN, SandboxSpec(memory_dir=str(root)), host_roots=[str(root)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "refused"),
+    [
+        (SandboxSpec(), ""),
+        (SandboxSpec(profile="debug"), ""),
+        (SandboxSpec(profile="own_root"), "profile"),
+        (SandboxSpec(profile="unrestricted"), "profile"),
+        (SandboxSpec(python_env=True), "python_env"),
+        (SandboxSpec(allow_degraded=("cpu_limit",)), "allow_degraded"),
+        (SandboxSpec(allow_degraded=("*",)), "allow_degraded"),
+    ],
+)
+def test_less_protection_is_an_admins_to_ask_for(spec: SandboxSpec, refused: str) -> None:
+    assert refused == field_of(ANN, spec)
+    attach = AttachRequest("sbx-1", "ann", create_if_missing=True, create_spec=spec)
+    assert (f"create_spec.{refused}" if refused else "") == field_of(ANN, attach)
+
+
+def test_nobody_acts_for_another_client() -> None:
+    assert "" == field_of(ANN, AttachRequest("sbx-1", "ann"))
+    assert "client_id" == field_of(ANN, AttachRequest("sbx-1", "bob"))
+
+
+def test_a_token_opens_what_is_in_its_sandbox_and_no_list() -> None:
+    token = Caller("ann", TOKEN, sandbox="sbx-1")
+
+    def may(method: str, path: str, caller: Caller = token) -> bool:
+        found = find(method, path)
+        assert found is not None, path
+        try:
+            check_route(caller, found)
+        except Forbidden:
+            return False
+        return True
+
+    assert may("GET", "/v1/sandboxes/sbx-1")
+    assert may("POST", "/v1/sandboxes/sbx-1/execs")
+    for path in ("/v1/sandboxes", "/v1/health", "/v1/info", "/v1/sandboxes/sbx-2", "/v1/events"):
+        assert not may("GET", path), path
+    for path in ("tokens", "mounts", "extend", "snapshots", "suspend", "checkpoint"):
+        assert not may("POST", f"/v1/sandboxes/sbx-1/{path}"), path
+        assert may("POST", f"/v1/sandboxes/sbx-1/{path}", ANN), path
+    assert not may("PUT", "/v1/sandboxes/sbx-1/network")
+    assert not may("DELETE", "/v1/sandboxes/sbx-1")
+    for method, path in (("GET", "/v1/pools"), ("PUT", "/v1/pools"), ("GET", "/v1/keys")):
+        assert not may(method, path, ANN)
+        assert may(method, path, Caller("root", ADMIN))
