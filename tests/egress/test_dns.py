@@ -190,3 +190,20 @@ def test_a_damaged_query_is_survived(name: str, data: st.DataObject) -> None:
     found = dns.parse(bytes(packet))
 
     assert found is None or read(dns.answer(found, dns.NXDOMAIN))
+
+
+def test_a_label_and_a_name_are_as_long_as_they_may_be_and_no_longer() -> None:
+    """63 and 255 bytes, lengths and the root among them: RFC 1035, section 2.3.4."""
+    assert 0 == parsed(query(encode("a" * 63))).failure
+    assert dns.FORMERR == parsed(query(encode("a" * 64))).failure
+    longest = ".".join(["a" * 63] * 3 + ["a" * 61])
+    assert 255 == len(encode(longest))
+    assert 0 == parsed(query(encode(longest))).failure
+    assert dns.FORMERR == parsed(query(encode(longest + "a"))).failure
+    assert dns.FORMERR == parsed(query(encode(longest[:-2] + ".a.a"))).failure
+
+
+def test_the_answers_are_numbered_as_others_number_them() -> None:
+    """RFC 1035, section 4.1.1; RFC 6891, section 9."""
+    numbers = (dns.NOERROR, dns.FORMERR, dns.NXDOMAIN, dns.NOTIMP, dns.REFUSED, dns.BADVERS)
+    assert (0, 1, 3, 4, 5, 16) == numbers

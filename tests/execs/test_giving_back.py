@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ringfence.backends.fake import FakeBackend
-from ringfence.errors import ExecNotFound, IoError, SandboxLost
-from ringfence.execs.execs import Execs
+from ringfence.errors import ExecNotFound, IoError, SandboxLost, StorageFull
+from ringfence.execs.execs import Execs, _with_input
+from ringfence.execs.given import Given
 from ringfence.execs.run import Run
 from ringfence.model.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
@@ -113,3 +114,29 @@ def test_one_that_could_not_begin_is_not_there_and_can_be_asked_for_again(
             execs.find(live.sandbox_id, tried[0])
 
     assert b"hello" == finish(begin())
+
+
+def test_input_that_cannot_be_counted_is_refused_and_its_file_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    given = Given(str(tmp_path / "deep" / "stdin"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(StorageFull):
+            given.open()
+    assert [] == descriptors_beneath(str(tmp_path))
+    given.open()
+    assert 1 == len(descriptors_beneath(str(tmp_path)))
+    given.close()
+    assert [] == descriptors_beneath(str(tmp_path))
+
+
+def test_at_a_terminal_somebody_types() -> None:
+    """Unless there is input already."""
+    shell = ExecRequest(("sh",), pty=(24, 80))
+
+    assert _with_input(shell).stream_stdin
+    assert not _with_input(ExecRequest(("sh",))).stream_stdin

@@ -91,6 +91,8 @@ def test_what_ended_is_forgotten_with_its_sessions(tmp_path: Path) -> None:
     store.add_session(session("sess-old", "sbx-old", state="terminated"))
     store.set_default("ann", "sbx-old")
 
+    assert 0 == store.prune(10.0)  # it ended then, and not before
+    assert store.sandbox("sbx-old")
     assert 1 == store.prune(20.0)
 
     assert store.sandbox("sbx-old") is None
@@ -190,8 +192,12 @@ def test_a_forked_child_cannot_use_it(tmp_path: Path) -> None:
 
     with pytest.raises(LifecycleError):
         database.rows("SELECT 1")
+    with pytest.raises(LifecycleError), database.transaction():
+        pytest.fail("it began")
 
     database._owner += 1
+    with database.transaction():  # and its lock was let go of
+        assert database.rows("SELECT 1")
     database.close()
 
 
