@@ -18,7 +18,7 @@ from ringfence.api.bounds import Bounds
 from ringfence.api.caller import ADMIN, TOKEN, USER, Caller
 from ringfence.api.door import Door
 from ringfence.api.keys import Doorkeeper
-from ringfence.api.permissions import Permissions, check_route, find
+from ringfence.api.permissions import Found, Permissions, Rule, check_route, find
 from ringfence.errors import (
     Forbidden,
     LifecycleError,
@@ -350,3 +350,13 @@ def test_a_token_opens_what_is_in_its_sandbox_and_no_list() -> None:
     for method, path in (("GET", "/v1/pools"), ("PUT", "/v1/pools"), ("GET", "/v1/keys")):
         assert not may(method, path, ANN)
         assert may(method, path, Caller("root", ADMIN))
+
+
+def test_a_token_is_kept_to_its_sandbox_whatever_a_route_is_open_to() -> None:
+    """The table has no such route: this stands behind it."""
+    token = Caller("ann", TOKEN, sandbox="sbx-1")
+    everybody = Rule((TOKEN, USER))
+    check_route(token, Found("/v1/x", everybody, "sbx-1"))
+    for other in ("", "sbx-2", "sbx-11"):
+        with pytest.raises(Forbidden, match="one sandbox"):
+            check_route(token, Found("/v1/x", everybody, other))
