@@ -6,6 +6,8 @@ longer than on a machine that is as busy with something else: neighbours' load i
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ringfence.bench.flooding import DOORS
@@ -13,15 +15,20 @@ from ringfence.bench.measures.floods import EXEC, INFO, Attack, Clients
 from ringfence.daemon.memory import resident_bytes
 from tests.api.conftest import Daemon, StartDaemon
 
-MOST_MS = 50.0
+# An exec is served by other processes, too, and how long those wait for a processor is not left out.
+MOST_MS = {INFO: 50.0, EXEC: 250.0}
 MEASURED_S = 1.5
+BACK_S = 60.0
+OBJECTS_BYTES = 64 << 20
 TRIES = 3  # of a measure on a machine with neighbours
-ATTACKED = (
+OF_BYTES = (
     "preview-interim", "preview-chunks", "preview-headers", "preview-upload",
     "ws-messages", "ws-pings", "ws-fragments", "ws-sent", "tcp-much", "tcp-sent",
     "attach-input", "attach-bytes", "attach-resize-unread", "attach-pings", "attach-unread",
-    "stream-events", "stream-unread", "upload-bytes", "tree-in", "list", "watch",
-    "labels", "body-deep", "body-exec", "body-replace", "pipelined",
+    "stream-events", "stream-unread", "upload-bytes", "tree-in",
+)  # fmt: skip
+OF_OBJECTS = (
+    "list", "watch", "labels", "body-deep", "body-exec", "body-replace", "pipelined",
 )  # fmt: skip
 
 
@@ -47,19 +54,43 @@ def fixture_before(flooded: Daemon, clients: Clients) -> int:
     return resident_bytes(flooded.process.pid)
 
 
-@pytest.mark.parametrize("door", ATTACKED)
-def test_others_are_answered_while_a_door_is_attacked(
+@pytest.mark.parametrize("door", OF_BYTES)
+def test_others_are_answered_while_bytes_come_without_end(
     door: str, clients: Clients, before: int
 ) -> None:
     assert before
+    others_are_answered(door, clients)
+
+
+def test_their_memory_is_given_back(flooded: Daemon, before: int) -> None:
+    assert memory_later(flooded, 1.2 * before) <= 1.2 * before
+
+
+@pytest.mark.parametrize("door", OF_OBJECTS)
+def test_others_are_answered_while_objects_come_without_end(door: str, clients: Clients) -> None:
+    others_are_answered(door, clients)
+
+
+def test_their_memory_is_bounded(flooded: Daemon, before: int) -> None:
+    """Python gives an arena of small objects back only when none of them is left."""
+    assert memory_later(flooded, before + OBJECTS_BYTES) <= before + OBJECTS_BYTES
+
+
+def memory_later(flooded: Daemon, enough: float) -> int:
+    """The daemon's memory once it is little enough, or when it has had its time."""
+    until = time.monotonic() + BACK_S
+    while (now := resident_bytes(flooded.process.pid)) > enough and time.monotonic() < until:
+        time.sleep(0.2)
+    return now
+
+
+def others_are_answered(door: str, clients: Clients) -> None:
     assert door in DOORS
     for _attempt in range(TRIES):
         control = clients.control_ms(MEASURED_S / 2)
         with Attack(clients.address, door):
             found = clients.p99_ms(MEASURED_S)
-        over = {
-            kind: (ms, control[kind]) for kind, ms in found.items() if ms > MOST_MS + control[kind]
-        }
+        over = {kind: ms for kind, ms in found.items() if ms > MOST_MS[kind] + control[kind]}
         print(f"{door}: info {found[INFO]:.1f} ms, exec {found[EXEC]:.1f} ms; control {control}")
         if not over:
             return

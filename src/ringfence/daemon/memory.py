@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 
 from ..linux.malloc import malloc_trim
 
-_EVERY_S = 10.0
+_EVERY_S = 5.0
 _WORTH_BYTES = 4 << 20
 
 
 async def give_back() -> None:
-    """Until cancelled: when more is resident than the last time, have the C library let go of what is free.
+    """Until cancelled: when more is resident than at the start, let go of what nobody refers to any more.
 
-    It keeps what was freed below anything that is in use, be that one small object.
+    The collector looks by itself only after many objects were made, and the C library keeps what was
+    freed below anything that is in use, be that one small object.
     """
-    loop, least = asyncio.get_running_loop(), resident_bytes()
+    # What there is now stays: without it a collection takes milliseconds, for which all threads wait.
+    gc.collect()
+    gc.freeze()
+    loop, least, last = asyncio.get_running_loop(), resident_bytes(), 0
     while True:
         await asyncio.sleep(_EVERY_S)
-        if resident_bytes() > least + _WORTH_BYTES:
-            if not await loop.run_in_executor(None, malloc_trim):
-                return
-            least = resident_bytes()
-        least = min(least, resident_bytes())
+        now = resident_bytes()
+        if now > least + _WORTH_BYTES and now != last:
+            await loop.run_in_executor(None, _let_go)
+            last = resident_bytes()
+
+
+def _let_go() -> None:
+    gc.collect()
+    malloc_trim()
 
 
 def resident_bytes(pid: int | str = "self") -> int:
