@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import subprocess
 import time
 
@@ -128,7 +130,7 @@ def test_memory_that_runs_out_is_named() -> None:
 
 def test_a_limit_that_holds_less_is_warned_of() -> None:
     """Where every limit holds nothing is said, where not each is named; never silence."""
-    flags = ["--memory", "200m", "--cpus", "0.5", "--pids", "50", "--disk", "50m"]
+    flags = ["--memory", "200m", "--pids", "50", "--disk", "50m"]
     weak = {
         each["name"]
         for each in run_json(*flags, "--", "true")["protections"]
@@ -143,6 +145,26 @@ def test_a_limit_that_holds_less_is_warned_of() -> None:
     assert len(weak & set(LIMITS.values())) == len(warned)
     assert all(line.startswith("ringfence: warning: --") for line in warned)
     assert b"" == allowed.stderr
+
+
+@pytest.mark.parametrize("backend", ["native", "bubblewrap"])
+@pytest.mark.parametrize("option", ["--memory=64m", "--cpus=1", "--pids=50", "--disk=50m"])
+def test_a_limit_that_is_none_is_refused(backend: str, option: str) -> None:
+    """Naming a limit does not allow it to be missing; saying so does."""
+    if backend == "bubblewrap" and not shutil.which("bwrap"):
+        pytest.skip("bwrap is not installed")
+    flag, _, _value = option.partition("=")
+    allowed = run("--backend", backend, option, "--allow-degraded", "*", "--json", "--", "true")
+    held = {each["name"]: each for each in json.loads(allowed.stdout)["protections"]}
+    limit = held.get(LIMITS[flag.removeprefix("--")])
+    is_none = limit is None or (limit["status"] != "enforced" and limit["why"].startswith("none"))
+
+    plain = run("--backend", backend, option, "--", "true")
+    assert (125 if is_none else 0) == plain.returncode
+    if is_none:
+        (line,) = plain.stderr.decode().splitlines()
+        assert line.startswith(f"ringfence: {flag}: ")
+        assert "allow_degraded=" in line
 
 
 def test_with_few_files_it_runs_or_says_that_they_are_too_few() -> None:

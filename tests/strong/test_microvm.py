@@ -113,6 +113,15 @@ def test_the_host_bounds_the_processor(backend: MicrovmBackend) -> None:
     assert now_ns - used_ns < passed_ns / 2
 
 
+def test_the_processor_offers_no_hypervisor(sandbox: Sandbox) -> None:
+    """Nested virtualisation and performance counters are code of the emulator that no guest needs."""
+    lines = sandbox.shell("grep -m1 ^flags /proc/cpuinfo").stdout_text
+    flags = set(lines.partition(":")[2].split())
+
+    assert {"hypervisor", "nx"} <= flags
+    assert not flags & {"svm", "vmx", "npt", "ept", "arch_perfmon", "perfctr_core", "rdpmc"}
+
+
 def test_there_is_no_network_device(sandbox: Sandbox) -> None:
     lines = sandbox.exec(["cat", "/proc/net/dev"]).text.splitlines()[2:]
 

@@ -86,8 +86,13 @@ RUN = Command(
             "NAME",
             "leave a path writable that is protected by default; `all` for every one",
             repeat=True,
-            words="all nested .git/hooks .git/config .git/commondir .git/config.worktree .envrc .vscode "
-            ".claude .codex .cursor .mcp.json",
+            words="all nested .git/hooks .git/config .git/commondir .git/config.worktree"
+            " .git/info/attributes .git/rebase-merge .git/sequencer .gitmodules .hg/hgrc .husky"
+            " .pre-commit-config.yaml lefthook.yml lefthook-local.yml .lefthook.yml .envrc"
+            " .direnv .tool-versions mise.toml .mise.toml .vscode .idea .zed .devcontainer"
+            " .devcontainer.json .exrc .mcp.json .agents .aider.conf.yml .amazonq .claude .codex"
+            " .continue .cursor .factory .gemini .kilocode .kiro .opencode opencode.json"
+            " opencode.jsonc .qwen .roo .windsurf .yarnrc.yml .ripgreprc",
         ),
         Option(
             "deny",

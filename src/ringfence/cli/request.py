@@ -9,7 +9,6 @@ from ..model.exec import ExecRequest
 from ..model.limits import Limits, parse_duration, parse_size
 from ..model.mount import READ_WRITE, Mount
 from ..model.spec import SandboxSpec
-from .commands import LIMITS
 from .scripts import scripts_of
 
 TYPE_CHECKING = False
@@ -50,9 +49,7 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
     for name in ("protect", "unprotect", "deny"):
         if name in given:
             parts[name] = tuple(given[name])
-    # Naming a limit here allows the weaker form of it, which `run` then warns of.
-    weaker = [LIMITS[name] for name in LIMITS if name in given]
-    parts["allow_degraded"] = (*given.get("allow-degraded", ()), *weaker)
+    parts["allow_degraded"] = tuple(given.get("allow-degraded", ()))
     return SandboxSpec(
         env=environment(given.get("env", ())),
         limits=limits(given),

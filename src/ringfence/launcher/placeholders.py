@@ -11,11 +11,30 @@ import posix as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # (directory, name, device, inode) of what was made
+    # (directory, name, device, inode) of what was made; of a state of git that was absent, 0 and 0
     Placeholder = tuple[str, str, int, int]
 
-# A file's whole content, where a directory would break who reads it; none means anything to git.
-FILES = {"commondir": b".\n", "config.worktree": b""}
+_COMMENT = b"# Held by a running sandbox; removed when it ends.\n"
+# A file's whole content, where a directory would break who reads it; none means anything to its reader.
+FILES = {
+    "commondir": b".\n",
+    "config.worktree": b"",
+    "hgrc": _COMMENT,
+    ".yarnrc.yml": _COMMENT,
+}
+# What git goes on with, as the user's `git rebase --continue` does, and the commands in it that run nothing.
+STATES = {
+    "rebase-merge": (
+        b"pick p reword r edit e squash s fixup f drop d break b label l reset t merge m update-ref u noop"
+    ).split(),
+    "sequencer": b"pick p revert".split(),
+}
+_STRATEGIES = (b"", b"ort", b"recursive")
+_OPTIONS = (
+    b"allow-empty allow-empty-message allow-ff default-msg-cleanup drop-redundant-commits edit"
+    b" keep-redundant-commits mainline no-commit record-origin signoff"
+).split()
+_MOST_STATE = 1 << 16
 MARK = 0o1000  # sticky: tells a directory made as a placeholder from one of the user's own
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -46,6 +65,9 @@ def erase_note(path: str) -> None:
 
 
 def _remove_one(parent: int, name: str, identity: tuple[int, int]) -> None:
+    if identity == (0, 0):
+        _set_aside(parent, name)
+        return
     fd = os.open(name, _OPEN, dir_fd=parent)
     try:
         found = os.fstat(fd)
@@ -62,6 +84,58 @@ def _remove_one(parent: int, name: str, identity: tuple[int, int]) -> None:
             os.unlink(name, dir_fd=parent)
     finally:
         os.close(fd)
+
+
+def _set_aside(parent: int, name: str) -> None:
+    """Take from git's way what a sandbox left to go on with, unless that only picks commits."""
+    try:
+        fd = os.open(name, _OPEN, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except OSError:
+        fd = -1  # a link
+    try:
+        if fd < 0 or not _runs_nothing(fd, name):
+            os.rename(
+                name, f"{name}.left-{os.urandom(6).hex()}", src_dir_fd=parent, dst_dir_fd=parent
+            )
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _runs_nothing(state: int, name: str) -> bool:
+    is_rebase = name == "rebase-merge"
+    todo = _lines(state, "git-rebase-todo" if is_rebase else "todo")
+    strategy, options = _lines(state, "strategy", b""), _lines(state, "opts", b"[options]")
+    if todo is None or strategy is None or options is None:
+        return False
+    commands = {line.split()[0] for line in todo if not line.startswith(b"#")}
+    keys = {line.partition(b"=")[0].rstrip() for line in options if line != b"[options]"}
+    return (
+        commands.issubset(STATES[name])
+        and set(strategy).issubset(_STRATEGIES)
+        and (is_rebase or keys.issubset(_OPTIONS))
+    )
+
+
+def _lines(directory: int, name: str, absent: bytes | None = None) -> list[bytes] | None:
+    """The lines of a file that are not blank; None: it cannot be read, or is too long."""
+    try:
+        fd = os.open(name, _OPEN, dir_fd=directory)
+    except FileNotFoundError:
+        return None if absent is None else absent.split()
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_mode & 0o170000 != 0o100000:
+            return None
+        data = os.read(fd, _MOST_STATE + 1)
+    finally:
+        os.close(fd)
+    if len(data) > _MOST_STATE:
+        return None
+    return [line.strip() for line in data.split(b"\n") if line.strip()]
 
 
 def _holds_only_placeholders(directory: int) -> bool:

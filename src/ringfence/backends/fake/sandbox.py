@@ -16,6 +16,7 @@ from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE, ou
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
 from ...model.stats import SandboxStats
+from ...policy.protected import DEFAULTS, MAY_BE_MADE, WHERE
 from .execs import FakeExec
 from .files import FakeFiles
 from .filesystem import FileSystem
@@ -261,7 +262,18 @@ class FakeSandbox:
         below = mount.target + "/"
         kept = [path for path in given if not path.startswith("/")]
         kept += [path.removeprefix(below) for path in given if path.startswith(below)]
-        return [path for path in kept if path not in self.spec.unprotect]
+        if mount.protect is None and mount.is_host_path and self._backend.has(can.PROTECTED_PATHS):
+            kept += _defaults_of(mount.source)
+        return [path for path in kept if not {path, "all"}.intersection(self.spec.unprotect)]
+
+
+def _defaults_of(source: str | None) -> list[str]:
+    """What is protected in a host directory without being asked for."""
+    return [
+        name
+        for name in DEFAULTS
+        if name not in (*WHERE, *MAY_BE_MADE) or os.path.lexists(os.path.join(source or "", name))
+    ]
 
 
 def _host_directory(path: str | None, field: str) -> Node | None:

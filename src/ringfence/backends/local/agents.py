@@ -138,10 +138,11 @@ class AgentBackend(LocalBackend):
             capability = can.LIMITED_BY[name]
             allowed = {capability, "*"}.intersection(spec.allow_degraded)
             if getattr(spec.limits, name) is not None and not allowed:
-                raise self.refusal(capability, f"limits.{name}", why)
+                hint = f"leave it out, or go without it: allow_degraded=[{capability!r}]"
+                raise self.refusal(capability, f"limits.{name}", why, hint)
 
-    def refusal(self, operation: str, field: str, why: str = "") -> Unsupported:
-        return Unsupported(why, backend=self.name, operation=operation, field=field)
+    def refusal(self, operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:
+        return Unsupported(why, backend=self.name, operation=operation, field=field, hint=hint)
 
     def degraded(self, spec: SandboxSpec, lacking: Container[str] = ()) -> tuple[str, ...]:
         """Limits that were asked for, and allowed not to hold: others, and of these what is `lacking`."""

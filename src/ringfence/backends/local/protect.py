@@ -18,6 +18,7 @@ from ...errors import InvalidRequest
 from ...launcher import placeholders
 from ...linux import files
 from ...model.mount import READ_WRITE
+from ...policy.protected import DEFAULTS, HOME_DEFAULTS, WHERE
 from . import repositories
 from .session import is_below
 
@@ -31,34 +32,6 @@ if TYPE_CHECKING:
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
 
-# What the host's own tools run or trust later: git, editors, shells' directory hooks, agents.
-DEFAULTS = (
-    ".git/hooks",
-    ".git/config",
-    ".git/commondir",  # leads git to settings and hooks elsewhere
-    ".git/config.worktree",
-    ".envrc",
-    ".vscode",
-    ".claude",
-    ".codex",
-    ".cursor",
-    ".mcp.json",
-)
-# In addition when the mount shows the caller's home itself.
-HOME_DEFAULTS = (
-    ".bashrc",
-    ".bash_profile",
-    ".bash_login",
-    ".profile",
-    ".zshrc",
-    ".zprofile",
-    ".zshenv",
-    ".ssh",
-    ".gitconfig",
-    ".config/git",
-    ".config/autostart",
-    ".local/bin",
-)
 _OWN = frozenset((*DEFAULTS, *HOME_DEFAULTS))  # of the mount, not of a repository below it
 _ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "pin": (), "hide": (False,)}
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -67,6 +40,33 @@ NESTED = "nested"  # git's own of `DEFAULTS`, in the repositories below a mount
 _GITS = tuple(name for name in DEFAULTS if name.startswith(".git/"))
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Below:
+    """Directories below a source, each opened once, one name at a time, never through a symlink."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._opened: dict[tuple[str, ...], int] = {}
+
+    def open(self, names: Sequence[str]) -> int:
+        """A descriptor that lasts until `close`."""
+        key = tuple(names)
+        if key not in self._opened:
+            if key:
+                fd = os.open(key[-1], _OPEN_DIR, dir_fd=self.open(key[:-1]))
+            else:
+                fd = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._opened[key] = fd
+        return self._opened[key]
+
+    def path(self, names: Sequence[str]) -> str:
+        return "/".join([self.source, *names])
+
+    def close(self) -> None:
+        for fd in self._opened.values():
+            os.close(fd)
+        self._opened.clear()
 
 
 class Protected:
@@ -116,7 +116,12 @@ def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool
     if any(name in _EVERYTHING for name in spec.unprotect):
         defaults = []
     else:
-        defaults = [name for name in defaults if name not in spec.unprotect]
+        defaults = [
+            name
+            for name in defaults
+            if name not in spec.unprotect
+            and (name not in WHERE or os.path.lexists(os.path.join(source, WHERE[name])))
+        ]
         if NESTED not in spec.unprotect:
             defaults += _nested(source, [name for name in _GITS if name in defaults])
     named = [_inside(path, mount.target) for path in spec.protect or ()]
@@ -191,10 +196,11 @@ def _patiently(target: str, source: str, paths: list[tuple[str, bool]], verb: st
 def _protect_all(target: str, source: str, paths: list[tuple[str, bool]], verb: str) -> Protected:
     result = Protected()
     pinned: set[str] = set()
+    below = _Below(source)
     try:
         for path, named in paths:
             try:
-                _protect_one(result, target, source, path, named, pinned, verb)
+                _protect_one(result, target, below, path, named, pinned, verb)
             except (FileNotFoundError, FileExistsError) as exc:
                 raise _changing(path) from exc
             except PermissionError as exc:
@@ -202,6 +208,8 @@ def _protect_all(target: str, source: str, paths: list[tuple[str, bool]], verb: 
     except BaseException:
         result.remove_placeholders()
         raise
+    finally:
+        below.close()
     return result
 
 
@@ -227,7 +235,7 @@ def _hidden(source: str, path: str) -> InvalidRequest:
 def _protect_one(
     result: Protected,
     target: str,
-    source: str,
+    below: _Below,
     path: str,
     named: bool,
     pinned: set[str],
@@ -236,25 +244,30 @@ def _protect_one(
     names = path.split("/")
     for depth in range(1, len(names) + 1):
         done = "/".join(names[:depth])
+        if done in pinned:
+            continue
         last = depth == len(names)
-        kind = _kind(source, names[:depth])
+        kind = _kind(below, names[:depth])
         if kind == "symlink":
             _refuse_symlink(done, path, named)
         if kind == "absent":
+            if last and not named and names[-1] in placeholders.STATES:
+                # A stand-in would tell git that there is something to go on with.
+                result.placeholders.append((below.path(names[:-1]), names[-1], 0, 0))
+                return
             if names[-1] == "config" and not named:
                 return  # an empty stand-in would break `git init`
-            if not named and path not in _OWN and not _may_write(source, names[:-1]):
+            if not named and path not in _OWN and not _may_write(below, names[: depth - 1]):
                 return  # nor can the sandbox
-            kind = _make_placeholder(result, source, names[:depth])
-        _keep(result, source, names[:depth], path)
+            kind = _make_placeholder(result, below, names[:depth])
+        _keep(result, below, names[:depth], path)
         inside = f"{target}/{done}"
         if last or kind != "directory":
             # `.git` may be a file that points elsewhere: then that file is what to protect.
             result.steps.append((verb, inside, *_ARGUMENTS[verb]))
             return
-        if done not in pinned:
-            pinned.add(done)
-            result.steps.append(("pin", inside))
+        pinned.add(done)
+        result.steps.append(("pin", inside))
 
 
 def _refuse_symlink(done: str, path: str, named: bool) -> None:
@@ -267,44 +280,37 @@ def _refuse_symlink(done: str, path: str, named: bool) -> None:
     )
 
 
-def _kind(source: str, names: list[str]) -> str:
-    parent = _open_below(source, names[:-1])
+def _kind(below: _Below, names: list[str]) -> str:
     try:
-        mode = os.stat(names[-1], dir_fd=parent, follow_symlinks=False).st_mode
+        mode = os.stat(names[-1], dir_fd=below.open(names[:-1]), follow_symlinks=False).st_mode
     except FileNotFoundError:
         return "absent"
-    finally:
-        os.close(parent)
     if stat.S_ISLNK(mode):
         return "symlink"
     return "directory" if stat.S_ISDIR(mode) else "file"
 
 
-def _may_write(source: str, names: list[str]) -> bool:
-    parent = _open_below(source, names)
-    try:
-        return os.access(f"/proc/self/fd/{parent}", os.W_OK)
-    finally:
-        os.close(parent)
+def _may_write(below: _Below, names: list[str]) -> bool:
+    return os.access(f"/proc/self/fd/{below.open(names)}", os.W_OK)
 
 
-def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
-    parent = _open_below(source, names[:-1])
-    kind = "file" if names[-1] in placeholders.FILES else "directory"
+def _make_placeholder(result: Protected, below: _Below, names: list[str]) -> str:
+    parent = below.open(names[:-1])
+    kind = "file" if _is_read_inside(parent, names[-1]) else "directory"
     try:
         if kind == "file":
             _make_file(parent, names[-1])
         else:
             os.mkdir(names[-1], placeholders.MARK | 0o755, dir_fd=parent)
-        owner = os.fstat(parent)
         made = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
         mode = made.st_mode | (0o600 if kind == "file" else 0o700)
         if mode != made.st_mode:
             # It was made under a strange umask: we could not look at it ourselves.
             files.chmod_nofollow(parent, names[-1], stat.S_IMODE(mode))
-        directory = "/".join([source, *names[:-1]])
+        directory = below.path(names[:-1])
         result.placeholders.append((directory, names[-1], made.st_dev, made.st_ino))
         if os.geteuid() == 0:
+            owner = os.fstat(parent)
             os.chown(names[-1], owner.st_uid, owner.st_gid, dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
         raise
@@ -312,10 +318,18 @@ def _make_placeholder(result: Protected, source: str, names: list[str]) -> str:
         # A directory that is there and takes nothing new, as /proc, is not one that somebody removed.
         if exc.errno == errno.ENOENT and not os.fstat(parent).st_nlink:
             raise
-        raise _no_stand_in(source, names, exc.errno or errno.EIO) from exc
-    finally:
-        os.close(parent)
+        raise _no_stand_in(below.source, names, exc.errno or errno.EIO) from exc
     return kind
+
+
+def _is_read_inside(parent: int, name: str) -> bool:
+    """Whether a directory in its place would break who reads it: Yarn's, where Yarn is in use.
+
+    Elsewhere it is no file, for git would show that as a change.
+    """
+    if name == ".yarnrc.yml":
+        return os.access("yarn.lock", os.F_OK, dir_fd=parent, follow_symlinks=False)
+    return name in placeholders.FILES
 
 
 def _no_stand_in(source: str, names: list[str], number: int) -> InvalidRequest:
@@ -330,13 +344,13 @@ def _no_stand_in(source: str, names: list[str], number: int) -> InvalidRequest:
     )
 
 
-def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
+def _keep(result: Protected, below: _Below, names: list[str], path: str) -> None:
     """Hold what is a placeholder, ours or another sandbox's, and share its removal.
 
     Raises:
         InvalidRequest: Somebody, a sandbox perhaps, does not let go of it.
     """
-    parent = _open_below(source, names[:-1])
+    parent = below.open(names[:-1])
     fd = -1
     try:
         fd = os.open(names[-1], _OPEN, dir_fd=parent)
@@ -345,7 +359,7 @@ def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
         if not _lock(fd) or not _is_still(fd, parent, names[-1]):
             raise _changing(path)
         info = os.fstat(fd)
-        made = ("/".join([source, *names[:-1]]), names[-1], info.st_dev, info.st_ino)
+        made = (below.path(names[:-1]), names[-1], info.st_dev, info.st_ino)
         if made not in result.placeholders:
             result.placeholders.append(made)
         result.locks.append(fd)
@@ -353,7 +367,6 @@ def _keep(result: Protected, source: str, names: list[str], path: str) -> None:
     except PermissionError:
         return  # not ours to read, nor ours to remove
     finally:
-        os.close(parent)
         if fd >= 0:
             os.close(fd)
 
@@ -380,18 +393,6 @@ def _make_file(parent: int, name: str) -> None:
         os.write(fd, placeholders.FILES[name])
     finally:
         os.close(fd)
-
-
-def _open_below(source: str, names: list[str]) -> int:
-    """Open a directory below `source`, one name at a time, never through a symlink."""
-    fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in names:
-        try:
-            child = os.open(name, _OPEN_DIR, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = child
-    return fd
 
 
 def _inside(path: str, target: str) -> str:

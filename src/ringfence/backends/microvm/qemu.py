@@ -38,8 +38,11 @@ _KERNEL_SAYS = (
 )
 # An emulated processor has nothing to mitigate, and clearing each page twice costs it most.
 _UNDER_EMULATION = "mitigations=off init_on_alloc=0"
-# Such string instructions are emulated byte by byte.
-_EMULATED = "max,-erms,-fsrm"
+# Nothing in a guest needs a hypervisor of its own, or the counters that tell what the processor did.
+_HIDDEN = "-svm,-vmx,pmu=off"
+# `erms` and `fsrm`: such string instructions are emulated byte by byte.
+_EMULATED = f"max,-erms,-fsrm,{_HIDDEN}"
+_NATIVE = f"host,migratable=on,{_HIDDEN}"
 
 
 class Qemu:
@@ -124,7 +127,7 @@ def argv(
         program,
         *("-M", "pc,usb=off,vmport=off,dump-guest-core=off"),
         *("-accel", tcg if accelerator == TCG else "kvm"),
-        *("-cpu", _EMULATED if accelerator == TCG else "host,migratable=on"),
+        *("-cpu", _EMULATED if accelerator == TCG else _NATIVE),
         *("-m", f"{mib}M"),
         *_COMMON,
         *("-kernel", "/boot/kernel", "-initrd", "/boot/initrd", "-append", says),

@@ -10,6 +10,7 @@ import pytest
 from ...errors import InvalidRequest, PermissionDenied, RingfenceError
 from ...model import capabilities as can
 from ...model.mount import READ_ONLY, READ_WRITE, Mount
+from ...policy.protected import DEFAULTS, MAY_BE_MADE, WHERE
 from ..running import read_until
 from .base import ConformanceBase, needs
 
@@ -431,6 +432,52 @@ class Mounts(ConformanceBase):
         planted = source / "agent" / "settings"
         assert not planted.is_file() or "evil" not in planted.read_text()
         assert "fine\n" == (source / "other").read_text()
+
+    @needs(can.MOUNT, can.PROTECTED_PATHS)
+    def test_what_hosts_programs_obey_is_protected(
+        self, make_sandbox: MakeSandbox, tmp_path: Path
+    ) -> None:
+        """Without being asked for: what is absent cannot be planted, what is there not changed."""
+        absent, there, free = (tmp_path / name for name in ("absent", "there", "free"))
+        for path in (absent / ".git", there / ".git/info", there / ".hg", free / ".git"):
+            path.mkdir(parents=True)
+        for name in DEFAULTS:
+            (there / name).write_text("old")
+        may_not_be_made = [name for name in DEFAULTS if name not in (*WHERE, *MAY_BE_MADE)]
+        lab = make_sandbox(
+            mounts=(
+                Mount("/absent", str(absent), READ_WRITE),
+                Mount("/there", str(there), READ_WRITE),
+                Mount("/free", str(free), READ_WRITE, protect=()),
+            )
+        )
+        for name in may_not_be_made:
+            for way in (name, f"{name}/evil"):
+                with pytest.raises(RingfenceError):
+                    lab.put(f"/absent/{way}", b"evil")
+            lab.put("/absent/own", b"evil")
+            with pytest.raises(RingfenceError):
+                lab.files.move("/absent/own", f"/absent/{name}")
+        for name in DEFAULTS:
+            with pytest.raises(RingfenceError):
+                lab.put(f"/there/{name}", b"evil")
+            with pytest.raises(RingfenceError):
+                lab.files.move(f"/there/{name}", "/there/moved")
+            lab.put("/there/own", b"evil")
+            with pytest.raises(RingfenceError):
+                lab.files.move("/there/own", f"/there/{name}")
+        lab.files.make_dir("/free/.git/info")
+        lab.files.make_dir("/free/.hg")
+        for name in DEFAULTS:
+            lab.put("/free/own", b"evil")
+            lab.files.move("/free/own", f"/free/{name}")
+
+        assert {"old"} == {(there / name).read_text() for name in DEFAULTS}
+        assert {"evil"} == {(free / name).read_text() for name in DEFAULTS}, "the control"
+        files = [each for each in absent.rglob("*") if each.is_file()]
+        assert ["own"] == [each.name for each in files if "evil" in each.read_text()]
+        lab.sandbox.terminate()
+        assert [".git", "own"] == sorted(os.listdir(absent))
 
     @needs(can.MOUNT, can.PROTECTED_PATHS)
     def test_protected_paths_cannot_be_moved_away(
