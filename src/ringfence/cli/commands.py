@@ -349,8 +349,8 @@ MCP = Command(
     details="""\
 Without --http it serves one client on standard input and output, as clients start it. The options
 of `run` say what its sandbox is like; --workdir is where commands start and relative paths begin.
-Over HTTP every session has a sandbox of its own. With RINGFENCE_MCP_TOKEN in the environment,
-requests need it as their bearer token.""",
+Over HTTP every session has a sandbox of its own, and requests need a bearer token: what
+RINGFENCE_MCP_TOKEN holds, else a new one, which is printed.""",
     examples=(
         ("a scratch machine without network", "ringfence mcp"),
         ("work on this directory", "ringfence mcp --mount .:/work:rw --workdir /work"),

@@ -9,6 +9,7 @@ from ..errors import BackendUnavailable, InvalidRequest
 from .commands import MCP
 from .options import no_arguments, parse
 from .request import check_protected, make_spec
+from .terminal import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +49,20 @@ def main(argv: Sequence[str]) -> int:
     if address is None:
         serve_stdio(origin)
     else:
-        serve_http(origin, *address, os.environ.get(TOKEN, ""))
+        serve_http(origin, *address, _token())
     return 0
+
+
+def _token() -> str:
+    """What callers must bring. Without one every user of this machine could do what the sandboxes may."""
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        import secrets
+
+        token = secrets.token_urlsafe(32)
+        say(f"requests need this header: Authorization: Bearer {token}")
+        say(f"(a new token with each start; set {TOKEN} for one that stays)")
+    return token
 
 
 def _fetch_image(given: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,7 +81,7 @@ def with_fixtures(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         return server
 
     monkeypatch.setattr(serving, "make_server", make_server)
-    with Serving(serving.http_app(Origin(options()), host="127.0.0.1")) as url:
+    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="")) as url:
         yield url
 
 
@@ -110,7 +111,7 @@ def test_conformance(with_fixtures: str, tmp_path: Path, revision: str, scenario
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Serving(serving.http_app(Origin(options()), host="127.0.0.1")) as url:
+    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="")) as url:
         yield url
 
 
@@ -317,9 +318,64 @@ async def test_without_the_token_nobody_comes_in() -> None:
     assert 401 != let_in.status_code
 
 
+# What any user of the machine can try: the port is open to all, the token is not.
+STRANGER = """
+import os, sys, urllib.request, urllib.error
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+url, *token = sys.argv[1:]
+body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
+headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+headers |= {"authorization": f"Bearer {each}" for each in token}
+try:
+    print(urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).status)
+except urllib.error.HTTPError as exc:
+    print(exc.code)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("given", ["", "a token of the user's own"])
+def test_another_user_of_the_machine_is_refused(given: str, tmp_path: Path) -> None:
+    """Without a token one is made, and told to whoever started the server alone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        ["ringfence", "mcp", "--http", f"127.0.0.1:{port}"],
+        env={**os.environ, "RINGFENCE_MCP_TOKEN": given},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stderr is not None
+            token = given or server.stderr.readline().rpartition("Bearer ")[2].strip()
+            assert len(token) > 20
+            deadline_s = time.monotonic() + 60
+            while time.monotonic() < deadline_s:
+                with socket.socket() as trial:
+                    if trial.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            answers = [
+                subprocess.run(
+                    ["/usr/bin/python3", "-c", STRANGER, f"http://127.0.0.1:{port}/mcp", *bearer],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout.strip()
+                for bearer in ([], ["guess"], [""], [token])
+            ]
+        finally:
+            server.terminate()
+    assert ["401"] * 3 == answers[:3]
+    assert "401" != answers[3], "the control"
+
+
 @pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
-    app = serving.http_app(Origin(options(mounts=[at_once.mount(tmp_path)])), host="127.0.0.1")
+    app = serving.http_app(
+        Origin(options(mounts=[at_once.mount(tmp_path)])), host="127.0.0.1", token=""
+    )
     codes: list[int] = []
 
     async def one(url: str, number: int) -> None:

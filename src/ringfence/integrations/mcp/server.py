@@ -60,11 +60,13 @@ def serve_stdio(origin: Origin) -> None:
     anyio.run(server.run_stdio_async)
 
 
-def http_app(origin: Origin, *, host: str, token: str = "", **settings: Any) -> Any:
-    """An ASGI application; requests need `token` as their bearer, where there is one.
+def http_app(origin: Origin, *, host: str, token: str, **settings: Any) -> Any:
+    """An ASGI application; requests need `token` as their bearer.
 
     Args:
         host: What it is bound to: other `Host` headers are refused where this is loopback.
+        token: Empty only where something in front asks who comes: loopback is open to every user of
+            a machine, and each caller may do everything that the sandboxes may.
         settings: Further arguments of the SDK's `streamable_http_app`.
     """
     app = make_server(origin, shared=False).streamable_http_app(
@@ -91,9 +93,11 @@ class _Guarded:
         import hmac
 
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] != "http" or hmac.compare_digest(given, self._wanted):
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._wanted):
             await self._app(scope, receive, send)
             return
+        if scope["type"] != "http":
+            return  # nothing here speaks it, and an unanswered handshake is refused
         headers = [(b"www-authenticate", b"Bearer"), (b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
