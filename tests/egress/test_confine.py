@@ -48,6 +48,32 @@ def test_it_is_nobody_and_may_nothing(line: Line) -> None:
     assert [] == line.missing
 
 
+_STARTED_WITH_GROUPS = """
+import os, sys
+sys.path[:0] = [{source!r}]
+os.setgroups([0, 4, 998])
+from ringfence.egress.line import Line
+line = Line("plain")
+line.flush()
+print(open("/proc/self/status").read().partition("Groups:")[2].splitlines()[0])
+print(open(f"/proc/{{line.pid}}/status").read().partition("Groups:")[2].splitlines()[0])
+line.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have such groups, and take them off")
+def test_it_keeps_no_group_of_who_started_it() -> None:
+    """As from a login: the runner of these tests may have none, and so show nothing."""
+    code = _STARTED_WITH_GROUPS.format(source=str(SOURCE))
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    started, confined = run.stdout.splitlines()
+
+    assert ["0", "4", "998"] == started.split(), "the control"
+    assert not confined.split()
+
+
 def test_others_of_its_uid_cannot_look_into_it(line: Line) -> None:
     """Its memory has the secrets of every sandbox. Files of what is not dumpable are root's."""
     assert 0 == Path(f"/proc/{line.pid}/maps").stat().st_uid

@@ -171,7 +171,8 @@ def test_what_is_attached_and_cannot_be_protected_is_not_there(
     with pytest.raises(InvalidRequest, match="gone"):
         sandbox.mount(Mount("/late", str(outer), READ_WRITE))
 
-    assert "file\ninner\nlink\n" == sandbox.shell("ls /control").stdout_text
+    shown = sandbox.shell("ls /control").stdout_text.splitlines()
+    assert {"file", "inner", "link"} <= set(shown)
     assert "" == sandbox.shell("ls /late").stdout_text
     sandbox.terminate()
     assert ["file", "inner", "link"] == sorted(os.listdir(outer))
@@ -194,3 +195,30 @@ def test_what_cannot_be_looked_into_cannot_be_protected(
         make(mounts=[f"{source}:/work:rw"], unprotect=["all"])
     finally:
         (source / closed).chmod(0o700)
+
+
+def test_a_link_that_a_sandbox_left_is_not_followed(make: MakeSandbox, tmp_path: Path) -> None:
+    """Step two mounts what step one has made: `nofollow` refuses a link, in its last part or before."""
+    work, secret = tmp_path / "work", tmp_path / "secret"
+    (work / "plain/in").mkdir(parents=True)
+    (secret / "in").mkdir(parents=True)
+    with make(mounts=[Mount("/work", str(work), READ_WRITE)]) as first:
+        assert first.shell(f"ln -s {secret} /work/out").ok
+
+    for source in ("out", "out/in"):
+        with pytest.raises(InvalidRequest) as refusal:
+            make(mounts=[f"{work}/{source}:/data:ro,nofollow"])
+        assert "mounts.source" == refusal.value.field
+        assert str(secret) in refusal.value.hint
+        assert make(mounts=[f"{work}/{source}:/data"]).shell("ls /data").ok, "the control"
+    assert "in\n" == make(mounts=[f"{work}/plain:/data:nofollow"]).shell("ls /data").stdout_text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_another_users_link_is_not_followed(make: MakeSandbox, outer: Path, tmp_path: Path) -> None:
+    os.lchown(outer / "link", 23456, 23456)
+    with pytest.raises(InvalidRequest) as refusal:
+        make(mounts=[f"{outer}/link:/data"])
+    assert "user 23456" in str(refusal.value)
+    os.lchown(outer / "link", 0, 0)
+    assert make(mounts=[f"{outer}/link:/data"]).shell("true").ok, "the control"

@@ -19,6 +19,7 @@ READ_ONLY = "read_only"
 READ_WRITE = "read_write"
 ACCESS = (READ_ONLY, READ_WRITE)
 _SHORT = {"ro": READ_ONLY, "rw": READ_WRITE}
+_NOFOLLOW = "nofollow"
 
 MEMORY_DIR = "/mnt/memory"
 OUTPUTS_DIR = "/mnt/session/outputs"
@@ -41,12 +42,15 @@ class Mount(Noun):
         access: `read_only` (enforced by the kernel) or `read_write`.
         protect: Paths below a writable mount that stay read-only even where they do not
             exist yet; None takes the spec's, and those default to the built-in set.
+        nofollow: Refuse a host path with a symbolic link in it: code that may write there, in a
+            sandbox before this one, could have it lead anywhere.
     """
 
     target: str
     source: str = ""
     access: str = READ_ONLY
     protect: tuple[str, ...] | None = None
+    nofollow: bool = False
 
     if TYPE_CHECKING:
 
@@ -56,6 +60,7 @@ class Mount(Noun):
             source: StrPath = "",
             access: str = READ_ONLY,
             protect: Sequence[str] | None = None,
+            nofollow: bool = False,
         ) -> None:
             """As below: what is given may be a path object; what is kept never is."""
 
@@ -63,6 +68,9 @@ class Mount(Noun):
         object.__setattr__(self, "target", check_target(self.target, "target"))
         object.__setattr__(self, "source", _check_source(self.source))
         checks.choice(self.access, "access", ACCESS, "read_only or read_write")
+        checks.flag(self.nofollow, "nofollow")
+        if self.nofollow and not self.is_host_path:
+            checks.refuse("nofollow", "there is no host path whose links could be followed")
         if self.protect is not None:
             inner = checks.at_most(self.protect, "protect", checks.MOST_PATHS)
             kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in enumerate(inner))
@@ -70,24 +78,31 @@ class Mount(Noun):
 
     @classmethod
     def parse(cls, text: str, *, relative_to: str = "") -> Mount:
-        """Read `SRC:DST[:ro|rw]` as the command line has it; without a suffix, read-only.
+        """Read `SRC:DST[:OPTIONS]` as the command line has it: `ro` (else that) or `rw`, and `nofollow`.
 
         A relative SRC starts from the absolute host directory `relative_to`, or when that is
         empty lies under the session's root.
         """
         given = checks.text(text, "mount")
         head, _, last = given.rpartition(":")
-        access = _SHORT.get(last, "") if head else ""
-        source, colon, target = (head if access else given).rpartition(":")
+        options = last.split(",") if head else []
+        if not all(each in _SHORT or each == _NOFOLLOW for each in options):
+            head, options = given, []
+        source, colon, target = (head if options else given).rpartition(":")
         if not colon or not target:
-            checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw]")
+            checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]")
         if ":" in source and not target.startswith("/"):
             said = "neither an access, ro or rw, nor an absolute path inside"
             checks.refuse("mount.target", f"{target!r} is {said}")
+        accesses = [_SHORT[each] for each in options if each in _SHORT]
+        if len(accesses) > 1:
+            checks.refuse("mount.access", f"{last!r} says it twice")
         if source and not source.startswith("/") and relative_to:
             source = f"{relative_to.rstrip('/')}/{source}"
         mount: Mount = jsonform.within(
-            "mount", lambda dst: cls(dst, source, access or READ_ONLY), target
+            "mount",
+            lambda dst: cls(dst, source, *(accesses or [READ_ONLY]), nofollow=_NOFOLLOW in options),
+            target,
         )
         return mount
 

@@ -100,6 +100,20 @@ def test_a_deny_rule_cuts_what_a_wider_rule_had_allowed(make: MakeSandbox) -> No
     assert reaches(sandbox, "y.wild.test")
 
 
+def test_a_live_connection_is_cut_by_the_policy_that_denies_its_address(make: MakeSandbox) -> None:
+    """The name stays allowed: what is judged again is where the connection leads as well."""
+    sandbox = make(network="v4.test")
+    connection, other = Talk(sandbox, "v4.test"), "203.0.113.77"
+
+    sandbox.apply_network_policy(f"v4.test,!{other}")
+    assert connection.goes_on(), "the control: another address is denied"
+    sandbox.apply_network_policy(f"v4.test,!{places.WEB_V4}")
+
+    assert not connection.goes_on()
+    assert not reaches(sandbox, "v4.test")
+    assert connection.process.wait(timeout_s=5).ok
+
+
 def test_none_and_back(make: MakeSandbox, world: World) -> None:
     sandbox = make(network="none")
     assert not reaches(sandbox, "a.test")

@@ -8,10 +8,10 @@ import os
 import shutil
 import tempfile
 
-from ...errors import IsolationError
 from ...linux import files
 from ..local import agent_code, template
 from ..local.host import host
+from ..local.own_places import place_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,16 +108,8 @@ def _shown(step: tuple[Any, ...], trees: list[Any]) -> tuple[str, str]:
 
 
 def _base() -> str:
-    """Where such directories are: who may not list it can still pass through."""
-    base = f"/var/tmp/.ringfence-{os.geteuid()}"
-    os.makedirs(base, mode=0o711, exist_ok=True)
-    found = os.lstat(base)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise IsolationError(
-            f"{base} belongs to another user, or others may write to it",
-            hint=f"look at it, then remove it as its owner or as root: rm -r {base}",
-        )
-    return base
+    """Where such directories are, on disk: who may not list it can still pass through."""
+    return place_in("/var/tmp", f".ringfence-{os.geteuid()}", 0o711)
 
 
 def _make_locked() -> tuple[str, int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import marshal
 import os
 
-from ...errors import SandboxLost
+from ...errors import IsolationError, SandboxLost
 from ...launcher import placeholders
 from . import owner
+from .own_places import own_directory, place_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,27 +30,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 def runtime_directory() -> str | None:
     """This user's directory for such notes, ours alone; None where there is no safe place."""
     if os.geteuid() == 0:
-        base = "/run/ringfence"
-    elif os.environ.get("XDG_RUNTIME_DIR"):
-        base = os.path.join(os.environ["XDG_RUNTIME_DIR"], "ringfence")
-    else:
-        base = f"/tmp/ringfence-{os.geteuid()}"
-    return own_directory(base)
-
-
-def own_directory(base: str) -> str | None:
-    """The directory `base`, made if need be; None unless it is this user's, and ours alone to write."""
+        return "/run/ringfence" if own_directory("/run/ringfence") else None
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    if os.path.isdir(runtime) and own_directory(base := os.path.join(runtime, "ringfence")):
+        return base
     try:
-        os.makedirs(base, mode=0o700, exist_ok=True)
-        info = os.lstat(base)
-        # In a shared /tmp somebody else may have made it first.
-        if info.st_uid != os.geteuid() or info.st_mode & 0o170022 != 0o040000:
-            return None
-        if info.st_mode & 0o700 != 0o700:
-            os.chmod(base, 0o700)  # made under a strange umask: we could not enter it ourselves
-    except OSError:
+        return place_in("/tmp", f"ringfence-{os.geteuid()}")
+    except IsolationError:
         return None
-    return base
 
 
 def note(sandbox_id: str, made: list[Placeholder], label: str = "") -> str | None:

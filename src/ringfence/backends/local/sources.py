@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
-from ...linux import mounts
+from ...errors import InvalidRequest
+from ...linux import files, mounts
 from . import template
 from .session import no_source
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from ...launcher.plan import Tree
     from ...model.mount import Mount
 
+_AT_FDCWD = -100  # linux/fcntl.h
+_PINNED = os.O_PATH | os.O_CLOEXEC
 _READ_WRITE = mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 
 
@@ -26,10 +31,10 @@ def pin(mount: Mount, owner: int | None) -> tuple[Tree, int]:
         The tree, and the descriptor that pins it, the caller's to close.
 
     Raises:
-        InvalidRequest: It does not exist or may not be seen by the caller.
+        InvalidRequest: It does not exist, may not be seen by the caller, or is a link not to be followed.
     """
     try:
-        fd = os.open(mount.source, os.O_PATH | os.O_CLOEXEC)
+        fd = _open(mount)
     except OSError as exc:
         raise no_source(mount, exc) from exc
     info = os.fstat(fd)
@@ -43,3 +48,28 @@ def pin(mount: Mount, owner: int | None) -> tuple[Tree, int]:
         "fd": -1,
     }
     return tree, fd
+
+
+def _open(mount: Mount) -> int:
+    if mount.nofollow:
+        try:
+            return files.openat2(
+                _AT_FDCWD, mount.source, _PINNED, resolve=files.RESOLVE_NO_SYMLINKS
+            )
+        except OSError as exc:
+            if exc.errno != errno.ELOOP:
+                raise
+            raise _link(f"{mount.source}: a symbolic link is on the way", mount.source) from exc
+    info = os.lstat(mount.source)
+    # Another user could have it lead anywhere. The rule of proc_sys_fs(5), protected_symlinks.
+    if stat.S_ISLNK(info.st_mode) and info.st_uid not in (0, os.geteuid()):
+        raise _link(f"{mount.source} is a symbolic link of user {info.st_uid}", mount.source)
+    return os.open(mount.source, _PINNED)
+
+
+def _link(what: str, source: str) -> InvalidRequest:
+    return InvalidRequest(
+        what,
+        field="mounts.source",
+        hint=f"if it leads where it should, name that place: {os.path.realpath(source)}",
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from ...errors import IsolationError, Unsupported
-from ..local import identity, journal
+from ...errors import Unsupported
+from ..local import identity
 from ..local.host import Host, host
+from ..local.own_places import own_directory, place_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def host_ids(hold: Callable[[int], None]) -> identity.HostIds:
     uid = os.geteuid()
     # Whatever the environment says: all of this account's processes are to find the same locks.
     run = f"/run/user/{uid}"
-    base = f"{run}/ringfence" if os.path.isdir(run) else f"/tmp/ringfence-{uid}"
-    if journal.own_directory(base) is None:
-        raise IsolationError(f"{base} is not this user's alone")
+    base = f"{run}/ringfence"
+    if not (os.path.isdir(run) and own_directory(base)):
+        base = place_in("/tmp", f"ringfence-{uid}")
     return identity.HostIds(f"{base}/ids", hold, slots)
 
 

@@ -451,26 +451,28 @@ class Mounts(ConformanceBase):
                 Mount("/free", str(free), READ_WRITE, protect=()),
             )
         )
-        for name in may_not_be_made:
-            for way in (name, f"{name}/evil"):
-                with pytest.raises(RingfenceError):
-                    lab.put(f"/absent/{way}", b"evil")
-            lab.put("/absent/own", b"evil")
-            with pytest.raises(RingfenceError):
-                lab.files.move("/absent/own", f"/absent/{name}")
-        for name in DEFAULTS:
-            with pytest.raises(RingfenceError):
-                lab.put(f"/there/{name}", b"evil")
-            with pytest.raises(RingfenceError):
-                lab.files.move(f"/there/{name}", "/there/moved")
-            lab.put("/there/own", b"evil")
-            with pytest.raises(RingfenceError):
-                lab.files.move("/there/own", f"/there/{name}")
+        for mount in ("absent", "there", "free"):
+            lab.put(f"/{mount}/own", b"evil")
         lab.files.make_dir("/free/.git/info")
         lab.files.make_dir("/free/.hg")
         for name in DEFAULTS:
             lab.put("/free/own", b"evil")
             lab.files.move("/free/own", f"/free/{name}")
+        for name in may_not_be_made:
+            with pytest.raises(RingfenceError):
+                lab.files.make_dir(f"/absent/{name}/evil")
+            with pytest.raises(RingfenceError):
+                lab.files.move("/absent/own", f"/absent/{name}")
+        for name in DEFAULTS:
+            for attempt in (
+                lambda name=name: lab.files.move(f"/there/{name}", "/there/moved"),
+                lambda name=name: lab.files.move("/there/own", f"/there/{name}"),
+                lambda name=name: lab.files.remove(f"/there/{name}"),
+            ):
+                with pytest.raises(RingfenceError):
+                    attempt()
+        names = " ".join(DEFAULTS)
+        lab.sh(f"cd /there; for name in {names}; do echo evil >>$name; done")
 
         assert {"old"} == {(there / name).read_text() for name in DEFAULTS}
         assert {"evil"} == {(free / name).read_text() for name in DEFAULTS}, "the control"
