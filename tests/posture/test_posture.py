@@ -302,7 +302,7 @@ def test_mounts_are_the_expected_ones_and_no_others(made: Made) -> None:
     assert expected.host_directory("ro", *mapped) == read_only.flags
     assert expected.host_directory("rw", *mapped) == writable.flags
     for target, mount in protected.items():
-        pinned = "/mnt/writable/.git" == target
+        pinned = target in ("/mnt/writable/.git", "/mnt/writable/.git/info")
         access = "rw" if pinned else "ro"
         assert expected.host_directory(access, *mapped) == mount.flags, target
     assert {"/mnt/writable/.git/hooks", "/mnt/writable/.envrc"} <= set(protected)

@@ -71,18 +71,12 @@ WHERE = {
 }
 # In addition when the mount shows the caller's home itself.
 HOME_DEFAULTS = (
-    ".bashrc",
-    ".bash_profile",
-    ".bash_login",
-    ".profile",
-    ".zshrc",
-    ".zprofile",
-    ".zshenv",
-    ".ssh",
-    ".gitconfig",
-    ".config/git",
-    ".config/autostart",
-    ".local/bin",
+    *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile"),
+    *(".zshrc", ".zprofile", ".zshenv", ".zlogin", ".zlogout", ".config/fish"),
+    *(".ssh", ".gnupg", ".gitconfig", ".config/git", ".local/bin", ".cargo/bin"),
+    *(".vimrc", ".vim", ".config/nvim", ".config/zed", ".config/Code"),
+    *(".xprofile", ".pam_environment", ".config/autostart", ".config/systemd"),
+    *(".config/environment.d", ".local/share/applications"),
 )
 # Of these an absent one has no stand-in: git would take it for a repository, or for a rebase to go on with.
 MAY_BE_MADE = (".git/config", ".git/rebase-merge", ".git/sequencer")
