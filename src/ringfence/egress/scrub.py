@@ -81,7 +81,7 @@ def _base64(data: bytes) -> set[str]:
     """
     import binascii
 
-    forms = set()
+    forms: set[str] = set()
     for before in range(3):
         coded = binascii.b2a_base64(bytes(before) + data, newline=False).decode("ascii")
         first = -(-8 * before // 6)

@@ -99,10 +99,9 @@ class Mount(Noun):
             checks.refuse("mount.access", f"{last!r} says it twice")
         if source and not source.startswith("/") and relative_to:
             source = f"{relative_to.rstrip('/')}/{source}"
+        access = accesses[0] if accesses else READ_ONLY
         mount: Mount = jsonform.within(
-            "mount",
-            lambda dst: cls(dst, source, *(accesses or [READ_ONLY]), nofollow=_NOFOLLOW in options),
-            target,
+            "mount", lambda dst: cls(dst, source, access, nofollow=_NOFOLLOW in options), target
         )
         return mount
 
