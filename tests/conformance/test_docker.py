@@ -73,6 +73,7 @@ class TestWhatHelpersOfTheHostDo(ConformanceBase):
     test_attach_to_a_live_sandbox = Mounts.test_attach_to_a_live_sandbox
     test_attach_read_write = Mounts.test_attach_read_write
     test_what_is_attached_is_protected_too = Mounts.test_what_is_attached_is_protected_too
+    test_what_hosts_programs_obey = Mounts.test_what_hosts_programs_obey_is_protected
     test_attach_several = Mounts.test_attach_several
     test_what_cannot_be_attached_leaves_nothing = Mounts.test_what_cannot_be_attached_leaves_nothing
     test_attach_to_a_suspended_sandbox = Mounts.test_attach_to_a_suspended_sandbox
