@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("backend")
     parser.add_argument("-n", type=int, default=1)
     parser.add_argument("names", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     neighbour = Neighbour(given.backend)
     neighbour.start()
     has_died = False
