@@ -50,6 +50,7 @@ def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> Non
     assert "paths[1]" == refused.value.field
     assert "Broken here" == files.read_text("src/two.txt")
     assert found.items == files.glob("./**/*.py", "src").items
+    assert (list(found), len(found)) == (list(found.items), len(found.items))
     assert "1" in [each.name for each in files.glob("*", "/proc").items]
     assert files.glob("*/cwd", "/proc").items, "though nobody may know where it leads"
     for nowhere in ("/home/**", "../*", "a/../b"):  # would find nothing, whatever is there

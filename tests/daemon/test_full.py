@@ -85,6 +85,7 @@ def test_full(what: str, server: Server) -> None:
         run = {"script": "echo gone; exit 4", "wait": True}
         told = server.ask("POST", f"/sandboxes/{kept}/execs", json=run)
         assert (4, 5) == (told["status"]["exit_code"], told["stdout_dropped_bytes"])
+        assert told["truncated"]
         assert told["storage_fault"]
 
     # Looking, killing, ending and what runs inside are not held up.

@@ -137,6 +137,8 @@ class Run:
     def final(self, state: ExecState, **fields: Any) -> ExecView:
         """What its owner will see once it is over."""
         more = {**self._counts(), **fields}
+        if more["stdout_dropped_bytes"] or more["stderr_dropped_bytes"]:
+            more["truncated"] = True
         return self._view.altered(state=state, ended_at=time.time(), **more)
 
     def problem(self, error: RingfenceError) -> ExecView:

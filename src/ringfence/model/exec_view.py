@@ -73,7 +73,7 @@ class ExecView(Noun):
         stdin_bytes: That it was given so far; what follows is at this offset.
         storage_fault: What the disk said when there was no room for output; what came then is
             among the dropped bytes.
-        truncated: A surviving child still held a stream when its process had ended.
+        truncated: Output was dropped, or a surviving child still held a stream when its process had ended.
         status: How it ended; None unless `state` is `ended`.
         problem: Why it is `failed` or `lost`.
         result: With its output, where that was asked for.

@@ -11,6 +11,7 @@ from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from dataclasses import dataclass
     from typing import Any
 else:
@@ -37,6 +38,13 @@ class FoundFiles(Noun):
     items: tuple[FileInfo, ...]
     truncated: bool
     too_deep: bool = False
+
+    def __iter__(self) -> Iterator[FileInfo]:
+        """Each that was found."""
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
