@@ -23,6 +23,7 @@ class Admission:
         self.bounds = bounds
         self._of: Counter[str] = Counter()
         self.now = 0
+        self._bytes_of: Counter[str] = Counter()
 
     def begin(self, caller: Caller) -> None:
         """A request of this caller is being served, until `end`.
@@ -49,16 +50,40 @@ class Admission:
         self.now -= 1
         self._of -= Counter((_client(caller), caller.key))  # one less, and never a name with none
 
+    def hold(self, caller: Caller, size: int) -> None:
+        """Count bytes of a body as held in memory, until `drop`.
+
+        Raises:
+            ResourceExhausted: As many as may be are held.
+            TooManyRequests: As many for this client.
+        """
+        if self._bytes_of.total() + size > self.bounds.bodies_bytes:
+            raise ResourceExhausted(f"bodies of {self.bounds.bodies_bytes} bytes are being served")
+        if self._bytes_of[caller.client] + size > self.bounds.bodies_bytes_of_client:
+            raise TooManyRequests(
+                f"bodies of {self.bounds.bodies_bytes_of_client} bytes of this client are being served",
+                hint="send fewer long bodies at once",
+            )
+        self._bytes_of[caller.client] += size
+
+    def drop(self, caller: Caller, size: int) -> None:
+        """Count them no longer."""
+        self._bytes_of -= Counter({caller.client: size})
+
 
 def _client(caller: Caller) -> str:
     return f"client {caller.client}"  # no key is called that
 
 
 class Body:
-    """A request's body, bounded in size and time."""
+    """A request's body, bounded in size and time; `close` once the request has been served."""
 
-    def __init__(self, receive: Receive, admission: Admission, *, streamed: bool) -> None:
+    def __init__(
+        self, receive: Receive, admission: Admission, caller: Caller, *, streamed: bool
+    ) -> None:
         self._receive, self._bounds, self._streamed = receive, admission.bounds, streamed
+        self._admission, self._caller = admission, caller
+        self._held = 0
         self._taken, self._whole = 0, False
         self._until = time.monotonic() + self._bounds.body_s
 
@@ -78,10 +103,19 @@ class Body:
         except TimeoutError:
             raise TooSlow("the request's body did not come") from None
         if message["type"] == "http.request":
-            self._taken += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            self._taken += size
             self._whole = not message.get("more_body", False)
             if not self._streamed and self._taken > self._bounds.body_bytes:
                 raise TooLarge(f"the body is larger than {self._bounds.body_bytes} bytes")
+            if not self._streamed:
+                self._admission.hold(self._caller, size)
+                self._held += size
         else:
             self._whole = True
         return message
+
+    def close(self) -> None:
+        """Count what was held no longer."""
+        self._admission.drop(self._caller, self._held)
+        self._held = 0

@@ -62,6 +62,7 @@ class Guard:
             try:
                 await self._app(scope, await request.body(), request.send)
             finally:
+                request.drop_body()
                 admission.end(caller)
         except RingfenceError as exc:
             await request.refuse(exc)
@@ -90,6 +91,7 @@ class _Passing:
         self._id = given if given and _REQUEST_ID.match(given) else os.urandom(16).hex()
         self._state["request_id"] = self._id
         self._caller: Caller | None = None
+        self._body: Body | None = None
         self._why, self._is_written = "", False
         method = scope.get("method", permissions.WEBSOCKET)
         self._found = permissions.find("GET" if method == "HEAD" else method, scope["path"])
@@ -179,10 +181,18 @@ class _Passing:
         if self._scope["type"] == "websocket":
             return self._receive
         streamed = self._takes == permissions.STREAM
-        body = Body(self._receive, self._service.admission, streamed=streamed)
+        assert self._caller is not None  # `admit` comes first
+        body = self._body = Body(
+            self._receive, self._service.admission, self._caller, streamed=streamed
+        )
         if self._takes == permissions.NOTHING and self._announces_body():
             await self._check_empty(body)
         return body
+
+    def drop_body(self) -> None:
+        """Count the body as held no longer."""
+        if self._body is not None:
+            self._body.close()
 
     def _announces_body(self) -> bool:
         length = self._headers.get("content-length", "0")

@@ -187,7 +187,7 @@ async def test_a_body_is_as_large_as_it_may_be_and_no_larger(
         left[0] -= 1
         return {"type": "http.request", "body": bytes(next(pieces)), "more_body": left[0] > 0}
 
-    body = Body(receive, Admission(Bounds(body_bytes=10)), streamed=streamed)
+    body = Body(receive, Admission(Bounds(body_bytes=10)), ANN, streamed=streamed)
     if sum(sizes) <= 10 or streamed:
         for size in sizes:
             assert size == len((await body())["body"])
@@ -206,7 +206,36 @@ async def test_a_body_that_does_not_come_is_not_waited_for(streamed: bool) -> No
 
     bounds = Bounds(body_s=0.01, chunk_s=0.01)
     with pytest.raises(TooSlow):
-        await Body(receive, Admission(bounds), streamed=streamed)()
+        await Body(receive, Admission(bounds), ANN, streamed=streamed)()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error"),
+    [
+        (Bounds(bodies_bytes=10), ResourceExhausted),
+        (Bounds(bodies_bytes_of_client=10), TooManyRequests),
+    ],
+)
+async def test_bodies_held_at_once_are_bounded(bounds: Bounds, error: type[Exception]) -> None:
+    """A request that is refused, and one that has been served, hold nothing any more."""
+    admission = Admission(bounds)
+
+    def body(size: int, *, streamed: bool = False) -> Body:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+        return Body(receive, admission, ANN, streamed=streamed)
+
+    first, second, third = body(6), body(4), body(1)
+    for each in (first, second, body(100, streamed=True)):
+        await each()
+    with pytest.raises(error):
+        await third()
+    third.close()
+    first.close()
+    await body(6)()
+
+    assert 10 == admission._bytes_of.total()
 
 
 # -- names and pages -----------------------------------------------------------------------------
