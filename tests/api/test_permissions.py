@@ -263,7 +263,7 @@ FREE = {
     " key metadata snapshot_id",
     NetworkPolicy: "learn",  # `limits` are of a sandbox's own connections
     NetworkRule: "host ports action methods paths credential inspect",  # judged as `network.rules`
-    Mount: "target access protect",
+    Mount: "target access nofollow protect",
     ExecRequest: "argv cwd env user stdin pty stream_stdin",
     ExecutionRequest: "command args env work_dir stdin tier id",
     AttachRequest: "sandbox_id create_if_missing create_spec",
