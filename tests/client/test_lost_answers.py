@@ -211,6 +211,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "Client.events": (lambda p: p.client.events(), True),
     "Client.follow_events": (lambda p: next(p.client.follow_events()), True),
     "Client.make_key": (lambda p: p.client.make_key("someone"), False),
+    "Client.rotate_key": (lambda p: p.client.rotate_key("key-x"), False),
     "Client.keys": (lambda p: p.client.keys(), True),
     "Client.delete_key": (lambda p: p.client.delete_key("none"), False),
     "Client.delete_snapshot": (lambda p: p.client.delete_snapshot("none"), False),

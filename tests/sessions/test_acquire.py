@@ -173,7 +173,7 @@ def test_what_is_there_is_found_to_be_there(manager: SessionManager, tmp_path: P
     [
         ({"writable_paths": ("/data",)}, "required.writable_paths"),
         ({"writable_paths": ("/usr",)}, "required.writable_paths"),
-        ({"minimum_memory_bytes": 1 << 50}, "required.minimum_memory_bytes"),
+        ({"minimum_memory_bytes": 1 << 46}, "required.minimum_memory_bytes"),
     ],
 )
 def test_what_is_not_there_ends_it(

@@ -56,10 +56,10 @@ def test_a_tree_of_any_depth_is_removed(base: Path) -> None:
     for depth in range(1500):
         os.mkdir("d", dir_fd=here)
         below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=below))
-        if depth % 100 == 0:
-            os.fchmod(below, 0o500)
+        if depth % 100 == 1:
+            os.fchmod(here, 0o500)
+        os.close(here)
         here = below
     os.close(here)
 
