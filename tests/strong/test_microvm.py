@@ -122,6 +122,13 @@ def test_the_processor_offers_no_hypervisor(sandbox: Sandbox) -> None:
     assert not flags & {"svm", "vmx", "npt", "ept", "arch_perfmon", "perfctr_core", "rdpmc"}
 
 
+def test_the_kernel_knows_how_wide_addresses_are(sandbox: Sandbox) -> None:
+    """Else it cannot read its own memory with care: every path that it tells is of the letter x."""
+    said = sandbox.shell("cd /usr/bin; readlink /proc/self/cwd; grep -c xxx /proc/self/mountinfo")
+
+    assert "/usr/bin\n0\n" == said.stdout_text, said
+
+
 def test_there_is_no_network_device(sandbox: Sandbox) -> None:
     lines = sandbox.exec(["cat", "/proc/net/dev"]).text.splitlines()[2:]
 

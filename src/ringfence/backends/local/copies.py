@@ -38,7 +38,11 @@ def upload(files: LocalFiles, local: str, remote: str, progress: Progress | None
         pass  # the helper's own error says why it stopped reading
     except BaseException as exc:  # noqa: BLE001
         problem = exc
-    helper.finish(remote)
+    try:
+        helper.finish(remote)
+    except FileError:
+        if problem is None:  # else the helper only says that the stream broke off
+            raise
     if isinstance(problem, OSError) and problem.errno == errno.EINVAL and problem.filename:
         raise FileError(
             f"{problem.filename}: {problem.strerror}", path=problem.filename

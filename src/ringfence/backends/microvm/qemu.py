@@ -41,7 +41,9 @@ _UNDER_EMULATION = "mitigations=off init_on_alloc=0"
 # Nothing in a guest needs a hypervisor of its own, or the counters that tell what the processor did.
 _HIDDEN = "-svm,-vmx,pmu=off"
 # `erms` and `fsrm`: such string instructions are emulated byte by byte.
-_EMULATED = f"max,-erms,-fsrm,{_HIDDEN}"
+# `min-xlevel`: CPUID goes up to the leaf that tells how wide addresses are. Without `svm` QEMU ends it
+# earlier, and Linux takes them for 48 bits wide, but uses all 57: paths of /proc were "xxxx".
+_EMULATED = f"max,-erms,-fsrm,min-xlevel=0x80000008,{_HIDDEN}"
 _NATIVE = f"host,migratable=on,{_HIDDEN}"
 
 
