@@ -18,6 +18,8 @@ from ..errors import (
     Unauthenticated,
 )
 from ..model.noun import Noun
+from ..sandbox.sync import Sandbox
+from ..sessions.ended import EndedSandbox
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
 from .admission import Admission
@@ -72,17 +74,17 @@ class Service:
             raise SandboxNotFound(f"no session or sandbox {any_id!r}")
         return found
 
-    async def known(self, any_id: str, caller: Caller) -> Live:
-        """`need`, but one that has just ended will do: for what it has kept to tell.
+    async def known(self, any_id: str, caller: Caller) -> Sandbox | EndedSandbox:
+        """The sandbox of `need`, or what one that has just ended still tells.
 
         Raises:
             SandboxNotFound, LifecycleError: As `need`.
         """
         try:
-            return await self.need(any_id, caller)
+            return (await self.need(any_id, caller)).sandbox
         except LifecycleError:
             session = await self.lanes.call(self.manager.get, any_id, caller.sees)
-            ended = self.manager.book.ended(session.sandbox_id)
+            ended = self.manager.ended.find(session.sandbox_id)
             if ended is None:
                 raise
             return ended

@@ -6,7 +6,7 @@ All answers are about one moment, and a client finds only what is its own.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from contextlib import contextmanager
 
 from ..errors import QuotaExceeded, SandboxNotFound
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from .live import Live
 
 
-_MOST_ENDED = 64
-
-
 class Book:
     """The live sessions of one manager."""
 
@@ -32,7 +29,6 @@ class Book:
         self._keys: dict[tuple[str, str], Live] = {}
         self._of_client: Counter[str] = Counter()
         self._making: dict[object, str] = {}
-        self._ended: OrderedDict[str, Live] = OrderedDict()
 
     @contextmanager
     def share(self, client_id: str, most: int | None) -> Iterator[object]:
@@ -77,9 +73,6 @@ class Book:
             if self._sessions.get(live.id) is not live:
                 return False
             del self._sessions[live.id], self._sandboxes[live.sandbox_id]
-            self._ended[live.sandbox_id] = live
-            if len(self._ended) > _MOST_ENDED:
-                self._ended.popitem(last=False)
             if self._keys.get((live.client_id, live.key)) is live:
                 del self._keys[live.client_id, live.key]
             self._of_client -= Counter((live.client_id,))  # one less, and never a name with none
@@ -94,11 +87,6 @@ class Book:
         with self._lock:
             live = self._sessions.get(any_id) or self._sandboxes.get(any_id)
         return live if live is not None and client_id in (None, live.client_id) else None
-
-    def ended(self, sandbox_id: str) -> Live | None:
-        """One of the sandboxes that ended last: it still tells what it did and was held to."""
-        with self._lock:
-            return self._ended.get(sandbox_id)
 
     def need(self, any_id: str, client_id: str | None = None) -> Live:
         """`find`.

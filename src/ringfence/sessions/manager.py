@@ -22,6 +22,7 @@ from .admission import Slots
 from .book import Book
 from .clock import Clock
 from .config import ManagerConfig, PoolConfig
+from .ended import EndedSandboxes
 from .events import Events
 from .keys import Keys
 from .lease import Lease
@@ -110,6 +111,7 @@ class SessionManager:
         pool = changed.pool_of(self.store, self._configured_pool)
         config = self.config = replace(self.config, pool=pool)
         self.book, self.tally, self.keys, self.events = Book(), Tally(), Keys(), Events()
+        self.ended = EndedSandboxes()
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
         self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
@@ -302,6 +304,7 @@ class SessionManager:
             self.tally.add(f"terminated: {reason}")
             try:
                 self.maker.end(live.sandbox_id, live.inner.terminate, reason, live.id)
+                self.ended.keep(live.sandbox)
             finally:
                 self.book.leave(live)
                 self.events.add("ended", live)

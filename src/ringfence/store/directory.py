@@ -7,11 +7,12 @@ import fcntl
 import os
 import stat
 
-from ..errors import IoError, StateInUse
+from ..errors import IoError, StateInUse, StorageFull
 from ..linux import files
 
 LOCK = "lock"
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
+_LEAST_ROOM = 256 << 10  # in bytes: a sandbox and an exec are written down in a few dozen KiB
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -80,6 +81,15 @@ class StateDirectory:
             field="state_dir",
             hint="move it back, or stop the server and start it on the new path",
         )
+
+    def check_room(self) -> None:
+        """Raises StorageFull where so little is free that one record fits and a sandbox may not."""
+        info = os.statvfs(self._fd)
+        if info.f_blocks and info.f_bavail * info.f_frsize < _LEAST_ROOM:
+            raise StorageFull(
+                f"less than {_LEAST_ROOM >> 10} KiB are free in {self.path}",
+                hint="free space there",
+            )
 
     def close(self) -> None:
         """Let others have it; idempotent."""

@@ -280,6 +280,7 @@ class Store:
         """
         if self.directory:
             self.directory.check_place()
+            self.directory.check_room()
         found = self._database.rows("PRAGMA user_version")[0][0]
         self._database.write(f"PRAGMA user_version = {found}")  # always a page of the log
 

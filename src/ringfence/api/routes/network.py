@@ -42,13 +42,13 @@ async def change(
 @router.get("/log", response_model=forms.Page[Annotated[NetworkEvent, AsNoun()]])
 async def log(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """What was asked of the network, oldest first: the newest thousand decisions."""
-    live = await service.known(sandbox_id, caller)
-    found = await service.lanes.call(live.sandbox.network_log, key=live.sandbox_id)
+    sandbox = await service.known(sandbox_id, caller)
+    found = await service.lanes.call(sandbox.network_log, key=sandbox.id)
     return await service.page(found)
 
 
 @router.get("/learned", response_model=Policy)
 async def learned(sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """The smallest policy that allows what was reached so far."""
-    live = await service.known(sandbox_id, caller)
-    return answer(await service.lanes.call(live.sandbox.learned_policy, key=live.sandbox_id))
+    sandbox = await service.known(sandbox_id, caller)
+    return answer(await service.lanes.call(sandbox.learned_policy, key=sandbox.id))

@@ -214,8 +214,8 @@ async def protections(
     sandbox_id: forms.SandboxId, service: TheService, caller: TheCaller
 ) -> Response:
     """What protects the host from it, read back from the kernel."""
-    live = await service.known(sandbox_id, caller)
-    found = await service.lanes.call(live.sandbox.protections, key=live.sandbox_id)
+    sandbox = await service.known(sandbox_id, caller)
+    found = await service.lanes.call(sandbox.protections, key=sandbox.id)
     return page([each.to_json() for each in found])
 
 
