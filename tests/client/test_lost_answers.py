@@ -61,8 +61,9 @@ class Line:
                 while data := client.recv(1 << 16):
                     if _REQUEST.match(data):
                         self.asked += 1
-                        if data.startswith(self.cuts):
-                            cut.set()
+                        # A stream asked for before may go on: it is not what is lost.
+                        is_cut = self.lost > 0 and data.startswith(self.cuts)
+                        cut.set() if is_cut else cut.clear()
                     server.sendall(data)
                 server.shutdown(socket.SHUT_WR)
 
