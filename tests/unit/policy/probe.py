@@ -80,8 +80,9 @@ simple("statmount", "statmount", 0, 0, 0, 1 << 20)
 simple("unshare files", "unshare", 0x400)
 simple("unshare a user namespace", "unshare", 0x10000000)
 simple("unshare an empty mount namespace", "unshare", 0x100000)
-simple("clone a user namespace", "clone", 0x10000000 | 0x200)  # with CLONE_FS: EINVAL
-simple("clone a user namespace, dirty", "clone", DIRTY | 0x10000000 | 0x200)
+# With a descriptor of it nowhere (CLONE_PIDFD): EFAULT.
+simple("clone a user namespace", "clone", 0x10000000 | 0x1000)
+simple("clone a user namespace, dirty", "clone", DIRTY | 0x10000000 | 0x1000)
 simple("setns", "setns", 99, 0)
 simple("personality query", "personality", 0xFFFFFFFF)
 simple("personality no randomisation", "personality", 0x40000)
@@ -112,6 +113,37 @@ simple("seqpacket pair", "socketpair", 1, 0x80005, 0, ADDRESS)
 simple("datagram pair", "socketpair", 1, 2, 0, ADDRESS)
 simple("raw pair", "socketpair", 1, 3, 0, ADDRESS)
 simple("tipc pair", "socketpair", 30, 1, 0, ADDRESS)
+
+
+# What Linux itself refuses, by arguments that the filter looks at: the filter may not answer otherwise.
+ALL = (1 << 32) - 1
+for label, request in {
+    "memfd of all flags": ("memfd_create", path("all"), ALL),
+    "huge memfd of an unknown flag": ("memfd_create", path("new"), 0x24),
+    "huge memfd, to be run and not": ("memfd_create", path("new"), 0x1C),
+    "huge pages of no file": ("mmap", 0, 1 << 21, 3, 0x40002, ALL, 0),
+    "huge segment that is not there": ("shmget", 0x7EA5, 1 << 21, 0o4600),
+    "clone with a user namespace and the directories": ("clone", 0x10000200),
+    "clone a thread in a PID namespace": ("clone", 0x20010000 | 0x900),
+    "unshare all": ("unshare", (1 << 64) - 1),
+    "unshare a signal": ("unshare", 17),
+    "socket of unknown flags": ("socket", 1, 0x101, 0),
+    "raw socket of unknown flags": ("socket", 2, 0x103, 0),
+    "socket of no type": ("socket", 1, 15, 0),
+    "vsock of no type": ("socket", 40, 11, 0),
+    "no family": ("socket", 46, 1, 0),
+    "inet of type 0": ("socket", 2, 0, 0),
+    "inet, reliably delivered": ("socket", 2, 4, 0),
+    "inet of no protocol": ("socket", 2, 1, ALL),
+    "inet6 of no protocol": ("socket", 10, 3, 1 << 20),
+    "inet pair": ("socketpair", 2, 1, 0, ADDRESS),
+    "netlink pair": ("socketpair", 16, 2, 0, ADDRESS),
+    "pair of unknown flags": ("socketpair", 2, 0x41, 0, ADDRESS),
+    "priority of what is none": ("setpriority", 3, 1, 0),
+    "I/O priority of what is none": ("ioprio_set", 0, 1, 0),
+    "prctl of no option": ("prctl", 0x7FFF, 0, 0, 0, 0),
+}.items():
+    simple(f"invalid: {label}", *request)
 
 
 HOST_SOCKET = os.environ.get("PROBE_SOCKET", "")  # plus .stream, .seqpacket, .datagram: listening
@@ -266,6 +298,9 @@ creating("mkdirat 1755", "mkdirat", AT_FDCWD, "new", 0o1755)
 creating("mknodat file", "mknodat", AT_FDCWD, "new", 0o644, 0)
 creating("mknodat fifo", "mknodat", AT_FDCWD, "new", 0o010644, 0)
 creating("mknodat fifo 4755", "mknodat", AT_FDCWD, "new", 0o014755, 0)
+creating("invalid: mknodat link", "mknodat", AT_FDCWD, "new", 0o120000, 0)
+creating("invalid: mknodat of all types", "mknodat", AT_FDCWD, "new", 0o170000, 0)
+creating("invalid: mknodat directory", "mknodat", AT_FDCWD, "new", 0o040000, 0)
 creating("mknodat whiteout", "mknodat", AT_FDCWD, "new", 0o020000, 0)
 if "open" in NR:
     creating("open new 4755", "open", "new", CREATE, 0o4755)
@@ -281,6 +316,8 @@ def rename(flags: int) -> None:
 
 
 PROBES["rename"] = in_directory(lambda: rename(1))
+PROBES["invalid: rename by all flags"] = in_directory(lambda: rename(ALL))
+PROBES["invalid: rename and leave a whiteout in exchange"] = in_directory(lambda: rename(6))
 PROBES["rename leaving a whiteout"] = in_directory(lambda: rename(4))
 
 

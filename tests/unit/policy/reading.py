@@ -29,7 +29,7 @@ def fail(number: int) -> int:
     return 0x00050000 | number
 
 
-EPERM, ENOSYS = fail(errno.EPERM), fail(errno.ENOSYS)
+EPERM, ENOSYS, EINVAL = fail(errno.EPERM), fail(errno.ENOSYS), fail(errno.EINVAL)
 
 _DATA = json.loads((Path(ringfence.policy.__file__).parent / "seccomp_policy.json").read_text())
 ALWAYS_ALLOWED = frozenset(
@@ -95,14 +95,22 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         return ENOSYS
     if name in MODE_AT and low[MODE_AT[name]] & 0o6000:
         return EPERM
+    if (name == "setpriority" and low[0] > 2) or (name == "ioprio_set" and low[0] not in (1, 2, 3)):
+        return EINVAL
     if name in ON_PID_1 and low[ON_PID_1[name]] == 1:
         return EPERM
     if (name, low[0]) in {("setpriority", 2), ("ioprio_set", 3)}:  # all of this uid: PID 1 too
         return EPERM
     match name:
         case "clone":
+            if (low[0] & 0x200 and low[0] & 0x10020000) or (
+                low[0] & 0x10000 and low[0] & 0x30000000
+            ):
+                return EINVAL
             return EPERM if low[0] & 0x7E020000 else ALLOW
         case "unshare":
+            if args[0] & ~(0x50F00 | 0x7E020000 | 0x80 | 0x100000):
+                return EINVAL
             return EPERM if args[0] & ~0x50F00 else ALLOW
         case "setns":
             return EPERM
@@ -112,16 +120,26 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
             return EPERM if creates and mode & 0o6000 else ALLOW
         case "mknod" | "mknodat":
             kind = low[MODE_AT[name]] & 0o170000
-            return ALLOW if kind in (0, 0o100000, 0o010000, 0o140000) else EPERM
+            return (
+                ALLOW
+                if kind in (0, 0o100000, 0o010000, 0o140000)
+                else EPERM
+                if kind in (0o020000, 0o040000, 0o060000)
+                else EINVAL
+            )
         case "renameat2":
+            if low[4] & 4 and (low[4] & 2 or low[4] > 7):
+                return EINVAL
             return EPERM if low[4] & 4 else ALLOW
+        case "socket" | "socketpair" if low[1] & ~0x8080F or low[1] & 0xF > 10:
+            return EINVAL
         case "socket":
             if strict and low[0] == 16:
                 return fail(errno.EAFNOSUPPORT)
             return _socket(low[0], low[1], low[2], allow_af_unix)
         case "socketpair":
             if low[0] != 1:
-                return fail(errno.EAFNOSUPPORT)
+                return fail(errno.EOPNOTSUPP if low[0] in (2, 10, 16) else errno.EAFNOSUPPORT)
             if not allow_af_unix and low[1] & 0xF not in (1, 5):
                 return fail(errno.EPROTONOSUPPORT)
             return ALLOW
@@ -155,11 +173,17 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
         case "madvise":
             return fail(errno.EINVAL) if low[2] == 12 else ALLOW
         case "mmap":
-            return fail(errno.ENOMEM) if low[3] & 0x40000 else ALLOW
+            return fail(errno.ENOMEM) if low[3] & 0x40000 and low[3] & 0x20 else ALLOW
         case "memfd_create":
+            if (low[1] & 4 and low[1] & 0x3FFFFE0) or low[1] & 0x18 == 0x18:
+                return EINVAL
             return fail(errno.ENOMEM) if low[1] & 4 else ALLOW
         case "shmget":
-            return fail(errno.ENOMEM) if low[2] & 0o4000 else ALLOW
+            return (
+                fail(errno.ENOMEM)
+                if low[2] & 0o4000 and (low[0] == 0 or low[2] & 0o1000)
+                else ALLOW
+            )
         case "setsockopt":
             if low[1] == 1 and low[2] in (26, 50, 51, 52):
                 return EPERM
@@ -180,6 +204,10 @@ def _socket(family: int, kind: int, protocol: int, allow_af_unix: bool) -> int:
     if family == 1:
         return ALLOW if allow_af_unix else fail(errno.EAFNOSUPPORT)
     if family in (2, 10):
+        if protocol > 511:
+            return EINVAL
+        if kind & 0xF not in (1, 2, 3, 10):
+            return fail(errno.ESOCKTNOSUPPORT)
         fine = kind & 0xF in (1, 2) and protocol in (0, 6, 17)
         return ALLOW if fine else fail(errno.EPROTONOSUPPORT)
     if family == 16:

@@ -187,6 +187,19 @@ def test_not_refused(under: Outcomes, without: Outcomes, name: str) -> None:
     assert "ok" == under[name]
 
 
+def test_what_linux_refuses_itself_has_its_own_answer(
+    run_probes: Callable[[bytes], Outcomes], without: Outcomes
+) -> None:
+    """A program asks for what there is by arguments that cannot be; Chromium aborts at another answer."""
+    told = {name: said for name, said in without.items() if name.startswith("invalid: ")}
+
+    assert "EINVAL" == told["invalid: memfd of all flags"]
+    assert "ok" not in told.values()
+    for on in ({}, {"allow_af_unix": True}, {"strict": True}):
+        found = run_probes(load_filter(**on))
+        assert told == {name: found[name] for name in told}, on
+
+
 @pytest.mark.parametrize("name", ["stream pair goes elsewhere", "seqpacket pair goes elsewhere"])
 def test_a_connected_pair_stays_connected(under: Outcomes, without: Outcomes, name: str) -> None:
     """It is the kernel, not the filter, that keeps these from host sockets; so they are allowed."""
