@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """Something that makes sandboxes.
 
-    One may have `tiers`, the only ones it ever serves, and `never`, capabilities that it has on no host
-    and why. What they rule out is refused without a report, which may take as long as a boot.
+    One may have `tiers` and `profile_names`, the only ones it ever serves, `never`, capabilities that it
+    has on no host and why, and `refuses(spec)`, which says of a profile or user why it cannot be had, or
+    nothing. What they rule out is refused without a report, which may take as long as a boot.
     """
 
     name: str
@@ -177,7 +178,7 @@ class BackendSandbox(Protocol):
 
         Raises:
             InvalidRequest: `field` is `user` for a user the sandbox does not have.
-            ExecError: `field` is `cwd` for a directory that is not there.
+            InvalidRequest: `field` is `user` for a user, or `cwd` for a directory, that is not there.
         """
         ...
 

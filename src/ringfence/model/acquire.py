@@ -25,21 +25,22 @@ class RequiredCapabilities(Noun):
     """What a sandbox must turn out to have, as read back from the kernel.
 
     Attributes:
-        network: Something can be reached.
-        write_access: Files can be written somewhere.
+        network: True: something can be reached; False: nothing can; None: either will do.
+        write_access: The same of writing files.
         minimum_memory_bytes: The memory limit is at least this.
         readable_paths, writable_paths: Absolute inside; each must exist and be so.
     """
 
-    network: bool = False
-    write_access: bool = False
+    network: bool | None = None
+    write_access: bool | None = None
     minimum_memory_bytes: int | None = None
     readable_paths: tuple[str, ...] = ()
     writable_paths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.flag(self.network, "network")
-        checks.flag(self.write_access, "write_access")
+        for name in ("network", "write_access"):
+            if getattr(self, name) is not None:
+                checks.flag(getattr(self, name), name)
         if self.minimum_memory_bytes is not None:
             checks.integer(self.minimum_memory_bytes, "minimum_memory_bytes", 1, _MOST_BYTES)
         for name in ("readable_paths", "writable_paths"):

@@ -115,6 +115,7 @@ class BackendReport(Noun):
     Attributes:
         reason: Why it is not available; empty when it is.
         tiers: The tiers it serves here.
+        profiles: The profiles that it has; empty: not told.
     """
 
     backend: str
@@ -123,6 +124,7 @@ class BackendReport(Noun):
     tiers: tuple[str, ...] = ()
     capabilities: tuple[Capability, ...] = ()
     protections: tuple[Protection, ...] = ()
+    profiles: tuple[str, ...] = ()
 
     def can(self, name: str) -> bool:
         """Whether the capability is available; one not reported is not."""

@@ -12,7 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
     from enum import StrEnum
-    from typing import Any
+    from typing import Any, Protocol
+
+    class HasSessionId(Protocol):
+        """A `ClientSession`, or a `SandboxView` of a server."""
+
+        @property
+        def session_id(self) -> str: ...
+
+    class HasId(Protocol):
+        """A `Lease`, a `Sandbox` or a sandbox of a server."""
+
+        @property
+        def id(self) -> str: ...
+
+    SessionRef = str | HasSessionId | HasId
+    """What names a session: an id, or an object that has one."""
 else:
     from .record import dataclass, field
     from .words import StrEnum
@@ -66,6 +81,21 @@ def read_session_state(value: object) -> SessionState:
     return SessionState(value)
 
 
+def id_of(session: SessionRef, field: str = "session") -> str:
+    """The id of a session or sandbox, given as text or as the object that has it.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    found = session
+    if not isinstance(session, str):
+        found = getattr(session, "session_id", None) or getattr(session, "id", None) or session
+    if not isinstance(found, str):
+        hint = "give an id, or the ClientSession, Lease or Sandbox itself"
+        checks.refuse(field, f"must be a session or its id, not {type(session).__name__}", hint)
+    return checks.text(found, field)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SessionTimeouts(Noun):
     """How long a session may stay in a state unused; None is for ever.
@@ -106,6 +136,8 @@ class ClientSession(Noun):
         created_at, last_active_at: Seconds since 1970, UTC; what expires is counted on a clock
             that nobody can set.
         expires_in_s: Until the time to live is over; None without one.
+        time_remaining_s: Until it expires if nobody uses it, counting its timeouts and its time to
+            live; None: never, or it has ended.
         reason: Why it ended: `released`, `terminated`, `idle`, `detached`, `suspended`, `ttl`,
             `lost` (its sandbox went away), `closed`, `restart`; empty while it lives.
     """
@@ -121,6 +153,12 @@ class ClientSession(Noun):
     metadata: Mapping[str, str] = field(default_factory=FrozenMap)
     expires_in_s: float | None = None
     reason: str = ""
+    time_remaining_s: float | None = None
+
+    @property
+    def is_timed_out(self) -> bool:
+        """Whether its time was over at this moment; that of one that has ended always is."""
+        return self.state == SessionState.TERMINATED or self.time_remaining_s == 0
 
     def __post_init__(self) -> None:
         if type(self.metadata) is not FrozenMap:

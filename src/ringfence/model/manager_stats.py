@@ -79,7 +79,11 @@ class Check(Noun):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Health(Noun):
-    """Whether a manager can do its work: all checks hold."""
+    """Whether a manager can do its work: any backend makes sandboxes, and what all of them need works.
+
+    Attributes:
+        checks: Everything that was looked at, also what does not stop the work.
+    """
 
     ok: bool
     checks: tuple[Check, ...] = ()

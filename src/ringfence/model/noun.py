@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import InvalidRequest
 from . import jsonform
 
 TYPE_CHECKING = False
@@ -70,6 +71,21 @@ class Noun:
             for name in cls._in_bytes:
                 jsonform.bytes_from_json(data, name)
         return cls(**jsonform.take(cls, data, cls._nested()))
+
+    @classmethod
+    def taken(cls, value: object, field: str) -> Self:
+        """The object itself, or one read from a mapping of its JSON form, named `field` in errors.
+
+        Raises:
+            InvalidRequest: It is neither, or malformed.
+        """
+        if isinstance(value, cls):
+            return value
+        if not hasattr(value, "keys"):
+            said = f"must be a {cls.__name__} or a mapping of its fields"
+            raise InvalidRequest(f"{said}, not {type(value).__name__}", field=field)
+        read: Self = jsonform.within(field, cls.from_json, value)
+        return read
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

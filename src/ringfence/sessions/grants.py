@@ -28,16 +28,11 @@ def granted(live: Live, clock: Clock) -> SandboxCapabilities:
     """
     if live.state != SessionState.SUSPENDED or live.granted is None:
         live.granted = live.inner.granted()
-    now = clock.now()
-    left = [live.left_s(now)]
-    limit = live.timeouts.of(live.state)
-    if limit is not None:
-        left.append(limit - live.activity.unused_s(now))
-    remaining = [max(0.0, each) for each in left if each is not None]
+    remaining = live.remaining_s(clock.now())
     return replace(
         live.granted,
         created_at=live.created_at,
-        time_remaining_ms=int(min(remaining) * 1000) if remaining else None,
+        time_remaining_ms=None if remaining is None else int(remaining * 1000),
     )
 
 
@@ -49,19 +44,27 @@ def check(found: SandboxCapabilities, required: RequiredCapabilities) -> None:
     """
     memory = found.limits.memory_bytes
     least = required.minimum_memory_bytes
-    if required.network and not found.has_network:
-        _refuse(found, "network", "it has no network")
-    if required.write_access and not found.can_write_filesystem:
-        _refuse(found, "write_access", "nothing can be written in it")
+    for name, wanted, has, lacks, too_much in (
+        ("network", required.network, found.has_network, "no network", "a network"),
+        (
+            "write_access",
+            required.write_access,
+            found.can_write_filesystem,
+            "nothing that can be written",
+            "files that can be written",
+        ),
+    ):
+        if wanted is not None and wanted != has:
+            _refuse(found, name, f"it has {lacks if wanted else too_much}")
     if least is not None and memory is not None and memory < least:
         _refuse(found, "minimum_memory_bytes", f"its memory limit is {memory} bytes")
-    for name, paths, has in (
+    for name, paths, there in (
         ("readable_paths", required.readable_paths, found.readable_paths),
         ("writable_paths", required.writable_paths, found.writable_paths),
     ):
         for path in paths:
-            if not _is_within(path, has):
-                _refuse(found, name, f"{path} is not one of them, which are {', '.join(has)}")
+            if not _is_within(path, there):
+                _refuse(found, name, f"{path} is not one of them, which are {', '.join(there)}")
 
 
 def _refuse(found: SandboxCapabilities, name: str, why: str) -> None:

@@ -95,9 +95,17 @@ class Live:
         """Of its time to live."""
         return None if self.expires is None else self.expires - now
 
+    def remaining_s(self, now: float) -> float | None:
+        """Until it expires if nobody uses it; None: never."""
+        left, limit = [self.left_s(now)], self.timeouts.of(self.state)
+        if limit is not None:
+            left.append(limit - (0.0 if self.use.busy else self.activity.unused_s(now)))
+        return min((max(0.0, each) for each in left if each is not None), default=None)
+
     def view(self) -> ClientSession:
         """What clients see of it."""
-        left = self.left_s(self.clock.now())
+        now = self.clock.now()
+        left, is_over = self.left_s(now), self.state == SessionState.TERMINATED
         return ClientSession(
             session_id=self.id,
             sandbox_id=self.sandbox_id,
@@ -111,4 +119,5 @@ class Live:
             metadata=self.metadata,
             expires_in_s=None if left is None else max(0.0, left),
             reason=self.reason,
+            time_remaining_s=None if is_over else self.remaining_s(now),
         )

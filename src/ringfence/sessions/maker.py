@@ -54,6 +54,7 @@ class Maker:
             BackendUnavailable: None can make it; the message says of each why not.
         """
         selection.check_known(preferred, self.backends)
+        selection.check_profile(spec, self.backends)
         refusals = {name: selection.beforehand(spec, each) for name, each in self.backends.items()}
         for name in (preferred,) if preferred else refusals:
             # Not more of them than are needed: to ask one means to let it make a sandbox.

@@ -14,7 +14,7 @@ from ..errors import (
     StorageFull,
 )
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
-from ..model.client_session import ClientSession, SessionState, check_session_step
+from ..model.client_session import ClientSession, SessionState, check_session_step, id_of
 from ..model.spec import SandboxSpec
 from ..store.store import Store
 from . import acquiring, changed, looking, snapshots
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import Backend
+    from ..model.client_session import SessionRef
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
     from ..model.snapshot import Snapshot
@@ -55,8 +56,9 @@ _LONGEST_TTL_S = 366 * 86_400.0
 class SessionManager:
     """Sessions of many clients. Every method may be called from any thread; the verbs are idempotent.
 
-    An id may be a session's or its sandbox's. Where a method takes a `client_id`, that client finds
-    only what is its own; None finds everything.
+    `session` is an id, of the session or its sandbox, or an object that has one: a `ClientSession`, a
+    `Lease`, a `Sandbox`. Specs, options and requests may be mappings of their JSON form. Where a
+    method takes a `client_id`, that client finds only what is its own; None finds everything.
 
     Args:
         config: Bounds, timeouts and the pool; None takes the defaults.
@@ -154,8 +156,8 @@ class SessionManager:
 
     def acquire(
         self,
-        spec: SandboxSpec | None = None,
-        options: AcquireOptions | None = None,
+        spec: SandboxSpec | Mapping[str, Any] | None = None,
+        options: AcquireOptions | Mapping[str, Any] | None = None,
         *,
         client_id: str,
         most: int | None = None,
@@ -173,11 +175,13 @@ class SessionManager:
             Unsupported: What was made did not have what `options.required` asks for; it is gone.
         """
         self.check_open()
-        return acquiring.acquire(
-            self, spec or SandboxSpec(), options or AcquireOptions(), client_id, most
-        )
+        spec = SandboxSpec() if spec is None else SandboxSpec.taken(spec, "spec")
+        options = AcquireOptions() if options is None else AcquireOptions.taken(options, "options")
+        return acquiring.acquire(self, spec, options, client_id, most)
 
-    def attach(self, request: AttachRequest, *, most: int | None = None) -> Lease:
+    def attach(
+        self, request: AttachRequest | Mapping[str, Any], *, most: int | None = None
+    ) -> Lease:
         """Work with a certain sandbox: detached, suspended, or in use by the same client already.
 
         Args:
@@ -187,10 +191,10 @@ class SessionManager:
             SandboxNotFound: This client has none of that id, and it may not or cannot be made.
         """
         self.check_open()
-        return acquiring.attach(self, request, most)
+        return acquiring.attach(self, AttachRequest.taken(request, "request"), most)
 
     def release(
-        self, any_id: str, *, keep_alive: bool = False, client_id: str | None = None
+        self, session: SessionRef, *, keep_alive: bool = False, client_id: str | None = None
     ) -> ClientSession:
         """End a session that is no longer needed; releasing it twice is once.
 
@@ -198,9 +202,9 @@ class SessionManager:
             keep_alive: Have a fresh sandbox of the same kind warm instead, as far as the pool may
                 grow. The used one never comes back: it is gone in any case.
         """
-        live = self.book.find(any_id, client_id)
+        live = self.book.find(id_of(session), client_id)
         if live is None:
-            return self._ended(any_id, client_id)
+            return self._ended(session, client_id)
         profile = live.profile
         if keep_alive and not profile:
             profile = self.pool.profile_for(live.spec, live.backend)
@@ -210,34 +214,34 @@ class SessionManager:
 
     # -- the other verbs ----------------------------------------------------------------------
 
-    def detach(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def detach(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """Leave a session alone for a while; what runs goes on. Detaching twice is once.
 
         Raises:
             LifecycleError: It is suspended, or over.
         """
-        live = self._need(any_id, client_id)
+        live = self._need(session, client_id)
         with live.lock:
             self._step(live, SessionState.DETACHED)
         return live.view()
 
-    def suspend(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def suspend(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """Freeze every process of a session."""
-        live = self._need(any_id, client_id)
+        live = self._need(session, client_id)
         with live.lock:
             check_session_step(live.state, SessionState.SUSPENDED)
             live.inner.suspend()
             self._step(live, SessionState.SUSPENDED)
         return live.view()
 
-    def resume(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def resume(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """Let the processes of a session go on, and make it active.
 
         Raises:
             SandboxNotFound: There is none.
             LifecycleError: It is over.
         """
-        live = self._need(any_id, client_id)
+        live = self._need(session, client_id)
         self.activate(live)
         return live.view()
 
@@ -249,17 +253,19 @@ class SessionManager:
                 live.inner.resume()
             self._step(live, SessionState.ACTIVE)
 
-    def touch(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def touch(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """Say that a session is still wanted: its timeouts begin anew."""
-        live = self._need(any_id, client_id)
+        live = self._need(session, client_id)
         live.touch()
         return live.view()
 
-    def extend(self, any_id: str, ttl_s: float, client_id: str | None = None) -> ClientSession:
+    def extend(
+        self, session: SessionRef, ttl_s: float, client_id: str | None = None
+    ) -> ClientSession:
         """Let a session end `ttl_s` seconds from now, whenever it was to end before."""
         if not 0 < ttl_s <= _LONGEST_TTL_S:
             raise InvalidRequest("must be above 0 and within a year", field="ttl_s")
-        live = self._need(any_id, client_id)
+        live = self._need(session, client_id)
         with live.lock:
             if live.state == SessionState.TERMINATED:
                 raise _over(live.view())
@@ -269,11 +275,11 @@ class SessionManager:
         self.reaper.expect(live)
         return live.view()
 
-    def terminate(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def terminate(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """End a session and its sandbox. Legal in every state; ending it twice is once."""
-        live = self.book.find(any_id, client_id)
+        live = self.book.find(id_of(session), client_id)
         if live is None:
-            return self._ended(any_id, client_id)
+            return self._ended(session, client_id)
         self.end(live, "terminated")
         return live.view()
 
@@ -315,16 +321,16 @@ class SessionManager:
 
     def snapshot(
         self,
-        any_id: str,
+        session: SessionRef,
         metadata: Mapping[str, str] | None = None,
         client_id: str | None = None,
     ) -> Snapshot:
         """Save a sandbox's files, for its client; restored by `acquire` with `snapshot_id`."""
-        return snapshots.take(self, self._need(any_id, client_id), metadata or {})
+        return snapshots.take(self, self._need(session, client_id), metadata or {})
 
     def checkpoint(
         self,
-        any_id: str,
+        session: SessionRef,
         metadata: Mapping[str, str] | None = None,
         client_id: str | None = None,
     ) -> Snapshot:
@@ -334,7 +340,7 @@ class SessionManager:
             Unsupported: Its backend saves files only; it goes on.
             LifecycleError: Something inside holds what cannot be saved; it goes on.
         """
-        return snapshots.checkpoint(self, self._need(any_id, client_id), metadata or {})
+        return snapshots.checkpoint(self, self._need(session, client_id), metadata or {})
 
     def snapshots(self, client_id: str | None = None) -> Snapshots:
         """Every snapshot of a client, oldest first."""
@@ -352,14 +358,14 @@ class SessionManager:
 
     # -- looking ------------------------------------------------------------------------------
 
-    def get(self, any_id: str, client_id: str | None = None) -> ClientSession:
+    def get(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """A session, also for a while after it has ended.
 
         Raises:
             SandboxNotFound: There is none, or it is another client's.
         """
-        live = self._find(any_id, client_id)
-        return live.view() if live is not None else self._ended(any_id, client_id)
+        live = self._find(session, client_id)
+        return live.view() if live is not None else self._ended(session, client_id)
 
     def list(
         self,
@@ -381,32 +387,34 @@ class SessionManager:
                     found.append(view)
         return found
 
-    def sandbox(self, any_id: str, client_id: str | None = None) -> Sandbox:
+    def sandbox(self, session: SessionRef, client_id: str | None = None) -> Sandbox:
         """The sandbox of a session, to work with.
 
         Raises:
             SandboxNotFound: There is none, or it is another client's.
             LifecycleError: It has ended.
         """
-        return self._need(any_id, client_id).sandbox
+        return self._need(session, client_id).sandbox
 
-    def set_default_sandbox(self, client_id: str, any_id: str | None) -> None:
+    def set_default_sandbox(self, client_id: str, session: SessionRef | None) -> None:
         """Choose the sandbox that a client means when it names none; None: none."""
-        live = None if any_id is None else self._need(any_id, client_id)
+        live = None if session is None else self._need(session, client_id)
         self.store.set_default(check_client(client_id), live.sandbox_id if live else None)
 
     def default_sandbox(self, client_id: str) -> ClientSession | None:
         """The session of a client's default sandbox; None when there is none, or it has ended."""
         self.check_open()
-        sandbox_id = self.store.default(client_id)
+        sandbox_id = self.store.default(check_client(client_id))
         live = self._find(sandbox_id, client_id) if sandbox_id else None
         return live.view() if live is not None else None
 
-    def capabilities(self, any_id: str, client_id: str | None = None) -> SandboxCapabilities:
+    def capabilities(
+        self, session: SessionRef, client_id: str | None = None
+    ) -> SandboxCapabilities:
         """What a sandbox can do and what keeps it from the rest, read back from the kernel."""
         from .grants import granted
 
-        return granted(self._need(any_id, client_id), self.clock)
+        return granted(self._need(session, client_id), self.clock)
 
     @property
     def uptime_s(self) -> float:
@@ -522,21 +530,22 @@ class SessionManager:
         """What a sandbox of a session does that would otherwise happen behind the manager's back."""
         return {"terminate": self.terminate, "suspend": self.suspend, "resume": self.resume}
 
-    def _find(self, any_id: str, client_id: str | None) -> Live | None:
+    def _find(self, session: SessionRef, client_id: str | None) -> Live | None:
         self.check_open()
-        live = self.book.find(any_id, client_id)
+        live = self.book.find(id_of(session), client_id)
         if live is not None and looking.notice_loss(self, live):
             return None
         return live
 
-    def _need(self, any_id: str, client_id: str | None) -> Live:
-        live = self._find(any_id, client_id)
+    def _need(self, session: SessionRef, client_id: str | None) -> Live:
+        live = self._find(session, client_id)
         if live is None:
-            raise _over(self._ended(any_id, client_id))
+            raise _over(self._ended(session, client_id))
         return live
 
-    def _ended(self, any_id: str, client_id: str | None) -> ClientSession:
+    def _ended(self, session: SessionRef, client_id: str | None) -> ClientSession:
         self.check_open()
+        any_id = id_of(session)
         found = self.store.session(any_id) or self.store.last_session_of(any_id)
         if found is None or client_id not in (None, found.owner):
             raise SandboxNotFound(f"no session or sandbox {any_id!r}")

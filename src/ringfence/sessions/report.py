@@ -6,6 +6,7 @@ from ..errors import RingfenceError
 from ..model.client_session import SessionState
 from ..model.manager_stats import Check, Health, ManagerStats
 from . import expiry
+from .config import PoolConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,10 +55,14 @@ def stats_of(manager: SessionManager, client_id: str) -> ManagerStats:
 
 
 def health(manager: SessionManager) -> Health:
-    """Look at everything that a manager needs."""
-    checks = [_store(manager), *(_backend(manager, name) for name in manager.maker.backends)]
-    checks += [_pool(manager), _expiry(manager), _ends(manager)]
-    return Health(ok=all(each.ok for each in checks), checks=tuple(checks))
+    """Look at everything that a manager needs.
+
+    It is well while any backend makes sandboxes: without a pool each is made when it is asked for.
+    """
+    backends = [_backend(manager, name) for name in manager.maker.backends]
+    needed = [_store(manager), _expiry(manager), _ends(manager)]
+    ok = any(each.ok for each in backends) and all(each.ok for each in needed)
+    return Health(ok=ok, checks=(needed[0], *backends, _pool(manager), *needed[1:]))
 
 
 def _store(manager: SessionManager) -> Check:
@@ -80,8 +85,10 @@ def _pool(manager: SessionManager) -> Check:
     if not pool.config.enabled:
         return Check("pool", True, "disabled")
     wrong = [f"{name}: {why}" for name, why in pool.given_up.items()]
+    # The default pool is nobody's wish: a backend that builds nothing ahead has none.
+    ok = not pool.last_error and (not wrong or pool.config == PoolConfig())
     wrong += [pool.last_error] if pool.last_error else []
-    return Check("pool", not wrong, "; ".join(wrong) or f"{pool.size} warm")
+    return Check("pool", ok, "; ".join(wrong) or f"{pool.size} warm")
 
 
 def _expiry(manager: SessionManager) -> Check:

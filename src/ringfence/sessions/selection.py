@@ -60,6 +60,16 @@ def none_can(
     return BackendUnavailable(f"{asked} make this sandbox: {told or 'there is none'}", hint=hint)
 
 
+def check_profile(spec: SandboxSpec, backends: Mapping[str, Backend]) -> None:
+    """Refuse a profile that no backend here ever has."""
+    names = [getattr(each, "profile_names", (spec.profile,)) for each in backends.values()]
+    known = sorted({name for each in names for name in each})
+    if backends and spec.profile not in known:
+        raise InvalidRequest(
+            f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {', '.join(known)}"
+        )
+
+
 def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
     """What to do where every backend of the tier refuses: look at this host only if it has a part in that."""
     having = [each for each in backends.values() if spec.tier in getattr(each, "tiers", TIERS)]
@@ -100,6 +110,14 @@ def beforehand(spec: SandboxSpec, backend: Backend) -> list[str]:
     never: Mapping[str, str] = getattr(backend, "never", {})
     tiers: tuple[str, ...] = getattr(backend, "tiers", (spec.tier,))
     found = [f"no {name}: {never[name]}" for name in needed(spec) if name in never]
+    profiles: tuple[str, ...] = getattr(backend, "profile_names", (spec.profile,))
+    if spec.profile not in profiles:
+        found.insert(
+            0, f"profile {spec.profile} is not one of its profiles ({', '.join(profiles)})"
+        )
+    refuses = getattr(backend, "refuses", None)
+    if refuses is not None and (why := refuses(spec)):
+        found.append(why)
     return found if spec.tier in tiers else [_not_its(spec.tier, tiers), *found]
 
 
@@ -138,11 +156,12 @@ def check_required(spec: SandboxSpec, required: RequiredCapabilities) -> None:
     Raises:
         InvalidRequest: naming the requirement that the spec itself rules out.
     """
-    if required.network and spec.network.is_none:
+    if required.network is spec.network.is_none:
+        asked, has = ("a network", "none") if required.network else ("no network", "one")
         raise InvalidRequest(
-            "a network is required, and the spec has none",
+            f"{asked} is required, and the spec has {has}",
             field="required.network",
-            hint="give spec.network",
+            hint="change spec.network",
         )
     least, most = required.minimum_memory_bytes, spec.limits.memory_bytes
     if least is not None and most is not None and most < least:

@@ -34,7 +34,7 @@ _Health = Annotated[Health, AsNoun()]
 
 @router.get("/v1/health", response_model=_Health, responses={503: {"model": _Health}})
 async def health(service: TheService, caller: TheCaller) -> Response:
-    """Whether everything that the server needs works, each looked at now; 503 when not.
+    """Whether sandboxes can be made: 200 while any backend makes one; each check, looked at now.
 
     What exactly was seen is for admins and `metrics` keys.
     """

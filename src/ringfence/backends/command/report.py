@@ -27,6 +27,7 @@ _TAKES_WAYS = (
 )
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
+_STOPPING = (can.SUSPEND, can.RESUME, can.SUSPEND_ON_IDLE)
 _NONE_DOES = "no launcher does"
 _NO_LIMIT = 1 << 60  # version 1 has a number for it
 _ON_DISK = "its files are in a directory of the host's"
@@ -44,7 +45,6 @@ _CANNOT = {
     can.DENIED_PATHS: "no launcher hides them",
     can.MEMORY_SNAPSHOT: _NONE_DOES,
     can.FORK: _NONE_DOES,
-    can.SUSPEND_ON_IDLE: _NONE_DOES,
     can.PREWARM: _NONE_DOES,
     can.IMAGE: "the command backend shows the host's programs",
     can.GPU: _NONE_DOES,
@@ -64,7 +64,7 @@ def lacking(backend: CommandBackend) -> dict[str, str]:
     held = [can.LIMITED_BY[name] for name in backend.held]
     lacks |= {name: backend.no_limits for name in _LIMITS if name not in held}
     if not backend.can_stop:
-        lacks |= dict.fromkeys((can.SUSPEND, can.RESUME), NO_STOP)
+        lacks |= dict.fromkeys(_STOPPING, NO_STOP)
     if not backend.saves:
         why = NO_STOP if backend.lets_in else NO_WAYS
         lacks |= dict.fromkeys((can.SNAPSHOT, can.RESTORE), why)
@@ -84,7 +84,7 @@ def backend_report(backend: CommandBackend) -> BackendReport:
     finally:
         sandbox.terminate()
     lacks = lacking(backend)
-    may = (*_CAN, *_LIMITS, can.SUSPEND, can.RESUME)
+    may = (*_CAN, *_LIMITS, *_STOPPING)
     able = tuple(Capability(name, True) for name in may if name not in lacks)
     unable = tuple(Capability(name, False, reason) for name, reason in lacks.items())
     let_in = [Capability(name, not why, why) for name in _TAKES_WAYS if name not in lacks]
@@ -94,6 +94,7 @@ def backend_report(backend: CommandBackend) -> BackendReport:
         tiers=(LIGHT,),
         capabilities=(*able, *let_in, *unable, *rules),
         protections=protections,
+        profiles=backend.profile_names,
     )
 
 

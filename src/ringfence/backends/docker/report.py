@@ -28,6 +28,7 @@ _CAN = (
     can.CONNECT,
     can.SUSPEND,
     can.RESUME,
+    can.SUSPEND_ON_IDLE,
     can.MEMORY_LIMIT,
     can.CPU_LIMIT,
     can.PIDS_LIMIT,
@@ -45,7 +46,6 @@ _CANNOT = {
     can.IO_LIMIT: _NOT_YET,
     can.MEMORY_SNAPSHOT: "the engine's checkpoints need CRIU",
     can.FORK: "the engine's checkpoints need CRIU",
-    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: _NOT_YET,
     can.GPU: _NOT_YET,
 }
@@ -74,6 +74,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
             *rules,
         ),
         protections=protections,
+        profiles=backend.profile_names,
     )
 
 

@@ -36,6 +36,7 @@ _CAN = (
     can.RESTORE,
     can.SUSPEND,
     can.RESUME,
+    can.SUSPEND_ON_IDLE,
     can.PREWARM,
     can.PIDS_LIMIT,
     can.DISK_QUOTA,
@@ -57,7 +58,6 @@ _CANNOT = {
     can.OPEN_FILES_LIMIT: "does not count open files",
     can.IO_LIMIT: "does not measure I/O",
 }
-_PROFILES = (specs.OS_HARDENED, specs.DEBUG, specs.UNRESTRICTED)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,12 @@ class FakeBackend:
     """
 
     name = "fake"
+    profile_names: tuple[str, ...] = (specs.OS_HARDENED, specs.DEBUG, specs.UNRESTRICTED)
 
     def __init__(self, without: Collection[str] = ()) -> None:
         self._without = frozenset(without)
+        if can.SUSPEND in without:
+            self._without |= {can.SUSPEND_ON_IDLE}
         self._lock = threading.RLock()
         self._sandboxes: dict[str, FakeSandbox] = {}
         self._warm: dict[str, FakeWarm] = {}
@@ -95,6 +98,7 @@ class FakeBackend:
             tiers=(specs.LIGHT,),
             capabilities=(*able, *lacking),
             protections=(can.Protection("built_in_programs_only", can.ENFORCED, why),),
+            profiles=self.profile_names,
         )
 
     def has(self, capability: str) -> bool:
@@ -211,8 +215,8 @@ class FakeBackend:
 
     def check(self, spec: SandboxSpec) -> None:
         """Refuse what the fake does not do."""
-        if spec.profile not in _PROFILES:
-            known = ", ".join(_PROFILES)
+        if spec.profile not in self.profile_names:
+            known = ", ".join(self.profile_names)
             raise InvalidRequest(f"no profile {spec.profile!r}", field="profile", hint=known)
         if spec.image is not None:
             raise Unsupported(

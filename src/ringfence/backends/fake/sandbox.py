@@ -228,7 +228,7 @@ class FakeSandbox:
                 raise NotADirectoryError(20, os.strerror(20))
             return self._tree.canonical(given, self._home)
         except OSError as exc:
-            raise ExecError(f"{given}: {exc.strerror}", field="cwd") from exc
+            raise InvalidRequest(f"{given}: {exc.strerror}", field="cwd") from exc
 
     def _mount(self, mount: Mount, field: str) -> ResolvedMount:
         self._backend.need(can.MOUNT)

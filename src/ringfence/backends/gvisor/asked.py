@@ -9,14 +9,13 @@ from ..local import identity
 from ..local.accounts import check_profile
 from ..local.network import check_given_secrets
 from ..local.protect import check_names
-from ..local.session import check_least, check_sources
+from ..local.session import check_idle_timeout, check_least, check_sources
 
 NAME = "gvisor"
 PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
 NEVER = {
     can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
-    can.SUSPEND_ON_IDLE: "sessions do it, the gVisor backend does not",
     can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
     can.GPU: "the gVisor backend passes none on",
     can.IO_LIMIT: "gVisor does not measure I/O",
@@ -51,9 +50,10 @@ def check(spec: SandboxSpec) -> None:
     check_profile(spec.profile, NAME)
     identity.uid_of(spec.user)
     check_network(spec)
-    for name in ("io_bytes_per_s", "idle_timeout_s"):
-        if getattr(spec.limits, name) is not None:
-            raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
+    if spec.limits.io_bytes_per_s is not None:
+        name = "io_bytes_per_s"
+        raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
+    check_idle_timeout(spec, NAME)
     check_least(spec, _LEAST)
     check_sources(spec)
     check_names(spec.unprotect)

@@ -9,6 +9,7 @@ from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...model.spec import STRONG
 from ..local import cgroups, identity, journal, template
+from ..local.accounts import own_root_refused
 from ..local.answers import Refused, answer
 from ..local.host import host, out_of_files
 from ..local.hulls import Hulls, kill, take_still
@@ -62,6 +63,8 @@ class GvisorBackend(Hulls):
     name = NAME
     tiers = (STRONG,)
     never = asked.NEVER
+    profile_names = asked.PROFILES
+    refuses = staticmethod(own_root_refused)
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
         tiers=(STRONG,),
         capabilities=(*_abilities(protections), attaches, *of_network),
         protections=protections,
+        profiles=backend.profile_names,
     )
 
 
@@ -66,6 +67,7 @@ _ALWAYS = (
     can.RESTORE,
     can.SUSPEND,
     can.RESUME,
+    can.SUSPEND_ON_IDLE,
     can.PTY,
     can.CONNECT,
     can.PROTECTED_PATHS,

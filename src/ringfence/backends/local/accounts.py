@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
 
+    from ...model.spec import SandboxSpec
     from ..protocol import BackendFiles
 else:
     from ...model.record import dataclass
@@ -65,6 +66,15 @@ def check_profile(profile: str, backend: str) -> None:
             field="profile",
             hint="run Ringfence as root",
         )
+
+
+def own_root_refused(spec: SandboxSpec) -> str:
+    """Why no root with rights of its own can be had; empty where it can, or is not asked for."""
+    try:
+        check_profile(spec.profile, "")
+    except Unsupported as exc:
+        return f"no profile {spec.profile}: {exc.message}"
+    return ""
 
 
 def _read(files: BackendFiles) -> str:

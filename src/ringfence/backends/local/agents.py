@@ -6,7 +6,7 @@ import os
 import resource
 from _thread import allocate_lock
 
-from ...errors import InvalidRequest, NetworkPolicyError, Unsupported
+from ...errors import InvalidRequest, NetworkPolicyError, RingfenceError, Unsupported
 from ...guest.walls import STEP
 from ...launcher.spawn import KEEPER
 from ...model import capabilities as can
@@ -21,7 +21,14 @@ from .contained import AGENT, NO_WAYS
 from .launched import Launched
 from .network import check_given_secrets
 from .protect import check_names
-from .session import all_mounts, check_least, check_sources, is_own, session_root
+from .session import (
+    all_mounts,
+    check_idle_timeout,
+    check_least,
+    check_sources,
+    is_own,
+    session_root,
+)
 from .sizes import DEFAULT_OPEN_FILES
 
 TYPE_CHECKING = False
@@ -67,6 +74,7 @@ class AgentBackend(LocalBackend):
 
     name: str
     tiers = (LIGHT,)
+    profile_names = (OS_HARDENED, DEBUG, UNRESTRICTED)
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
     lets_in = saves = False
@@ -93,7 +101,7 @@ class AgentBackend(LocalBackend):
                 field="image",
                 hint="native, gvisor, microvm and docker start from images",
             )
-        if spec.profile not in (OS_HARDENED, DEBUG, UNRESTRICTED):
+        if spec.profile not in self.profile_names:
             raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
         if identity.uid_of(spec.user) == 0 and not self.root_is_nobody():
             raise self.refusal("user root", "user", self.not_root)
@@ -122,14 +130,22 @@ class AgentBackend(LocalBackend):
             if asked:
                 raise self.refusal(name, name, NO_WAYS)
 
+    def refuses(self, spec: SandboxSpec) -> str:
+        """See `Backend`."""
+        if spec.user not in ("root", "0"):
+            return ""
+        try:
+            return "" if self.root_is_nobody() else f"no user root: {self.not_root}"
+        except RingfenceError:
+            return ""  # the report says why this backend cannot be had at all
+
     def root_is_nobody(self) -> bool:
         """Whether root inside is nobody in particular on the host."""
         return False
 
     def _check_limits(self, spec: SandboxSpec) -> None:
         self.refuse_limits(spec, [n for n in can.LIMITED_BY if n not in self.held], self.no_limits)
-        if spec.limits.idle_timeout_s is not None:
-            raise self.refusal("limit idle_timeout_s", "limits.idle_timeout_s")
+        check_idle_timeout(spec, self.name)
         check_least(spec, self.least)
 
     def refuse_limits(self, spec: SandboxSpec, names: Sequence[str], why: str) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, Unsupported
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount, outermost_first
 from . import identity, template
 
@@ -86,6 +86,18 @@ def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     if exc.errno == errno.EACCES:
         hint = "let this user enter every directory on the way to it, or run as its owner"
     return InvalidRequest(f"{mount.source}: {exc.strerror}", field=field, hint=hint)
+
+
+def check_idle_timeout(spec: SandboxSpec, backend: str) -> None:
+    """Refuse an idle timeout: no backend watches for that, a session manager does."""
+    if spec.limits.idle_timeout_s is not None:
+        raise Unsupported(
+            "a sandbox of its own has nobody who sees that it is idle",
+            backend=backend,
+            operation="limit idle_timeout_s",
+            field="limits.idle_timeout_s",
+            hint="lease it from a SessionManager or a server, or give ttl_s",
+        )
 
 
 def check_least(spec: SandboxSpec, least: Mapping[str, tuple[int, str]]) -> None:

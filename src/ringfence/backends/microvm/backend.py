@@ -96,6 +96,7 @@ class MicrovmBackend(Hulls):
     name = NAME
     tiers = (STRONG,)
     never = planning.NEVER
+    profile_names = planning.PROFILES
 
     def __init__(
         self,

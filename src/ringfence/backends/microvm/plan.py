@@ -20,6 +20,7 @@ from ..local.network import check_given_secrets
 from ..local.protect import check_names
 from ..local.session import (
     all_mounts,
+    check_idle_timeout,
     check_least,
     check_sources,
     must_make,
@@ -62,7 +63,6 @@ _NO_HOST = "a machine has no network device that could lead to the host's own ne
 NEVER = {
     can.NETWORK_UNRESTRICTED: _NO_HOST,
     can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
-    can.SUSPEND_ON_IDLE: "sessions do it, this backend does not",
     can.PREWARM: "every machine is continued from one that has booted",
     can.GPU: "the microVM backend passes none on",
 }
@@ -87,12 +87,9 @@ def check(spec: SandboxSpec) -> None:
         hint = "name what may be reached, or use tier light"
         raise refusal("network unrestricted", "network", _NO_HOST, hint)
     check_given_secrets(spec)
-    limits = ("io_bytes_per_s", "idle_timeout_s")
-    for operation, field, asked, why in (
-        *((f"limit {n}", f"limits.{n}", getattr(spec.limits, n) is not None, "") for n in limits),
-    ):
-        if asked:
-            raise refusal(operation, field, why)
+    if spec.limits.io_bytes_per_s is not None:
+        raise refusal("limit io_bytes_per_s", "limits.io_bytes_per_s")
+    check_idle_timeout(spec, NAME)
     check_least(spec, _LEAST)
     check_sources(spec)
     check_names(spec.unprotect)

@@ -29,6 +29,7 @@ _CAN = (
     can.RESTORE,
     can.SUSPEND,
     can.RESUME,
+    can.SUSPEND_ON_IDLE,
     can.PTY,
     can.CONNECT,
     can.MEMORY_LIMIT,
@@ -74,6 +75,7 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
             *of_network,
         ),
         protections=protections,
+        profiles=backend.profile_names,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from _thread import allocate_lock, start_new_thread
 
-from ...errors import InvalidRequest, SandboxLost
+from ...errors import InvalidRequest, RingfenceError, SandboxLost
 from ...model.ids import new_id
 from ...model.spec import LIGHT
 from ..local import cgroups, identity, journal
@@ -13,7 +13,7 @@ from ..local.base import LocalBackend
 from ..local.host import Host, host, with_files
 from . import ids, making, planner
 from .burst import Burst, kind_of
-from .profiles import Profile, profile_named
+from .profiles import BUILT_IN, Profile, profile_named
 from .unkept import NothingKept
 from .zygote import Zygote
 
@@ -137,6 +137,19 @@ class NativeBackend(LocalBackend):
     def _discard_warm(self, zygote: Zygote | None = None) -> None:
         if self._prewarming is not None:
             self._prewarming.discard_all(zygote)
+
+    @property
+    def profile_names(self) -> tuple[str, ...]:
+        """See `Backend`."""
+        return (*BUILT_IN, *self.profiles)
+
+    def refuses(self, spec: SandboxSpec) -> str:
+        """See `Backend`."""
+        try:
+            ids.check(profile_named(spec.profile, self.profiles))
+        except RingfenceError as exc:
+            return f"no profile {spec.profile}: {exc.message}"
+        return ""
 
     def checked_profile(self, spec: SandboxSpec) -> Profile:
         """The profile that it names. Raises `InvalidRequest` for what this host cannot do or nobody can."""

@@ -20,6 +20,7 @@ from ..local.network import check_given_secrets
 from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
 from ..local.session import (
     all_mounts,
+    check_idle_timeout,
     check_least,
     check_sources,
     must_make,
@@ -114,12 +115,13 @@ def _check_open_files(wanted: int | None) -> None:
 
 
 def _check_network(spec: SandboxSpec) -> None:
-    unlimited = ["io_bytes_per_s", "idle_timeout_s"]
+    unlimited = ["io_bytes_per_s"]
     if spec.network.is_unrestricted:
         unlimited.append("network_bytes")  # nobody counts them there
     for name in unlimited:
         if getattr(spec.limits, name) is not None:
             raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    check_idle_timeout(spec, "native")
     check_given_secrets(spec)
 
 

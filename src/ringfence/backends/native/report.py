@@ -42,6 +42,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
         tiers=(LIGHT,),
         capabilities=tuple(abilities),
         protections=protections,
+        profiles=backend.profile_names,
     )
 
 
@@ -73,6 +74,7 @@ _ALWAYS = (
     can.RESTORE,
     can.SUSPEND,
     can.RESUME,
+    can.SUSPEND_ON_IDLE,
     can.PTY,
     can.PREWARM,
     can.DENIED_PATHS,
@@ -89,7 +91,6 @@ _LIMITS = (
 )
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NOT_YET = (
-    can.SUSPEND_ON_IDLE,
     can.MEMORY_SNAPSHOT,
     can.FORK,
     can.GPU,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ...errors import RingfenceError
+from ...errors import InvalidRequest, RingfenceError
 from ...model.mount import ALWAYS_THERE
 from .base import ConformanceBase
 
@@ -90,7 +90,7 @@ class Environment(ConformanceBase):
     def test_a_cwd_that_is_no_directory_is_refused(self, sandbox: Lab, cwd: str) -> None:
         sandbox.put("a-file", b"")
 
-        with pytest.raises(RingfenceError) as refusal:
+        with pytest.raises(InvalidRequest) as refusal:
             sandbox.run("pwd", cwd=cwd)
 
         assert "cwd" == refusal.value.field
