@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
@@ -25,6 +26,8 @@ from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
 from ringfence.integrations.mcp import server as serving
 from ringfence.integrations.origin import Origin
+from ringfence.model.mount import OUTPUTS_DIR
+from tests.docs.blocks import blocks_of
 from tests.images.conftest import small
 from tests.suites import at_once, imports, left, remote
 from tests.suites.examples import output_of
@@ -71,17 +74,11 @@ class Serving(threading.Thread):
 
 
 @pytest.fixture
-def with_fixtures(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    real = serving.make_server
-
-    def make_server(*args: Any, **settings: Any) -> Any:
-        server = real(*args, **settings)
-        for add in FIXTURES:
-            add(server)
-        return server
-
-    monkeypatch.setattr(serving, "make_server", make_server)
-    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="")) as url:
+def with_fixtures() -> Iterator[str]:
+    server = serving.make_server(Origin(options()), shared=False)
+    for add in FIXTURES:
+        add(server)
+    with Serving(serving.http_app(server, host="127.0.0.1", token="")) as url:
         yield url
 
 
@@ -221,15 +218,86 @@ async def test_processes_outputs_and_reset(url: str) -> None:
 
 
 async def test_errors_are_for_the_model(url: str) -> None:
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("read_file", {"path": "/nothing"}, "No such file"),
+        ("edit_file", {"path": "twice", "old": "a", "new": "b"}, "2 times"),
+        ("run_command", {"command": "pwd", "cwd": "/nope"}, "/nope: No such file"),
+        ("run_command", {"command": "a\0b"}, "NUL"),
+        ("run_command", {"command": "x" * 200_000}, "131"),
+        ("start_process", {"command": "pwd", "cwd": "/nope"}, "/nope: No such file"),
+        ("run_command", {"command": "pwd", "workdir": "/"}, "no argument 'workdir'"),
+        ("run_command", {"command": "pwd", "timeout_s": 0}, "timeout_s: Input should be"),
+        ("run_command", {"command": "pwd", "sandbox": "other"}, "leave `sandbox` empty"),
+        ("watch_process", {"process": "p9"}, "there are none"),
+    ]
     async with over_http(url) as session:
-        missing = await session.call_tool("read_file", {"path": "/nothing"})
         await call(session, "write_file", path="twice", content="a a")
-        twice = await session.call_tool("edit_file", {"path": "twice", "old": "a", "new": "b"})
+        for tool, arguments, why in wrong:
+            answer = await session.call_tool(tool, arguments)
+            text = answer.content[0].text
+            assert answer.is_error, tool
+            assert why in text
+            assert (1, True) == (len(text.splitlines()), len(text) < 300), text
 
-    assert missing.is_error
-    assert "No such file" in missing.content[0].text
-    assert twice.is_error
-    assert "2 times" in twice.content[0].text
+
+async def test_answers_are_short(url: str) -> None:
+    async with over_http(url) as session:
+        plain = await session.call_tool("run_command", {"command": "echo 5050"})
+        failed = await session.call_tool("run_command", {"command": "echo no >&2; exit 3"})
+        await run(session, "mkdir d d/sub; echo 12345 > d/f; ln -s f d/l")
+        listed = await session.call_tool("list_files", {"path": "d"})
+        ended = await session.call_tool("start_process", {"command": "echo up; exit 4"})
+        while (await call(session, "watch_process", process="p1"))["running"]:
+            pass
+        tools = (await session.list_tools()).tools
+
+    assert ("5050", {"stdout": "5050\n", "exit_code": 0}) == (
+        plain.content[0].text,
+        plain.structured_content,
+    )
+    assert "no\n[exit code 3]" == failed.content[0].text
+    assert ["f 6", "l -> f", "sub/"] == sorted(listed.content[0].text.splitlines())
+    assert "up" in ended.content[0].text
+    assert 11_000 > sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools)
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
+
+
+async def test_a_large_file_is_read_in_parts_that_cut_no_character(url: str) -> None:
+    whole, parts, offset = "\u20ac" * 50_000, [], 0
+    async with over_http(url) as session:
+        await call(session, "write_file", path="large", content=whole)
+        while offset is not None:
+            part = await call(session, "read_file", path="large", offset=offset)
+            assert "utf-8" == part.get("encoding", "utf-8")
+            parts.append(part["content"])
+            offset = part.get("next_offset")
+        few = await session.call_tool("read_file", {"path": "large", "limit": 6})
+
+    assert whole == "".join(parts)
+    assert 3 == len(parts)
+    assert "\u20ac\u20ac\n[150000 bytes in all; the rest from offset 6]" == few.content[0].text
+
+
+PIXEL = (
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\b\6\0\0\0\x1f\x15\xc4\x89\0\0\0\rIDATx\x9cc"
+    b"\xf8\xcf\xc0\0\0\3\1\1\0\xc9\xfe\x92\xef\0\0\0\0IEND\xaeB`\x82"
+)
+
+
+async def test_an_image_comes_as_one(url: str) -> None:
+    content = base64.b64encode(PIXEL + b"\0" * 100_000).decode()
+    async with over_http(url) as session:
+        for path in ("a.png", f"{OUTPUTS_DIR}/a.png"):
+            await call(session, "write_file", path=path, content=content, encoding="base64")
+        read = await session.call_tool("read_file", {"path": "a.png"})
+        outputs = await session.call_tool("fetch_outputs", {})
+        binary = await call(session, "read_file", path="a.png", offset=1, limit=200)
+
+    for answer in (read, outputs):
+        image = answer.content[-1]
+        assert ("image", "image/png", content) == (image.type, image.mime_type, image.data)
+    assert 200 > len(str(read.structured_content))
+    assert ("base64", 201) == (binary["encoding"], binary["next_offset"])
 
 
 async def test_sessions_do_not_meet(url: str) -> None:
@@ -397,6 +465,20 @@ def test_only_loopback_is_served() -> None:
     )
     assert 125 == run.returncode
     assert "http:" in run.stderr
+
+
+@pytest.mark.once
+async def test_the_page_adds_a_tool_of_its_own() -> None:
+    """What docs/how-to/mcp.md says under "From Python"."""
+    page = Path(__file__).parents[3] / "docs/how-to/mcp.md"
+    (code,) = (block.text for block in blocks_of(page.read_text()) if "python" == block.language)
+    made: dict[str, Any] = {}
+    exec(code, made)
+    with Serving(serving.http_app(made["server"], host="127.0.0.1", token="")) as url:
+        async with over_http(url) as session:
+            added = await session.call_tool("add", {"a": 40, "b": 2})
+            assert "there\n" == await run(session, "echo there")
+    assert "42" == added.content[0].text
 
 
 @pytest.mark.once

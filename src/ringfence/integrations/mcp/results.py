@@ -1,4 +1,4 @@
-"""What the tools answer. The SDK turns these into output schemas and structured content."""
+"""What the tools answer: structured for programs, and the same as plain text for models."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ if TYPE_CHECKING:
     from ...model.exec import ExecResult
     from ...model.files import FileInfo
 
-_SANDBOX = Field("", description="Give this as `sandbox` to further calls; empty: not needed.")
+_SANDBOX = Field("", description="Give this as `sandbox` to further calls; absent: not needed.")
 
 
 class Answer(BaseModel):
-    """What every tool says."""
+    """Fields of every answer. What has its default is not sent."""
 
     sandbox: str = _SANDBOX
+
+    def lines(self) -> list[str]:
+        """The answer as text, without the sandbox's name."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """The answer as a model reads it."""
+        named = [f"[sandbox: {self.sandbox}]"] if self.sandbox else []
+        return "\n".join(line for line in (*self.lines(), *named) if line)
 
 
 class CommandAnswer(Answer):
     """How a command ended."""
 
     stdout: str
-    stderr: str
+    stderr: str = ""
     exit_code: int = Field(description="128 + N where signal N ended it, 124 where time did.")
     timed_out: bool = False
     note: str = Field("", description="Why it ended early, or what of the output is missing.")
-    duration_s: float = 0.0
 
     @classmethod
     def of(cls, sandbox: str, result: ExecResult) -> CommandAnswer:
@@ -37,7 +45,10 @@ class CommandAnswer(Answer):
         notes = [outcome.ended_early(result)]
         if result.truncated:
             dropped = result.stdout_dropped_bytes + result.stderr_dropped_bytes
-            notes.append(f"{dropped} bytes from the middle of the output were dropped")
+            notes.append(
+                f"{dropped} bytes from the middle of the output were dropped: "
+                "write it to a file and read parts of that"
+            )
         return cls(
             sandbox=sandbox,
             stdout=result.stdout_text,
@@ -45,18 +56,38 @@ class CommandAnswer(Answer):
             exit_code=outcome.exit_code(result),
             timed_out=result.timed_out,
             note="; ".join(note for note in notes if note),
-            duration_s=round(result.duration_s, 3),
         )
+
+    def lines(self) -> list[str]:
+        """Output, errors, and how it ended where that is not plain success."""
+        code = f"[exit code {self.exit_code}]" if self.exit_code else ""
+        note = f"[{self.note}]" if self.note else ""
+        shown = [self.stdout.removesuffix("\n"), self.stderr.removesuffix("\n"), note, code]
+        return shown if any(shown) else ["[no output]"]
 
 
 class FileAnswer(Answer):
     """A file, or the part of it that was asked for."""
 
     path: str
-    content: str
-    encoding: str = Field("utf-8", description="`base64` where the file is not text.")
+    content: str = ""
+    encoding: str = Field(
+        "utf-8",
+        description="`base64` where the file is not text; a media type where the answer is an image.",
+    )
     size_bytes: int
-    complete: bool = Field(description="Whether `content` reaches the end of the file.")
+    next_offset: int | None = Field(
+        None, description="Where the rest begins; absent: none is left."
+    )
+
+    def lines(self) -> list[str]:
+        """The content, and how to get the rest."""
+        more = self.next_offset
+        kind = "" if self.encoding == "utf-8" else f"{self.encoding}, "
+        rest = (
+            f"[{kind}{self.size_bytes} bytes in all; the rest from offset {more}]" if more else ""
+        )
+        return [self.content, rest or (f"[{kind}{self.size_bytes} bytes]" if kind else "")]
 
 
 class ChangeAnswer(Answer):
@@ -65,13 +96,17 @@ class ChangeAnswer(Answer):
     path: str
     size_bytes: int
 
+    def lines(self) -> list[str]:
+        """The path and the size."""
+        return [f"{self.path}: {self.size_bytes} bytes"]
+
 
 class Entry(BaseModel):
     """One directory entry."""
 
     name: str
-    kind: str
-    size_bytes: int
+    kind: str = "file"
+    size_bytes: int = 0
     link_target: str | None = None
 
     @classmethod
@@ -80,9 +115,18 @@ class Entry(BaseModel):
         return cls(
             name=info.name,
             kind=info.kind,
-            size_bytes=info.size_bytes,
+            size_bytes=info.size_bytes if info.kind == "file" else 0,
             link_target=info.link_target,
         )
+
+    def line(self) -> str:
+        """As `ls -F` shows it."""
+        if self.link_target is not None:
+            return f"{self.name} -> {self.link_target}"
+        if self.kind == "directory":
+            return f"{self.name}/"
+        kind = "" if self.kind == "file" else f" ({self.kind})"
+        return f"{self.name}{kind} {self.size_bytes}"
 
 
 class ListAnswer(Answer):
@@ -90,6 +134,12 @@ class ListAnswer(Answer):
 
     path: str
     entries: list[Entry]
+    left_out: int = Field(0, description="Entries beyond these.")
+
+    def lines(self) -> list[str]:
+        """One entry a line."""
+        more = f"[{self.left_out} more entries: list a directory below]" if self.left_out else ""
+        return [*(each.line() for each in self.entries), more] if self.entries else ["[empty]"]
 
 
 class ProcessAnswer(Answer):
@@ -101,8 +151,21 @@ class ProcessAnswer(Answer):
     stderr: str = ""
     exit_code: int | None = None
 
+    def lines(self) -> list[str]:
+        """The news, and the state."""
+        state = "runs" if self.running else f"ended with exit code {self.exit_code}"
+        return [
+            self.stdout.removesuffix("\n"),
+            self.stderr.removesuffix("\n"),
+            f"[{self.process} {state}]",
+        ]
+
 
 class ResetAnswer(Answer):
     """The sandbox has ended."""
 
-    ended: bool = True
+    ended: bool
+
+    def lines(self) -> list[str]:
+        """One sentence."""
+        return ["The sandbox has ended. The next call gets a fresh one."]

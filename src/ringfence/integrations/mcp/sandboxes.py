@@ -79,6 +79,11 @@ class Sandboxes:
         self._most, self._idle_s = most, idle_s
         self._named: dict[str, Held] = {}
 
+    @property
+    def are_one(self) -> bool:
+        """Whether every call is for the same sandbox, and none names it."""
+        return self._only is not None
+
     @asynccontextmanager
     async def serving(self, ctx: Context[Any, Any], name: str) -> AsyncIterator[Held]:
         """The sandbox of this call, live; what goes wrong with it is told to the model.
@@ -110,6 +115,8 @@ class Sandboxes:
         if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return await self._by_name(name)
         # The SDK keeps state and clean-up per connection, and shows them to its own code only.
+        if name:
+            raise ToolError("this session has one sandbox: leave `sandbox` empty")
         connection = ctx.session._connection
         if _KEY not in connection.state:
             connection.state[_KEY] = Held()

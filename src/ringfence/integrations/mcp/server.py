@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 
 from ... import __version__
 from .sandboxes import Sandboxes
-from .tools import add_tools
+from .tools import tools_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,9 +48,9 @@ def make_server(origin: Origin, *, shared: bool, **settings: Any) -> MCPServer[N
         version=__version__,
         lifespan=lifespan,
         log_level="WARNING",
+        tools=[*tools_of(sandboxes), *settings.pop("tools", ())],
         **settings,
     )
-    add_tools(server, sandboxes)
     return server
 
 
@@ -60,18 +60,19 @@ def serve_stdio(origin: Origin) -> None:
     anyio.run(server.run_stdio_async)
 
 
-def http_app(origin: Origin, *, host: str, token: str, **settings: Any) -> Any:
+def http_app(origin: Origin | MCPServer[Any], *, host: str, token: str, **settings: Any) -> Any:
     """An ASGI application; requests need `token` as their bearer.
 
     Args:
+        origin: Of the sandboxes; or a server of `make_server(origin, shared=False)`, to which tools
+            of your own were added.
         host: What it is bound to: other `Host` headers are refused where this is loopback.
         token: Empty only where something in front asks who comes: loopback is open to every user of
             a machine, and each caller may do everything that the sandboxes may.
         settings: Further arguments of the SDK's `streamable_http_app`.
     """
-    app = make_server(origin, shared=False).streamable_http_app(
-        streamable_http_path=PATH, host=host, **settings
-    )
+    server = origin if isinstance(origin, MCPServer) else make_server(origin, shared=False)
+    app = server.streamable_http_app(streamable_http_path=PATH, host=host, **settings)
     return _Guarded(app, token) if token else app
 
 

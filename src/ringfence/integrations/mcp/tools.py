@@ -10,7 +10,9 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import (
     BlobResourceContents,
+    CallToolResult,
     EmbeddedResource,
+    ImageContent,
     TextContent,
     TextResourceContents,
     ToolAnnotations,
@@ -28,23 +30,33 @@ from .results import (
     ProcessAnswer,
     ResetAnswer,
 )
+from .strict import StrictTool, answered
 from .watching import keeper_of, look, progress, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp.server.mcpserver import MCPServer
-
     from .sandboxes import Held, Sandboxes
 
-OUTPUT_BYTES = 128 << 10
+OUTPUT_BYTES = 32 << 10  # of each stream: some 8,000 tokens
+PROCESS_BYTES = 128 << 10  # kept between two looks at a background process
+READ_BYTES = 64 << 10
 FILE_BYTES = 1 << 20
+IMAGE_BYTES = 4 << 20
 FETCH_BYTES = 8 << 20
+MOST_ENTRIES = 1000
+SETTLING_S = 0.2
 LANGUAGES = {
     "python": ("python3", ".py"),
     "javascript": ("node", ".js"),
     "bash": ("bash", ".sh"),
     "sh": ("sh", ".sh"),
+}
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
 }
 
 Path = Annotated[str, Field(description="Absolute, or relative to the working directory.")]
@@ -99,22 +111,32 @@ class Tools:
         ctx: Context[Any, Any],
         path: Path,
         offset: Annotated[int, Field(ge=0, description="Bytes to skip.")] = 0,
+        limit: Annotated[int, Field(ge=1, le=FILE_BYTES, description="Bytes.")] = READ_BYTES,
         sandbox: Name = "",
-    ) -> FileAnswer:
-        """Read a file: up to 1 MiB from `offset`, as text or else as base64."""
+    ) -> Annotated[CallToolResult, FileAnswer]:
+        """Read up to `limit` bytes of a file: as text, an image as such, else as base64."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
             assert held.sandbox is not None
             files = held.sandbox.files
             info = await files.stat(path, follow=True)
-            data: bytes = await files.read(path, offset=offset, max_bytes=FILE_BYTES)
-        text, encoding = _readable(data)
-        return FileAnswer(
-            sandbox=held.name,
-            path=path,
-            content=text,
-            encoding=encoding,
-            size_bytes=info.size_bytes,
-            complete=offset + len(data) >= info.size_bytes,
+            data: bytes = await files.read(path, offset=offset, max_bytes=limit)
+            size = max(info.size_bytes, offset + len(data))
+            image = _image_type(data) if offset == 0 and size <= IMAGE_BYTES else ""
+            if image:
+                data += await files.read(path, offset=len(data), max_bytes=IMAGE_BYTES)
+                answer = FileAnswer(sandbox=held.name, path=path, encoding=image, size_bytes=size)
+                return answered(answer, _image(data, image))
+        text, encoding, used = _readable(data, is_whole=offset + len(data) >= size)
+        end = offset + used
+        return answered(
+            FileAnswer(
+                sandbox=held.name,
+                path=path,
+                content=text,
+                encoding=encoding,
+                size_bytes=size,
+                next_offset=end if end < size else None,
+            )
         )
 
     async def write_file(
@@ -161,7 +183,10 @@ class Tools:
             assert held.sandbox is not None
             entries = await held.sandbox.files.list(path)
         return ListAnswer(
-            sandbox=held.name, path=path, entries=[Entry.of(each) for each in entries]
+            sandbox=held.name,
+            path=path,
+            entries=[Entry.of(each) for each in entries[:MOST_ENTRIES]],
+            left_out=max(0, len(entries) - MOST_ENTRIES),
         )
 
     async def start_process(
@@ -174,14 +199,22 @@ class Tools:
         """Start a process in the background, such as a server; look at it with watch_process."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
             assert held.sandbox is not None
+            if cwd:  # `start` does not wait for the start: what would prevent it is found here
+                await held.sandbox.exec(["true"], cwd=cwd)
             argv = outcome.shell_argv(command)
-            process = await held.sandbox.start(argv, cwd=cwd or None, max_output_bytes=OUTPUT_BYTES)
+            process = await held.sandbox.start(
+                argv, cwd=cwd or None, max_output_bytes=PROCESS_BYTES
+            )
             try:
                 name = remember(held, process)
             except BaseException:
                 await process.kill()
                 raise
-        return ProcessAnswer(sandbox=held.name, process=name, running=True)
+            try:
+                await process.wait(SETTLING_S)
+            except TimeoutError:
+                return ProcessAnswer(sandbox=held.name, process=name, running=True)
+            return await look(held, name, 0.0)
 
     async def watch_process(
         self,
@@ -206,12 +239,12 @@ class Tools:
 
     async def fetch_outputs(
         self, ctx: Context[Any, Any], sandbox: Name = ""
-    ) -> list[TextContent | EmbeddedResource]:
+    ) -> list[TextContent | ImageContent | EmbeddedResource]:
         """The files of the outputs directory (its path is in $RINGFENCE_OUTPUTS_DIR), up to 8 MiB."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
             assert held.sandbox is not None
             files, left = held.sandbox.files, FETCH_BYTES
-            found: list[TextContent | EmbeddedResource] = []
+            found: list[TextContent | ImageContent | EmbeddedResource] = []
             for info in await files.list(OUTPUTS_DIR):
                 if info.kind != "file" or info.size_bytes > left:
                     text = f"{info.path}: not fetched ({info.kind}, {info.size_bytes} bytes)"
@@ -219,7 +252,11 @@ class Tools:
                     continue
                 data: bytes = await files.read(info.path, max_bytes=left)
                 left -= len(data)
-                found.append(_resource(info.path, data))
+                image = _image_type(data) if len(data) <= IMAGE_BYTES else ""
+                if image:
+                    found += [TextContent(type="text", text=info.path), _image(data, image)]
+                else:
+                    found.append(_resource(info.path, data))
         note = f"sandbox: {held.name}" if held.name else f"{len(found)} entries"
         return [TextContent(type="text", text=note), *found]
 
@@ -227,11 +264,11 @@ class Tools:
         """End the sandbox with all its files and processes; the next call gets a fresh one."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
             await self._sandboxes.reset(held)
-        return ResetAnswer()
+        return ResetAnswer(ended=True)
 
 
-def add_tools(server: MCPServer[Any], sandboxes: Sandboxes) -> None:
-    """Register every tool, with what clients may want to know before they allow it."""
+def tools_of(sandboxes: Sandboxes) -> list[StrictTool]:
+    """Every tool, with what clients may want to know before they allow it."""
     tools = Tools(sandboxes)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     changes = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
@@ -242,10 +279,12 @@ def add_tools(server: MCPServer[Any], sandboxes: Sandboxes) -> None:
         (reads, (tools.read_file, tools.list_files, tools.watch_process)),
         (changes, (tools.write_file, tools.edit_file, tools.stop_process, tools.reset)),
     )
-    for hints, those in known:
-        for tool in those:
-            server.add_tool(tool, annotations=hints)
-    server.add_tool(tools.fetch_outputs, annotations=reads, structured_output=False)
+    made = [StrictTool.of(tool, hints) for hints, those in known for tool in those]
+    made.append(StrictTool.of(tools.fetch_outputs, reads))
+    if sandboxes.are_one:
+        for tool in made:
+            del tool.parameters["properties"]["sandbox"]
+    return made
 
 
 async def _run(
@@ -271,11 +310,28 @@ async def _run(
     return CommandAnswer.of(held.name, result)
 
 
-def _readable(data: bytes) -> tuple[str, str]:
+def _readable(data: bytes, *, is_whole: bool = True) -> tuple[str, str, int]:
+    """As text or base64, its encoding, and how many bytes that are.
+
+    Of a part of a file the last character may be cut: it belongs to the next part.
+    """
     try:
-        return data.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
+        return data.decode(), "utf-8", len(data)
+    except UnicodeDecodeError as exc:
+        if not is_whole and 0 < exc.start and len(data) - exc.start < 4:
+            return data[: exc.start].decode(), "utf-8", exc.start
+        return base64.b64encode(data).decode(), "base64", len(data)
+
+
+def _image_type(data: bytes) -> str:
+    """The media type of an image that models take, by its first bytes; else nothing."""
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in _IMAGES.items() if data.startswith(start)), "")
+
+
+def _image(data: bytes, kind: str) -> ImageContent:
+    return ImageContent(type="image", data=base64.b64encode(data).decode(), mime_type=kind)
 
 
 def _bytes_of(content: str, encoding: str) -> bytes:
@@ -290,7 +346,7 @@ def _bytes_of(content: str, encoding: str) -> bytes:
 
 
 def _resource(path: str, data: bytes) -> EmbeddedResource:
-    text, encoding = _readable(data)
+    text, encoding, _ = _readable(data)
     uri = f"ringfence://{path}"
     if encoding == "utf-8":
         contents: Any = TextResourceContents(uri=uri, mime_type="text/plain", text=text)

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from .sandboxes import Held
 
 _EVERY_S = 2.0
+_NEWS_BYTES = 128 << 10
 MOST_PROCESSES = 32
 
 
 @asynccontextmanager
 async def progress(ctx: Context[Any, Any], what: str, last: list[str]) -> AsyncIterator[None]:
-    """Tell the client every two seconds that `what` still runs, and the last line that it wrote."""
+    """Tell the client every two seconds that `what` still runs, and the last line that it wrote.
+
+    An error inside comes out as it is: a task group would wrap it.
+    """
     began = time.monotonic()
+    failure: Exception | None = None
 
     async def tell() -> None:
         while True:
@@ -41,8 +46,12 @@ async def progress(ctx: Context[Any, Any], what: str, last: list[str]) -> AsyncI
         tasks.start_soon(tell)
         try:
             yield
+        except Exception as exc:  # noqa: BLE001  raised below
+            failure = exc
         finally:
             tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def keeper_of(last: list[str]) -> Any:
@@ -78,7 +87,8 @@ async def look(held: Held, name: str, wait_s: float) -> ProcessAnswer:
     """
     process = held.processes.get(name)
     if process is None:
-        raise RingfenceError(f"no process {name!r}", hint=f"there are {', '.join(held.processes)}")
+        names = ", ".join(held.processes) or "none"
+        raise RingfenceError(f"no process {name!r}", hint=f"there are {names}")
     out = await _news(process.stdout, wait_s if process.running else 0.0)
     err = await _news(process.stderr, 0.0)
     if process.running:
@@ -88,14 +98,18 @@ async def look(held: Held, name: str, wait_s: float) -> ProcessAnswer:
         sandbox=held.name,
         process=name,
         running=False,
-        stdout=out + await _news(process.stdout, 0.0),
+        stdout=out + await _news(process.stdout, 0.0),  # what came between the look and the end
         stderr=err + await _news(process.stderr, 0.0),
         exit_code=outcome.exit_code(result),
     )
 
 
 async def _news(stream: AsyncStream, wait_s: float) -> str:
+    """All that there is, once there is something; a server's comes in pieces."""
+    found = bytearray()
     try:
-        return (await stream.read(wait_s)).decode("utf-8", "replace")
+        while len(found) < _NEWS_BYTES and (piece := await stream.read(0 if found else wait_s)):
+            found += piece
     except TimeoutError:
-        return ""
+        pass
+    return found.decode("utf-8", "replace")
