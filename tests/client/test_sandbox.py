@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import hashlib
 import signal
+import ssl
 import threading
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from ringfence import AsyncSandbox, Limits, Sandbox
 from ringfence.client import AsyncClient, Client, RemoteSandbox
+from ringfence.client.address import Address
 from ringfence.errors import (
     InvalidRequest,
     LifecycleError,
@@ -304,3 +308,59 @@ def test_repeating_is_only_for_what_is_safe() -> None:
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert [b"GET"] * 3 + [b"POST"] * 3 + [b"POST"] == asked
+
+
+LARGE = b"0123456789abcdef" * ((40 << 20) // 16)
+
+
+def test_input_may_be_larger_than_a_request(sandbox: RemoteSandbox) -> None:
+    """Written in pieces; who reads little of it, or nothing, ends as it does without a server."""
+    pieces: list[bytes] = []
+    whole = sandbox.exec(["sha256sum"], stdin=LARGE, on_stdout=pieces.append)
+    part = sandbox.exec(["head", "-c", "3"], stdin=LARGE)
+    none = sandbox.exec(["sh", "-c", "exit 3"], stdin=LARGE)
+    late = sandbox.exec(["sleep", "60"], stdin=LARGE, timeout_s=0.3)
+    process = sandbox.start(["wc", "-c"], stdin=LARGE)
+
+    assert f"{hashlib.sha256(LARGE).hexdigest()}  -\n".encode() == whole.stdout == b"".join(pieces)
+    assert (b"012", 3, True) == (part.stdout, none.exit_code, late.timed_out)
+    assert (None, f"{len(LARGE)}\n") == (process.stdin, process.wait().stdout_text)
+
+
+async def test_large_input_and_reading_what_is_there(async_client: AsyncClient) -> None:
+    """`read(0)` waits for nothing, here as in `AsyncSandbox`."""
+    async with await async_client.create() as remote, await AsyncSandbox.create() as local:
+        assert f"{len(LARGE)}\n" == (await remote.exec(["wc", "-c"], stdin=LARGE)).stdout_text
+        for sandbox in (remote, local):
+            process = await sandbox.start(["sh", "-c", "echo said; read wait"], stream_stdin=True)
+            with pytest.raises(TimeoutError):
+                await process.stderr.read(0)
+            said = b""
+            while not said:
+                with contextlib.suppress(TimeoutError):
+                    said = await process.stdout.read(0)
+                await asyncio.sleep(0)
+            assert b"said\n" == said
+            assert process.stdin is not None
+            await process.stdin.close()
+            await process.wait()
+            assert b"" == await process.stdout.read(0)
+
+
+def test_only_what_needs_certificates_reads_them(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the public authorities takes 50 ms: once for all clients that ask `https:`."""
+    http, unix = Address.parse("http://localhost:1"), Address.parse(f"unix:{daemon.socket}")
+    https = Address.parse("https://localhost:1")
+
+    assert https.tls_context() is Address.parse("https://other").tls_context()
+    assert https.tls_context().check_hostname
+    for address in (http, unix):
+        assert address.tls_context() is not https.tls_context()
+        assert {"crl": 0, "x509": 0, "x509_ca": 0} == address.tls_context().cert_store_stats()
+        assert ssl.CERT_REQUIRED == address.tls_context().verify_mode
+    monkeypatch.setattr(ssl, "create_default_context", None)
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", None)
+    with Client(f"unix:{daemon.socket}") as client:
+        assert client.health()

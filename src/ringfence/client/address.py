@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import InvalidRequest
 
@@ -44,6 +46,23 @@ class Address:
             hint = "unix:PATH, http://HOST:PORT or https://HOST"
             raise InvalidRequest(f"{text!r} is no server", field="server", hint=hint)
         return cls(text.rstrip("/"), "", text)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """How certificates are checked: those of public authorities for `https:`, none else."""
+        return _public_authorities() if self.url.startswith("https:") else _no_authorities()
+
+
+@cache
+def _public_authorities() -> ssl.SSLContext:
+    # Reading the authorities takes 50 ms: once for all clients of this process.
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+@cache
+def _no_authorities() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def key_of(given: str | None) -> str:

@@ -27,6 +27,8 @@ async def resolve(future: Future[T], timeout_s: float | None = None) -> T:
         TimeoutError: It had no result within `timeout_s` seconds.
         RuntimeError: No event loop that is known here runs.
     """
+    if timeout_s is not None and timeout_s <= 0 and future.done():
+        return future.result()  # an event loop hears of it only later, which would be too late
     trio = _running_trio()
     if trio is None:
         import asyncio

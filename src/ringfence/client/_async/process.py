@@ -6,12 +6,13 @@ import json
 import signal
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
 from ...model.exec_view import ExecView
 from ...model.jsonform import bytes_from_json
 from ..answers import object_of, pause_s
-from ..watching import watch
+from ..watching import feed, watch
 from .pauses import pause, to_the_end
 from .stream import AsyncRemoteStream
 from .transport import AsyncTransport, segment
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from typing import Any
 
-    from ...model.exec import ExecResult
+    from ...model.exec import ExecRequest, ExecResult
 
     Callback = Callable[[bytes], None] | None
 
@@ -34,16 +35,28 @@ _DYING_S = 5.0
 
 
 class AsyncRemoteProcess:
-    """A started process; see `Process`. Its output is kept by the server, whoever reads it."""
+    """A started process; see `Process`. Its output is kept by the server, whoever reads it.
 
-    def __init__(self, transport: AsyncTransport, sandbox_at: str, view: ExecView) -> None:
+    Args:
+        large_input: All its input, to be written in the background.
+    """
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        sandbox_at: str,
+        view: ExecView,
+        large_input: bytes = b"",
+    ) -> None:
         self._transport, self._sandbox_at, self._view = transport, sandbox_at, view
         self._at = f"{sandbox_at}/execs/{segment(view.id)}"
         self.id = view.id
         self.stdout = AsyncRemoteStream(transport, self._at, "stdout")
         self.stderr = AsyncRemoteStream(transport, self._at, "stderr")
-        has_stdin = view.stream_stdin or view.pty is not None
+        has_stdin = not large_input and (view.stream_stdin or view.pty is not None)
         self.stdin = AsyncRemoteStdin(transport, self._at, view) if has_stdin else None
+        if large_input:
+            feed(transport.blocking, self._at, view, large_input)
 
     @property
     def view(self) -> ExecView:
@@ -164,6 +177,14 @@ class AsyncRemoteProcess:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self._view.state}>"
+
+
+def split_input(request: ExecRequest) -> tuple[dict[str, Any], bytes]:
+    """The body that starts a command, and the input that is too large to be part of it."""
+    large = b""
+    if request.pty is None and request.stdin is not None and len(request.stdin) > _PIECE:
+        large, request = request.stdin, replace(request, stdin=None, stream_stdin=True)
+    return {name: value for name, value in request.to_json().items() if value is not None}, large
 
 
 async def wait_for(

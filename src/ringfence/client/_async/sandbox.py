@@ -22,7 +22,7 @@ from ..exposure import RemoteExposure, connect
 from ..views import read_view, session_of
 from .files import AsyncRemoteFiles
 from .pauses import CANCELLABLE, blocking, made
-from .process import AsyncRemoteProcess, wait_for
+from .process import AsyncRemoteProcess, split_input, wait_for
 from .transport import AsyncTransport, segment
 
 TYPE_CHECKING = False
@@ -92,9 +92,9 @@ class AsyncRemoteSandbox:
             max_output_bytes=max_output_bytes,
         )
         check_callbacks(on_stdout, on_stderr)
-        form = {name: value for name, value in request.to_json().items() if value is not None}
-        if CANCELLABLE or on_stdout or on_stderr:
-            process = await made(lambda: self._start(form), AsyncRemoteProcess.end)
+        form, large_input = split_input(request)
+        if CANCELLABLE or on_stdout or on_stderr or large_input:
+            process = await made(lambda: self._start(form, large_input), AsyncRemoteProcess.end)
             return await process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = await self._transport.json(
@@ -135,15 +135,16 @@ class AsyncRemoteSandbox:
             stream_stdin=stream_stdin,
         )
         check_callbacks(on_stdout, on_stderr)
-        form = {name: value for name, value in request.to_json().items() if value is not None}
-        process = await self._start(form)
+        form, large_input = split_input(request)
+        process = await self._start(form, large_input)
         process.call_back(on_stdout, on_stderr)
         return process
 
-    async def _start(self, form: dict[str, Any]) -> AsyncRemoteProcess:
+    async def _start(self, form: dict[str, Any], large_input: bytes) -> AsyncRemoteProcess:
         # Under a key of its own: a lost answer is asked for again, and the command never runs twice.
         answer = await self._transport.json("POST", f"{self._at}/execs", body=form, key=new_key())
-        return AsyncRemoteProcess(self._transport, self._at, ExecView.from_json(answer))
+        view = ExecView.from_json(answer)
+        return AsyncRemoteProcess(self._transport, self._at, view, large_input)
 
     async def execs(self) -> list[ExecView]:
         """What runs, and what ran, oldest first."""

@@ -86,12 +86,13 @@ class AsyncRemoteStream:
                 await pause(pause_s(failures, {}))
 
     async def _once(self, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
-        params = {"stream": self._name, "offset": self.offset, "follow": True}
+        waits = timeout_s is None or timeout_s > 0
+        params = {"stream": self._name, "offset": self.offset, "follow": waits}
         async with self._transport.stream(
             self._at,
             params=params,
             headers={"accept": "application/octet-stream"},
-            timeout=timeout_s,
+            timeout=timeout_s if waits else self._transport.timeout_s,
         ) as response:
             headers = response.headers
             self.offset = int(headers["x-ringfence-offset"])
@@ -101,3 +102,5 @@ class AsyncRemoteStream:
                     self.offset += len(chunk)
                     yield chunk
             self._is_over = headers.get("x-ringfence-end") == "true"
+            if not (waits or self._is_over):
+                raise TimeoutExceeded("no output is there")

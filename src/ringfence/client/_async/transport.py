@@ -76,6 +76,7 @@ class AsyncTransport:
         )
         return httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
+                verify=self.address.tls_context(),
                 uds=self.address.unix or None,
                 limits=limits,
                 socket_options=None if self.address.unix else KEEP_ALIVE,

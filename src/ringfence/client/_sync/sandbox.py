@@ -23,7 +23,7 @@ from ..exposure import RemoteExposure, connect
 from ..views import read_view, session_of
 from .files import RemoteFiles
 from .pauses import CANCELLABLE, blocking, made
-from .process import RemoteProcess, wait_for
+from .process import RemoteProcess, split_input, wait_for
 from .transport import Transport, segment
 
 TYPE_CHECKING = False
@@ -93,9 +93,9 @@ class RemoteSandbox:
             max_output_bytes=max_output_bytes,
         )
         check_callbacks(on_stdout, on_stderr)
-        form = {name: value for name, value in request.to_json().items() if value is not None}
-        if CANCELLABLE or on_stdout or on_stderr:
-            process = made(lambda: self._start(form), RemoteProcess.end)
+        form, large_input = split_input(request)
+        if CANCELLABLE or on_stdout or on_stderr or large_input:
+            process = made(lambda: self._start(form, large_input), RemoteProcess.end)
             return process.run_through(on_stdout, on_stderr)
         form |= {"wait": True, "wait_s": _WAIT_S}
         answer = self._transport.json(
@@ -136,15 +136,16 @@ class RemoteSandbox:
             stream_stdin=stream_stdin,
         )
         check_callbacks(on_stdout, on_stderr)
-        form = {name: value for name, value in request.to_json().items() if value is not None}
-        process = self._start(form)
+        form, large_input = split_input(request)
+        process = self._start(form, large_input)
         process.call_back(on_stdout, on_stderr)
         return process
 
-    def _start(self, form: dict[str, Any]) -> RemoteProcess:
+    def _start(self, form: dict[str, Any], large_input: bytes) -> RemoteProcess:
         # Under a key of its own: a lost answer is asked for again, and the command never runs twice.
         answer = self._transport.json("POST", f"{self._at}/execs", body=form, key=new_key())
-        return RemoteProcess(self._transport, self._at, ExecView.from_json(answer))
+        view = ExecView.from_json(answer)
+        return RemoteProcess(self._transport, self._at, view, large_input)
 
     def execs(self) -> list[ExecView]:
         """What runs, and what ran, oldest first."""

@@ -87,12 +87,13 @@ class RemoteStream:
                 pause(pause_s(failures, {}))
 
     def _once(self, timeout_s: float | None) -> Generator[bytes, None, None]:
-        params = {"stream": self._name, "offset": self.offset, "follow": True}
+        waits = timeout_s is None or timeout_s > 0
+        params = {"stream": self._name, "offset": self.offset, "follow": waits}
         with self._transport.stream(
             self._at,
             params=params,
             headers={"accept": "application/octet-stream"},
-            timeout=timeout_s,
+            timeout=timeout_s if waits else self._transport.timeout_s,
         ) as response:
             headers = response.headers
             self.offset = int(headers["x-ringfence-offset"])
@@ -102,3 +103,5 @@ class RemoteStream:
                     self.offset += len(chunk)
                     yield chunk
             self._is_over = headers.get("x-ringfence-end") == "true"
+            if not (waits or self._is_over):
+                raise TimeoutExceeded("no output is there")

@@ -76,6 +76,7 @@ class Transport:
         )
         return httpx2.Client(
             transport=httpx2.HTTPTransport(
+                verify=self.address.tls_context(),
                 uds=self.address.unix or None,
                 limits=limits,
                 socket_options=None if self.address.unix else KEEP_ALIVE,
