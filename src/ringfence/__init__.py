@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client import Client as Client
     from .client import RemoteSandbox as RemoteSandbox
     from .errors import RingfenceError as RingfenceError
+    from .execution import ExecutionService as ExecutionService
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
     from .model.acquire import RequiredCapabilities as RequiredCapabilities
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from .model.client_session import SessionState as SessionState
     from .model.client_session import SessionTimeouts as SessionTimeouts
     from .model.exec import ExecResult as ExecResult
+    from .model.execution import ExecutionRequest as ExecutionRequest
+    from .model.execution import ExecutionResult as ExecutionResult
+    from .model.execution import ExecutionStatus as ExecutionStatus
+    from .model.execution_config import ExecutionConfig as ExecutionConfig
     from .model.limits import Limits as Limits
     from .model.mount import Mount as Mount
     from .model.netlog import NetworkEvent as NetworkEvent
@@ -39,8 +44,14 @@ if TYPE_CHECKING:
     from .sandbox import AsyncSandbox as AsyncSandbox
     from .sandbox import Sandbox as Sandbox
     from .sandbox.template import Template as Template
+    from .sessions import AsyncBashTool as AsyncBashTool
+    from .sessions import AsyncLease as AsyncLease
+    from .sessions import AsyncSandboxBash as AsyncSandboxBash
+    from .sessions import AsyncSessionManager as AsyncSessionManager
     from .sessions import BashConfig as BashConfig
+    from .sessions import BashOutput as BashOutput
     from .sessions import BashTool as BashTool
+    from .sessions import Lease as Lease
     from .sessions import ManagerConfig as ManagerConfig
     from .sessions import PoolConfig as PoolConfig
     from .sessions import SandboxBash as SandboxBash
@@ -49,8 +60,14 @@ if TYPE_CHECKING:
 _LIBRARY = ("AsyncSandbox", "Sandbox")
 _CLIENT = ("AsyncClient", "AsyncRemoteSandbox", "Client", "RemoteSandbox")
 _SESSIONS = (
+    "AsyncBashTool",
+    "AsyncLease",
+    "AsyncSandboxBash",
+    "AsyncSessionManager",
     "BashConfig",
+    "BashOutput",
     "BashTool",
+    "Lease",
     "ManagerConfig",
     "PoolConfig",
     "SandboxBash",
@@ -83,6 +100,8 @@ def _rooms_of(name: str) -> tuple[str, ...]:
         return (".client",)
     if name in _SESSIONS:
         return (".sessions",)
+    if name == "ExecutionService":
+        return (".execution",)
     return (".model", ".errors") if name[0].isupper() else (".model",)
 
 
@@ -94,7 +113,15 @@ def _public() -> set[str]:
     from . import errors, model
 
     raised = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
-    return {*_LIBRARY, "Template", *_CLIENT, *_SESSIONS, *model.__all__, *raised}
+    return {
+        *_LIBRARY,
+        "Template",
+        "ExecutionService",
+        *_CLIENT,
+        *_SESSIONS,
+        *model.__all__,
+        *raised,
+    }
 
 
 def _for_everybody() -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest
 from ..sandbox import AsyncSandbox, Sandbox
-from ..sandbox.aio import owned
+from ..sandbox.waiting import owned
 from . import kept
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ class Origin:
         """The same for an event loop; cancelled meanwhile, it leaves nothing."""
         if self.server is not None:
             return await AsyncSandbox.create(**self.options, server=self.server)
-        return AsyncSandbox(await owned(self.sandbox))
+        return AsyncSandbox(await owned(self.sandbox, Sandbox.terminate))
 
     # -- sandboxes that outlive the object that made them -----------------------------------------
 
@@ -55,7 +55,7 @@ class Origin:
         """The same for an event loop."""
         if self.server is not None:
             return await self.async_sandbox()
-        return AsyncSandbox(await owned(self.lasting))
+        return AsyncSandbox(await owned(self.lasting, Sandbox.terminate))
 
     def find(self, sandbox_id: str) -> Sandbox:
         """The live sandbox of this id.

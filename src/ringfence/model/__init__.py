@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .exec_view import ExecProblem as ExecProblem
     from .exec_view import ExecState as ExecState
     from .exec_view import ExecView as ExecView
+    from .execution import ExecutionRequest as ExecutionRequest
+    from .execution import ExecutionResult as ExecutionResult
+    from .execution import ExecutionStatus as ExecutionStatus
+    from .execution_config import ExecutionConfig as ExecutionConfig
     from .files import FileInfo as FileInfo
     from .found import AllReplaced as AllReplaced
     from .found import FileChange as FileChange
@@ -69,6 +73,8 @@ _ROOMS = {
     "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
     "exec_start": ("StartRequest",),
     "exec_view": ("ExecProblem", "ExecState", "ExecView"),
+    "execution": ("ExecutionRequest", "ExecutionResult", "ExecutionStatus"),
+    "execution_config": ("ExecutionConfig",),
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "granted": ("SandboxCapabilities",),

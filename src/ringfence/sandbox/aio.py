@@ -11,13 +11,12 @@ from .aio_process import AsyncProcess
 from .pump import Pump, begin
 from .reactor import reactor
 from .sync import DEFAULT_BACKEND, Sandbox
-from .waiting import control, in_thread, resolve, see_through, shield
+from .waiting import control, in_thread, owned, resolve, see_through, shield
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
     from typing import Any
 
     from ..backends.protocol import Backend
@@ -71,7 +70,7 @@ class AsyncSandbox:
             backend=backend,
             **others,
         )
-        return cls(await owned(make))
+        return cls(await owned(make, Sandbox.terminate))
 
     @classmethod
     async def restore(
@@ -87,7 +86,7 @@ class AsyncSandbox:
         if server is not None:
             return await remote.restore_async(server, snapshot_id, spec, secrets)
         make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
-        return cls(await owned(make))
+        return cls(await owned(make, Sandbox.terminate))
 
     @staticmethod
     async def snapshots(
@@ -249,18 +248,3 @@ class AsyncSandbox:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._sandbox)[1:]}"
-
-
-async def owned(make: Callable[[], Sandbox]) -> Sandbox:
-    """Make a sandbox; when the waiting task is cancelled meanwhile, end the sandbox."""
-    future = control.submit(make)
-    try:
-        return await resolve(shield(future))
-    except BaseException:
-        future.add_done_callback(_terminate_made)
-        raise
-
-
-def _terminate_made(future: Future[Sandbox]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().terminate()

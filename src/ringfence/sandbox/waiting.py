@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Control calls are short (milliseconds) but do block: they run here, execs in the reactor. Copies may
 # take long, and have threads of their own: however many there are, `terminate` finds one that is free.
 control = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence")
-_copies = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence-files")
+copies = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ringfence-files")
 
 
 async def resolve(future: Future[T], timeout_s: float | None = None) -> T:
@@ -89,7 +89,24 @@ async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T
 
 async def copying(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Run a call that may take long, on threads that nothing short waits for."""
-    return await resolve(_copies.submit(partial(function, *args, **options)))
+    return await resolve(copies.submit(partial(function, *args, **options)))
+
+
+async def owned(
+    make: Callable[[], T], end: Callable[[T], object], pool: ThreadPoolExecutor = control
+) -> T:
+    """Make something; when the waiting task is cancelled meanwhile, end it once it is made."""
+    future = pool.submit(make)
+    try:
+        return await resolve(shield(future))
+    except BaseException:
+        future.add_done_callback(partial(_end_made, end))
+        raise
+
+
+def _end_made(end: Callable[[T], object], future: Future[T]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        end(future.result())
 
 
 def _running_trio() -> Any:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .aio import AsyncLease as AsyncLease
+    from .aio import AsyncSandboxBash as AsyncSandboxBash
+    from .aio import AsyncSessionManager as AsyncSessionManager
+    from .bash import AsyncBashTool as AsyncBashTool
     from .bash import BashConfig as BashConfig
+    from .bash import BashOutput as BashOutput
     from .bash import BashTool as BashTool
     from .bash import SandboxBash as SandboxBash
     from .config import ManagerConfig as ManagerConfig
     from .config import PoolConfig as PoolConfig
+    from .lease import Lease as Lease
     from .manager import SessionManager as SessionManager
 
 _HOME = {
+    "AsyncBashTool": "bash",
+    "AsyncLease": "aio",
+    "AsyncSandboxBash": "aio",
+    "AsyncSessionManager": "aio",
     "BashConfig": "bash",
+    "BashOutput": "bash",
     "BashTool": "bash",
+    "Lease": "lease",
     "ManagerConfig": "config",
     "PoolConfig": "config",
     "SandboxBash": "bash",

@@ -135,6 +135,18 @@ class BashTool(Protocol):
         ...
 
 
+class AsyncBashTool(Protocol):
+    """The same for asyncio and trio."""
+
+    async def exec_command(self, command: str, guest_workspace: str = WORKSPACE) -> BashOutput:
+        """See `BashTool`."""
+        ...
+
+    async def shutdown(self) -> None:
+        """See `BashTool`."""
+        ...
+
+
 class SandboxBash:
     """`BashTool` in a sandbox of any backend.
 
@@ -177,11 +189,19 @@ class SandboxBash:
         """
         checks.text(command, "command")
         timeout = self.config.timeout_s if timeout_s is None else timeout_s
-        sandbox, shell, persistent = self._held.get()
+        sandbox, shell, persistent = self.begin()
         if persistent is not None:
             return persistent.run(command, guest_workspace, timeout)
         result = sandbox.exec([shell, "-c", command], cwd=guest_workspace, timeout_s=timeout)
         return BashOutput.of(result)
+
+    def begin(self) -> tuple[Sandbox, str, PersistentShell | None]:
+        """Have the sandbox before the first command; with it the shell's name, and the persistent one.
+
+        Raises:
+            RingfenceError: No sandbox could be started.
+        """
+        return self._held.get()
 
     @property
     def sandbox(self) -> Sandbox | None:

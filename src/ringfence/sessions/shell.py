@@ -34,18 +34,33 @@ class PersistentShell:
         self._sandbox, self._shell = sandbox, shell
         self._lock = threading.Lock()
         self._process: Process | None = None
+        self._cancelled: threading.Event | None = None  # of the command that runs
         self._out, self._err = _Collector(), _Collector()
         self._count = 0
 
-    def run(self, command: str, directory: str, timeout_s: float | None) -> BashOutput:
+    def run(
+        self,
+        command: str,
+        directory: str,
+        timeout_s: float | None,
+        cancelled: threading.Event | None = None,
+    ) -> BashOutput:
         """Run one command. Where the first one begins is `directory`; later ones stay where they are.
 
         A command that ends the shell (`exit 3`), or takes too long, ends what was remembered too.
+
+        Args:
+            cancelled: By which `cancel` finds it.
         """
         from .bash import BashOutput
 
         with self._lock:
+            self._cancelled = cancelled
+            if cancelled is not None and cancelled.is_set():
+                return BashOutput("", "", None)
             process = self._running(directory)
+            if cancelled is not None and cancelled.is_set():
+                process.kill()  # `cancel` may have come before there was a process to kill
             mark = os.urandom(16).hex().encode()
             self._out.expect(mark)
             self._err.expect(mark)
@@ -64,6 +79,13 @@ class PersistentShell:
             result = process.wait(_ENDS_WITHIN_S)
             stdout, stderr = self._out.text(), self._err.text()
             return BashOutput(stdout, stderr, result.exit_code, timed_out, result.signal)
+
+    def cancel(self, cancelled: threading.Event) -> None:
+        """End the command that was started with that event, and the shell with it; no other one."""
+        cancelled.set()
+        process = self._process
+        if self._cancelled is cancelled and process is not None:
+            process.kill()
 
     def _running(self, directory: str) -> Process:
         if self._process is None or not self._process.running:
