@@ -13,8 +13,10 @@ import pytest
 
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import ExecNotFound, LifecycleError, SandboxLost
+from ringfence.execs import keeping
 from ringfence.execs.execs import Execs
 from ringfence.execs.given import Given
+from ringfence.execs.pump import SpooledPump
 from ringfence.execs.run import Run
 from ringfence.model.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
@@ -131,6 +133,78 @@ def test_output_that_ended_first_goes_first_and_its_loss_is_told(
         gone.result().stdout,
     )
     assert 100 == gone.spool.tracks[OUT].dropped_bytes
+    execs.close()
+
+
+def test_more_records_than_are_read_at_once_are_bounded_in_bytes(
+    manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_BATCH", 2)
+    execs = Execs(manager)
+    made = [run(execs, live, "echo " + "x" * 99) for _ in range(7)]
+    execs._keeping._most_bytes = 150
+    execs._keeping.tidy()
+
+    left = [each.id for each in made if execs.find(live.sandbox_id, each.id).result().stdout]
+    assert [made[6].id] == left
+    execs.close()
+
+
+def test_much_output_is_tidied_before_its_time(manager: SessionManager, live: Live) -> None:
+    """The thread looks every 15 s; an eighth of what may be kept wakes it."""
+    execs = Execs(manager, most_bytes=1000)
+    execs._keeping._survey_at = float("inf")
+    for _ in range(20):
+        run(execs, live, "echo " + "x" * 99)
+
+    def kept() -> int:
+        return len(list((Path(execs.directory) / live.sandbox_id).iterdir()))
+
+    assert until(lambda: kept() <= 11)  # and what came since the last look
+    execs.close()
+
+
+def test_begun_and_ended_are_counted(manager: SessionManager, live: Live) -> None:
+    execs = Execs(manager)
+    run(execs, live, "exit 0")
+    running = execs.start(live, ExecRequest(("cat",), stream_stdin=True))
+
+    counted = execs.counts.render(1).splitlines()
+    assert "ringfence_execs_started_total 2" in counted
+    assert 'ringfence_execs_total{state="ended"} 1' in counted
+    running.end_input()
+    running.done.result(PATIENCE_S)
+    execs.close()
+
+
+@pytest.mark.parametrize("attend_s", [0.0, 5.0])
+def test_output_that_cannot_be_moved_ends_the_exec_with_the_reason(
+    manager: SessionManager, live: Live, attend_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the caller moves it, or the thread that moves that of all."""
+    released = []
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a fault of ours")
+
+    release = SpooledPump.release
+
+    def note(pump: SpooledPump) -> None:
+        released.append(pump)
+        release(pump)
+
+    execs = Execs(manager)
+    with monkeypatch.context() as patch:
+        patch.setattr(SpooledPump, "release", note)
+        patch.setattr(SpooledPump, "ready", fail)
+        begun = execs.start(live, ExecRequest(("echo", "x")), attend_s=attend_s)
+        begun.done.result(PATIENCE_S)
+
+    problem = begun.view().problem
+    assert problem
+    assert ("task_failed", True) == (problem.code, "a fault of ours" in problem.message)
+    assert released
+    assert b"x\n" == run(execs, live, "echo x").result().stdout, "the control"
     execs.close()
 
 
