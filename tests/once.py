@@ -70,6 +70,7 @@ FOR_BOTH_AS_ROOT = (
     "strong/test_gvisor_server.py",
     "test_again.py",
     "test_layout.py",
+    "typing/",
     "unit/model/",
     "unit/policy/test_addresses.py",
     "unit/policy/test_bpf.py",

@@ -19,28 +19,109 @@ if TYPE_CHECKING:
     from .client import AsyncRemoteSandbox as AsyncRemoteSandbox
     from .client import Client as Client
     from .client import RemoteSandbox as RemoteSandbox
+    from .errors import BackendUnavailable as BackendUnavailable
+    from .errors import BadJson as BadJson
+    from .errors import ConnectError as ConnectError
+    from .errors import DirectoryNotEmpty as DirectoryNotEmpty
+    from .errors import ExecError as ExecError
+    from .errors import ExecNotFound as ExecNotFound
+    from .errors import ExecNotStarted as ExecNotStarted
+    from .errors import ExecutionKilled as ExecutionKilled
+    from .errors import ExecutionNotFound as ExecutionNotFound
+    from .errors import ExecutionTimeout as ExecutionTimeout
+    from .errors import FileError as FileError
+    from .errors import FileExists as FileExists
+    from .errors import FileNotFound as FileNotFound
+    from .errors import Forbidden as Forbidden
+    from .errors import ImageNotFound as ImageNotFound
+    from .errors import ImageRefused as ImageRefused
+    from .errors import InvalidRequest as InvalidRequest
+    from .errors import IoError as IoError
+    from .errors import IsADirectory as IsADirectory
+    from .errors import IsolationError as IsolationError
+    from .errors import LifecycleError as LifecycleError
+    from .errors import NetworkPolicyError as NetworkPolicyError
+    from .errors import NotADirectory as NotADirectory
+    from .errors import NotFound as NotFound
+    from .errors import PermissionDenied as PermissionDenied
+    from .errors import QuotaExceeded as QuotaExceeded
+    from .errors import RegistryError as RegistryError
+    from .errors import ResourceExhausted as ResourceExhausted
+    from .errors import ResourceLimitExceeded as ResourceLimitExceeded
     from .errors import RingfenceError as RingfenceError
+    from .errors import SandboxLost as SandboxLost
+    from .errors import SandboxNotFound as SandboxNotFound
+    from .errors import SandboxNotSupported as SandboxNotSupported
+    from .errors import ServerUnreachable as ServerUnreachable
+    from .errors import SnapshotCorrupt as SnapshotCorrupt
+    from .errors import SnapshotNotFound as SnapshotNotFound
+    from .errors import StateInUse as StateInUse
+    from .errors import StateTooNew as StateTooNew
+    from .errors import StorageFull as StorageFull
+    from .errors import TaskFailed as TaskFailed
+    from .errors import TimeoutExceeded as TimeoutExceeded
+    from .errors import TooLarge as TooLarge
+    from .errors import TooManyRequests as TooManyRequests
+    from .errors import TooSlow as TooSlow
+    from .errors import Unauthenticated as Unauthenticated
+    from .errors import Unsupported as Unsupported
     from .execution import ExecutionService as ExecutionService
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
     from .model.acquire import RequiredCapabilities as RequiredCapabilities
+    from .model.capabilities import BackendReport as BackendReport
+    from .model.capabilities import Capability as Capability
+    from .model.capabilities import Protection as Protection
+    from .model.client_session import SESSION_NEXT as SESSION_NEXT
     from .model.client_session import ClientSession as ClientSession
     from .model.client_session import SessionState as SessionState
     from .model.client_session import SessionTimeouts as SessionTimeouts
+    from .model.create import CreateRequest as CreateRequest
+    from .model.event import Event as Event
+    from .model.exec import ExecRequest as ExecRequest
     from .model.exec import ExecResult as ExecResult
+    from .model.exec import ExecStatus as ExecStatus
+    from .model.exec import ResourceUsage as ResourceUsage
+    from .model.exec_start import StartRequest as StartRequest
+    from .model.exec_view import ExecProblem as ExecProblem
+    from .model.exec_view import ExecState as ExecState
+    from .model.exec_view import ExecView as ExecView
     from .model.execution import ExecutionRequest as ExecutionRequest
     from .model.execution import ExecutionResult as ExecutionResult
     from .model.execution import ExecutionStatus as ExecutionStatus
     from .model.execution_config import ExecutionConfig as ExecutionConfig
+    from .model.files import FileInfo as FileInfo
+    from .model.found import AllReplaced as AllReplaced
+    from .model.found import FileChange as FileChange
+    from .model.found import FoundFiles as FoundFiles
+    from .model.found import FoundLine as FoundLine
+    from .model.found import FoundLines as FoundLines
+    from .model.found import Replaced as Replaced
+    from .model.granted import SandboxCapabilities as SandboxCapabilities
+    from .model.ids import check_id as check_id
+    from .model.ids import new_id as new_id
     from .model.limits import Limits as Limits
+    from .model.limits import parse_duration as parse_duration
+    from .model.limits import parse_size as parse_size
+    from .model.manager_stats import Check as Check
+    from .model.manager_stats import Health as Health
+    from .model.manager_stats import ManagerStats as ManagerStats
+    from .model.manager_stats import Percentiles as Percentiles
     from .model.mount import Mount as Mount
+    from .model.netlimits import NetworkLimits as NetworkLimits
     from .model.netlog import NetworkEvent as NetworkEvent
-    from .model.network import NetworkLimits as NetworkLimits
     from .model.network import NetworkPolicy as NetworkPolicy
     from .model.rules import Credential as Credential
     from .model.rules import NetworkRule as NetworkRule
+    from .model.sandbox import SandboxView as SandboxView
+    from .model.session import ResolvedMount as ResolvedMount
+    from .model.session import Session as Session
     from .model.snapshot import Snapshot as Snapshot
     from .model.spec import SandboxSpec as SandboxSpec
+    from .model.state import NEXT as NEXT
+    from .model.state import State as State
+    from .model.state import check_transition as check_transition
+    from .model.stats import SandboxStats as SandboxStats
     from .sandbox import AsyncSandbox as AsyncSandbox
     from .sandbox import Sandbox as Sandbox
     from .sandbox.template import Template as Template
@@ -75,7 +156,7 @@ _SESSIONS = (
 )
 
 
-def __getattr__(name: str) -> object:
+def _first_use(name: str) -> object:
     """Import `name` from the library, the model or the errors (PEP 562)."""
     if name == "__all__":
         return _for_everybody()
@@ -88,7 +169,17 @@ def __getattr__(name: str) -> object:
         if value is not None:
             globals()[name] = value
             return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = ""
+    if name[0].isupper():  # not a module, which `_public` itself looks for
+        import difflib
+
+        close = difflib.get_close_matches(name, _public(), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+if not TYPE_CHECKING:  # for checkers a name that is not above is an error
+    __getattr__ = _first_use
 
 
 def _rooms_of(name: str) -> tuple[str, ...]:

@@ -15,18 +15,45 @@ from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from .rules import NetworkRule
 
     StrPath = str | os.PathLike[str]
     Network = NetworkPolicy | str | Sequence[str | NetworkRule] | Mapping[str, Any]
+    Mounts = Sequence[Mount | str] | Mount | str
+
+_OTHERS = tuple(
+    name for name in SandboxSpec.__match_args__ if name not in ("mounts", "network", "limits")
+)
+
+
+def others_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the further fields of a spec from the local names of a `create`, as far as they are set.
+
+    Raises:
+        InvalidRequest: `create` was given a name that it does not have.
+    """
+    refuse_unknown("create", values["unknown"])
+    return {name: values[name] for name in _OTHERS if values[name] is not None}
+
+
+def refuse_unknown(function: str, unknown: Iterable[str]) -> None:
+    """Refuse keywords that `function` does not have, with what is meant by the first."""
+    for name in unknown:
+        from .mistakes import keyword_hint
+
+        raise InvalidRequest(
+            f"{function}() has no parameter {name!r}",
+            field=name,
+            hint=keyword_hint(function, name),
+        )
 
 
 def make_spec(
     spec: SandboxSpec | None,
-    mounts: Sequence[Mount | str],
+    mounts: Mounts,
     network: Network,
     limits: Limits | Mapping[str, Any] | None,
     others: Mapping[str, Any],
@@ -45,17 +72,13 @@ def make_spec(
         return _default()
     if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
         given["user"] = str(given["user"])
-    try:
-        return SandboxSpec(
-            mounts=_mounts(mounts),
-            network=parse_network(network),
-            limits=parse_limits(limits),
-            **given,
-        )
-    except TypeError as exc:
-        raise InvalidRequest(
-            str(exc).replace("SandboxSpec.__init__()", "create()"), field="spec"
-        ) from exc
+    refuse_unknown("create", [name for name in given if name not in _OTHERS])
+    return SandboxSpec(
+        mounts=_mounts(mounts),
+        network=parse_network(network),
+        limits=parse_limits(limits),
+        **given,
+    )
 
 
 def _default() -> SandboxSpec:
@@ -68,8 +91,10 @@ def _default() -> SandboxSpec:
 _defaults: list[SandboxSpec] = []
 
 
-def _mounts(mounts: Sequence[Mount | str]) -> tuple[Mount, ...]:
-    """A lone string is refused as such: read letter by letter, it would be called malformed."""
+def _mounts(mounts: Mounts) -> tuple[Mount, ...]:
+    """Several mounts, or one that stands alone."""
+    if isinstance(mounts, str | Mount):
+        return (parse_mount(mounts, "mounts"),)
     given = enumerate(checks.items(mounts, "mounts"))
     return tuple(parse_mount(mount, f"mounts[{i}]") for i, mount in given)
 
@@ -100,6 +125,9 @@ def parse_network(network: Network) -> NetworkPolicy:
         return network
     if isinstance(network, str):
         return NetworkPolicy.parse(network)
+    if not isinstance(network, list | tuple) and not hasattr(network, "keys"):
+        what = f"must be a text, a list of rules or a NetworkPolicy, not {network!r}"
+        checks.refuse("network", what, "as 'none', 'unrestricted' or 'example.com,*.example.org'")
     read = NetworkPolicy.from_json if hasattr(network, "keys") else _policy_of
     policy: NetworkPolicy = within("network", read, network)
     return policy
@@ -120,7 +148,15 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
         return Limits()
     if not isinstance(limits, Limits) and not hasattr(limits, "keys"):
         raise InvalidRequest("must be Limits or a mapping of its fields", field="limits")
-    return limits if isinstance(limits, Limits) else Limits.from_json(dict(limits))
+    if isinstance(limits, Limits):
+        return limits
+    known = Limits.__match_args__
+    for name in limits:
+        if name not in known:
+            from .mistakes import limit_hint
+
+            raise InvalidRequest("unknown limit", field=name, hint=limit_hint(name, known))
+    return Limits(**limits)
 
 
 def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
@@ -131,9 +167,20 @@ def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
             given["stdin"] = given["stdin"].encode()
         if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
             given["user"] = str(given["user"])
-    # A string would be taken for a list of letters: like what is no sequence, the model refuses it.
-    whole = isinstance(argv, str) or not hasattr(argv, "__iter__")
+    if isinstance(argv, str | bytes):
+        what, hint = f"must be a list, not {type(argv).__name__}", "for a shell: shell(SCRIPT)"
+        checks.refuse("argv", what, f'as ["ls", "-l"]; {hint}')
+    # The model refuses what is no sequence.
+    whole = not hasattr(argv, "__iter__")
     return ExecRequest(argv=argv if whole else tuple(argv), **given)  # type: ignore[arg-type]
+
+
+def shell_argv(script: str) -> tuple[str, ...]:
+    """The command that runs a script."""
+    if not isinstance(script, str):
+        hint = "for a list of arguments: exec([...])"
+        checks.refuse("script", f"must be a string, not {type(script).__name__}", hint)
+    return ("sh", "-c", script)
 
 
 def check_callbacks(on_stdout: object, on_stderr: object) -> None:

@@ -81,12 +81,12 @@ def flag(value: object, field: str) -> bool:
     return value
 
 
-def integer(value: object, field: str, low: int, high: int) -> int:
+def integer(value: object, field: str, low: int, high: int, hint: str = "") -> int:
     """An int in [low, high]; a bool is not one."""
     if isinstance(value, bool) or not isinstance(value, int):
         refuse(field, f"must be a whole number, not {value!r}")
     if not low <= value <= high:
-        refuse(field, f"must be between {low} and {high}, not {value}")
+        refuse(field, f"must be between {low} and {high}, not {value}", hint)
     return value
 
 

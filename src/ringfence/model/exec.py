@@ -177,6 +177,13 @@ class ExecResult(Noun):
         """Short for `stdout_text`."""
         return self.stdout_text
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from .mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     @classmethod
     def _nested(cls) -> jsonform.Readers:
         return {"resource_usage": ResourceUsage.from_json}

@@ -56,7 +56,29 @@ class Limits(Noun):
     io_bytes_per_s: int | None = None
     network_bytes: int | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            wall_time_s: float | str | None = None,
+            cpus: float | None = None,
+            memory_bytes: int | str | None = None,
+            idle_timeout_s: float | str | None = None,
+            pids: int | None = None,
+            disk_bytes: int | str | None = None,
+            inodes: int | None = None,
+            open_files: int | None = None,
+            output_bytes: int | str | None = None,
+            io_bytes_per_s: int | str | None = None,
+            network_bytes: int | str | None = None,
+        ) -> None:
+            """Sizes may be texts such as "256m", times such as "5s"; numbers are kept."""
+
     def __post_init__(self) -> None:
+        for text in (name for name in self.__match_args__ if isinstance(getattr(self, name), str)):
+            if text.endswith(("_s", "bytes")):
+                read = parse_duration if text in _SECONDS else parse_size
+                object.__setattr__(self, text, read(getattr(self, text), text))
         for name, (low, high) in _SECONDS.items():
             value = getattr(self, name)
             if value is not None:
@@ -64,12 +86,19 @@ class Limits(Noun):
         for name, (least, most) in _COUNTS.items():
             value = getattr(self, name)
             if value is not None:
-                checks.integer(value, name, least, most)
+                checks.integer(value, name, least, most, hint=_in_units(name, value, least))
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the limits that are set."""
         given = [(name, getattr(self, name)) for name in self.__match_args__]
         return {name: value for name, value in given if value is not None}
+
+
+def _in_units(name: str, value: object, least: int) -> str:
+    """What a size is that was meant in MiB."""
+    if not name.endswith("bytes") or not isinstance(value, int) or not 0 < value < least:
+        return ""
+    return f"did you mean {value}m?"
 
 
 def bounds(name: str) -> tuple[float, float]:

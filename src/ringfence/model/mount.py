@@ -67,7 +67,8 @@ class Mount(Noun):
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", check_target(self.target, "target"))
         object.__setattr__(self, "source", _check_source(self.source))
-        checks.choice(self.access, "access", ACCESS, "read_only or read_write")
+        object.__setattr__(self, "access", _SHORT.get(self.access, self.access))
+        checks.choice(self.access, "access", ACCESS, "read_only (ro) or read_write (rw)")
         checks.flag(self.nofollow, "nofollow")
         if self.nofollow and not self.is_host_path:
             checks.refuse("nofollow", "there is no host path whose links could be followed")

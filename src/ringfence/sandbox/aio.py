@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..model.calls import check_callbacks, make_request
+from ..model.calls import check_callbacks, make_request, others_in, refuse_unknown, shell_argv
 from . import remote
 from .aio_files import AsyncFiles
 from .aio_process import AsyncProcess
@@ -17,11 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Unpack
 
     from ..backends.protocol import Backend
     from ..client import AsyncClient
-    from ..model.calls import Network, StrPath
+    from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.granted import SandboxCapabilities
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
+    from ..model.parts import ExecParts, NoOthers, StartParts
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
 class AsyncSandbox:
     """One isolated environment, for asyncio and trio; an async context manager. See `Sandbox`."""
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *parts: object, **options: object) -> AsyncSandbox:
+            if len(parts) != 1 or options or not isinstance(parts[0], Sandbox):
+                raise TypeError("AsyncSandbox() makes no sandbox: await AsyncSandbox.create(...)")
+            return object.__new__(cls)
+
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self.spec = sandbox.spec
@@ -50,14 +58,32 @@ class AsyncSandbox:
         cls,
         spec: SandboxSpec | None = None,
         *,
-        mounts: Sequence[Mount | str] = (),
+        mounts: Mounts = (),
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str | None = None,
         server: str | AsyncClient | None = None,
-        **others: Any,
+        image: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        workdir: StrPath | None = None,
+        ttl_s: float | None = None,
+        python_env: bool | None = None,
+        protect: Sequence[str] | None = None,
+        unprotect: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+        memory_dir: StrPath | None = None,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        tier: str | None = None,
+        profile: str | None = None,
+        template: str | None = None,
+        allow_degraded: Sequence[str] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> AsyncSandbox:
         """Make a sandbox, locked down and ready; see `Sandbox.create`."""
+        others = others_in(locals())
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
             return await remote.create_async(server, spec, backend, with_parts)
@@ -124,11 +150,13 @@ class AsyncSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end; cancelled, the whole tree is killed first, and is gone.
 
         `on_stdout` and `on_stderr` are called from a background thread.
         """
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -151,11 +179,11 @@ class AsyncSandbox:
                 await see_through(future, exc)
             raise
 
-    async def shell(self, script: str, **options: Any) -> ExecResult:
+    async def shell(self, script: str, **options: Unpack[ExecParts]) -> ExecResult:
         """Run a POSIX shell script; options as for `exec`."""
-        return await self.exec(["sh", "-c", script], **options)
+        return await self.exec(shell_argv(script), **options)
 
-    async def start(self, argv: Sequence[StrPath], **options: Any) -> AsyncProcess:
+    async def start(self, argv: Sequence[StrPath], **options: Unpack[StartParts]) -> AsyncProcess:
         """Start a process in the background; options as for `Sandbox.start`."""
         return AsyncProcess(await in_thread(self._sandbox.start, argv, **options))
 
@@ -245,6 +273,13 @@ class AsyncSandbox:
         # Not cancellable halfway: the sandbox is ended even when this task is cancelled.
         future = control.submit(self._sandbox.terminate)
         await resolve(shield(future))
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._sandbox)[1:]}"

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from contextlib import aclosing, asynccontextmanager
+from functools import wraps
 
+from .files import Files
 from .waiting import copying, ready
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-    from typing import Any
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+    from typing import Any, Concatenate, ParamSpec, TypeVar
 
     from ..model.found import FileChange
     from .looking import Watch
     from .sync import Sandbox
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+
+def _awaited(
+    method: Callable[Concatenate[Files, P], T],
+) -> Callable[Concatenate[AsyncFiles, P], Coroutine[Any, Any, T]]:
+    """Make of a method of `Files` the one to await, with its parameters and result."""
+
+    async def call(self: AsyncFiles, /, *args: P.args, **options: P.kwargs) -> T:
+        return await copying(method, self._files, *args, **options)
+
+    return wraps(method)(call)
 
 
 class AsyncFiles:
@@ -22,13 +38,29 @@ class AsyncFiles:
     def __init__(self, sandbox: Sandbox) -> None:
         self._files = sandbox.files
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._files, name)
+    read = _awaited(Files.read)
+    read_text = _awaited(Files.read_text)
+    write = _awaited(Files.write)
+    open_read = _awaited(Files.open_read)
+    open_write = _awaited(Files.open_write)
+    list = _awaited(Files.list)
+    stat = _awaited(Files.stat)
+    exists = _awaited(Files.exists)
+    make_dir = _awaited(Files.make_dir)
+    remove = _awaited(Files.remove)
+    move = _awaited(Files.move)
+    upload = _awaited(Files.upload)
+    download = _awaited(Files.download)
+    glob = _awaited(Files.glob)
+    search = _awaited(Files.search)
+    replace = _awaited(Files.replace)
 
-        async def call(*args: Any, **options: Any) -> Any:
-            return await copying(method, *args, **options)
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
 
-        return call
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     @asynccontextmanager
     async def watch(

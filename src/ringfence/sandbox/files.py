@@ -36,6 +36,13 @@ class Files:
         # What of the host is shown inside is asked each time: a live sandbox gets more.
         self._inner, self._mounts = inner, mounts
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or of what follows `offset` the first `max_bytes`."""
         checks.part_of_file(offset, max_bytes)

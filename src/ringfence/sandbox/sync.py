@@ -12,8 +12,11 @@ from ..model.calls import (
     check_callbacks,
     make_request,
     make_spec,
+    others_in,
     parse_mount,
     parse_network,
+    refuse_unknown,
+    shell_argv,
 )
 from . import remote
 from .files import Files
@@ -23,11 +26,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Unpack
 
     from ..backends.protocol import Backend, BackendSandbox
     from ..client import Client
-    from ..model.calls import Network, StrPath
+    from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
     from ..model.exec import ExecResult
     from ..model.granted import SandboxCapabilities
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from ..model.mount import Mount
     from ..model.netlog import NetworkEvent
     from ..model.network import NetworkPolicy
+    from ..model.parts import ExecParts, NoOthers
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
@@ -53,6 +57,13 @@ class Sandbox:
     when that process is killed.
     """
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *parts: object, **options: object) -> Sandbox:
+            if len(parts) != 2 or options:
+                raise TypeError("Sandbox() makes no sandbox: use Sandbox.create(...)")
+            return object.__new__(cls)
+
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
         self._inner = inner
         self._maker = os.getpid()
@@ -70,12 +81,29 @@ class Sandbox:
         cls,
         spec: SandboxSpec | None = None,
         *,
-        mounts: Sequence[Mount | str] = (),
+        mounts: Mounts = (),
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: Backend | str | None = None,
         server: str | Client | None = None,
-        **others: Any,
+        image: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        workdir: StrPath | None = None,
+        ttl_s: float | None = None,
+        python_env: bool | None = None,
+        protect: Sequence[str] | None = None,
+        unprotect: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+        memory_dir: StrPath | None = None,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        tier: str | None = None,
+        profile: str | None = None,
+        template: str | None = None,
+        allow_degraded: Sequence[str] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> Sandbox:
         """Make a sandbox, locked down and ready.
 
@@ -87,12 +115,28 @@ class Sandbox:
             backend: A backend or its name; None is the best of the tier that works here.
             server: Where the sandbox is to be: `unix:PATH`, `http://HOST:PORT`, or a `Client`. What is
                 returned then is a `RemoteSandbox`, with the same methods. None: here.
-            others: The other fields of `SandboxSpec`: env, labels, user, workdir, profile, ...
+            image: An OCI image on this machine whose files are the root.
+            env: Variables of every command.
+            secrets: By name; the network policy's rules write them into requests, and nothing inside
+                ever sees them.
+            user: Who commands run as, by name or uid; None is `sandbox`, without privileges.
+            workdir: Where commands start and relative paths begin, absolute inside.
+            ttl_s: Seconds after which the sandbox is terminated whatever it does.
+            python_env: Also show this Python and its packages, read-only.
+            protect: Paths inside writable mounts that stay read-only, or a preset such as `agents`;
+                None is the built-in set, and `unprotect` takes away from it.
+            deny: Paths that can be neither read nor written.
+            memory_dir: Host directory behind /mnt/memory.
+            labels: To find it by.
+            tier: `light` (the host's kernel) or `strong` (gVisor, microVM); never replaced silently.
+            profile: `os_hardened`, `own_root`, `debug` or `unrestricted`.
+            allow_degraded: Protections and limits that may be weaker here, by name.
 
         Raises:
             InvalidRequest: Something in the request is malformed; nothing was started.
             IsolationError: A protection could not be put in place; nothing runs.
         """
+        others = others_in(locals())
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
             return remote.create(server, spec, backend, with_parts)
@@ -181,6 +225,7 @@ class Sandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end.
 
@@ -189,6 +234,9 @@ class Sandbox:
         Args:
             argv: At least one item; argv[0] is looked up on the sandbox's PATH.
             cwd: Absolute inside, or relative to the session's root.
+            env: Added to the sandbox's environment.
+            user: Name or uid; None is the sandbox's user.
+            stdin: Sent to the process, which then reads the end of its input.
             timeout_s: Wall-clock seconds, > 0; then the whole process tree is killed.
             max_output_bytes: Kept of each stream, head and tail; the rest is counted.
             on_stdout, on_stderr: Called with each piece as it comes, in this thread.
@@ -197,6 +245,7 @@ class Sandbox:
             InvalidRequest: `argv`, `env`, `cwd` or `user` is malformed; nothing was started.
             SandboxLost: The sandbox went away; nothing is known of the process.
         """
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -210,9 +259,9 @@ class Sandbox:
         run = begin(self._inner, request)
         return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
 
-    def shell(self, script: str, **options: Any) -> ExecResult:
+    def shell(self, script: str, **options: Unpack[ExecParts]) -> ExecResult:
         """Run a POSIX shell script; options as for `exec`."""
-        return self.exec(["sh", "-c", script], **options)
+        return self.exec(shell_argv(script), **options)
 
     def start(
         self,
@@ -228,6 +277,7 @@ class Sandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> Process:
         """Start a process in the background.
 
@@ -238,6 +288,7 @@ class Sandbox:
         """
         from .process import Process
 
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -397,6 +448,13 @@ class Sandbox:
                 f"{self!r} was never terminated", ResourceWarning, source=self, stacklevel=2
             )
             self.terminate()
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         session = self.session

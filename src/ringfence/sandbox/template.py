@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 from ..errors import ExecError, FileNotFound, Unsupported
 from ..images.store import ImageStore
@@ -18,7 +18,8 @@ from ..model.image import Image
 from .sync import Sandbox
 
 if TYPE_CHECKING:
-    from ..model.calls import Network, StrPath
+    from ..model.calls import StrPath
+    from ..model.parts import SandboxParts
 
 _PIECE = 1 << 20
 _SHOWN = 2000  # characters of a failed step's output
@@ -60,15 +61,13 @@ class Template:
         self,
         command: str | Sequence[StrPath],
         *,
-        network: Network = "none",
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[SandboxParts],
     ) -> Template:
         """Run a command, or a script for `sh`; it must exit with 0.
 
         Args:
-            network: What it can reach.
-            options: More of `Sandbox.create`, such as `limits`, `mounts` or `secrets`.
+            options: As of `Sandbox.create`, such as `network`, `limits` or `secrets`.
         """
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
 
@@ -81,7 +80,7 @@ class Template:
                 how = "took too long" if result.timed_out else f"ended with {result.exit_code}"
                 raise ExecError(f"step {argv!r} {how}: {said}", hint="nothing of it was kept")
 
-        return self._with(_Step({"run": argv}, act, {"network": network, **options}))
+        return self._with(_Step({"run": argv}, act, {"network": "none", **options}))
 
     def copy(self, source: str, target: str) -> Template:
         """Copy a file or directory of this machine to `target`, absolute inside.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from ...errors import InvalidRequest, SandboxNotFound
-from ...model.calls import make_spec
+from ...model.calls import make_spec, others_in
 from ...model.client_session import SessionTimeouts
 from ...model.event import Event
 from ...model.execution import ExecutionRequest, ExecutionResult
@@ -23,11 +23,11 @@ from .transport import AsyncTransport, segment
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
-    from ...model.calls import Network
+    from ...model.calls import Mounts, Network, StrPath
     from ...model.limits import Limits
-    from ...model.mount import Mount
+    from ...model.parts import NoOthers, SandboxParts
 
     # `list` is a method here.
     Views = list[SandboxView]
@@ -75,7 +75,7 @@ class AsyncClient:
         self,
         spec: SandboxSpec | None = None,
         *,
-        mounts: Sequence[Mount | str] = (),
+        mounts: Mounts = (),
         network: Network = "none",
         limits: Limits | Mapping[str, Any] | None = None,
         backend: str = "",
@@ -84,7 +84,24 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
         use_pool: bool = True,
         idempotency_key: str | None = None,
-        **others: Any,
+        image: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        workdir: StrPath | None = None,
+        ttl_s: float | None = None,
+        python_env: bool | None = None,
+        protect: Sequence[str] | None = None,
+        unprotect: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+        memory_dir: StrPath | None = None,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        tier: str | None = None,
+        profile: str | None = None,
+        template: str | None = None,
+        allow_degraded: Sequence[str] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> AsyncRemoteSandbox:
         """Make a sandbox; see `Sandbox.create`. Paths of mounts are the server's.
 
@@ -95,6 +112,7 @@ class AsyncClient:
             idempotency_key: Asking again under the same key gives the same sandbox; None makes one
                 up, so that repeating a lost request never makes two.
         """
+        others = others_in(locals())
         wanted = make_spec(spec, mounts, network, limits, others)
         body = body_of(
             wanted,
@@ -122,23 +140,20 @@ class AsyncClient:
         snapshot_id: str,
         spec: SandboxSpec | None = None,
         *,
-        secrets: Mapping[str, str] | None = None,
         name: str = "",
         idempotency_key: str | None = None,
-        **changes: Any,
+        **changes: Unpack[SandboxParts],
     ) -> AsyncRemoteSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`.
 
         Args:
             changes: Fields of the spec, such as `ttl_s`, instead of those it was saved under.
         """
-        if spec is not None and (secrets is not None or changes):
-            field = "secrets" if secrets is not None else next(iter(changes))
-            raise InvalidRequest("give them in the spec", field=field)
-        body = body_of(spec) if spec is not None else _changed(changes)
+        given = {key: value for key, value in changes.items() if value is not None}
+        if spec is not None and given:
+            raise InvalidRequest("give them in the spec", field=next(iter(given)))
+        body = body_of(spec) if spec is not None else _changed(given)
         body |= {"snapshot_id": snapshot_id, "name": name}
-        if secrets is not None:
-            body["secrets"] = dict(secrets)
         return await made(
             lambda: self._create(body, spec, idempotency_key), AsyncRemoteSandbox.terminate
         )
@@ -263,14 +278,23 @@ class AsyncClient:
                 yield event
 
     async def make_key(
-        self, owner: str, *, scope: str = "user", name: str = "", **bounds: Any
+        self,
+        owner: str,
+        *,
+        scope: str = "user",
+        name: str = "",
+        expires_in_s: float | None = None,
+        max_sandboxes: int | None = None,
+        max_requests: int | None = None,
     ) -> dict[str, Any]:
-        """A new key, under `key` this once; for admins.
-
-        Args:
-            bounds: `expires_in_s`, `max_sandboxes`, `max_requests`: as far as it has any.
-        """
-        body = {"owner": owner, "scope": scope, "name": name, **bounds}
+        """A new key, under `key` this once; for admins. It has the bounds that are given."""
+        body: dict[str, Any] = {"owner": owner, "scope": scope, "name": name}
+        bounds = {
+            "expires_in_s": expires_in_s,
+            "max_sandboxes": max_sandboxes,
+            "max_requests": max_requests,
+        }
+        body |= {key: value for key, value in bounds.items() if value is not None}
         found: dict[str, Any] = await self._transport.json("POST", "/v1/keys", body=body)
         return found
 
@@ -317,6 +341,13 @@ class AsyncClient:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ...model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.server}>"

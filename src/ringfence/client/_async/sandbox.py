@@ -7,7 +7,14 @@ import uuid
 
 from ...errors import InvalidRequest, LifecycleError
 from ...model import checks
-from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
+from ...model.calls import (
+    check_callbacks,
+    make_request,
+    parse_mount,
+    parse_network,
+    refuse_unknown,
+    shell_argv,
+)
 from ...model.capabilities import Protection
 from ...model.exec import ExecResult
 from ...model.exec_view import ExecView
@@ -29,10 +36,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
+    from ...model.parts import ExecParts, NoOthers
     from ...model.spec import SandboxSpec
     from ...model.state import State
 
@@ -76,12 +84,14 @@ class AsyncRemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end; see `Sandbox.exec`. Cancelled, the whole tree is killed first.
 
         Raises:
             ServerUnreachable: The connection broke; the process may go on.
         """
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -103,9 +113,9 @@ class AsyncRemoteSandbox:
         view = ExecView.from_json(answer)
         return await wait_for(self._transport, self._at, view)
 
-    async def shell(self, script: str, **options: Any) -> ExecResult:
+    async def shell(self, script: str, **options: Unpack[ExecParts]) -> ExecResult:
         """Run a POSIX shell script; options as for `exec`."""
-        return await self.exec(["sh", "-c", script], **options)
+        return await self.exec(shell_argv(script), **options)
 
     async def start(
         self,
@@ -121,8 +131,10 @@ class AsyncRemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> AsyncRemoteProcess:
         """Start a process in the background; see `Sandbox.start`. It outlives this client."""
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -294,6 +306,13 @@ class AsyncRemoteSandbox:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.terminate()
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ...model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} at {self._transport.address.shown}>"

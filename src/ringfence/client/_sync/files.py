@@ -34,6 +34,13 @@ class RemoteFiles:
     def __init__(self, transport: Transport, sandbox_at: str) -> None:
         self._transport, self._at = transport, f"{sandbox_at}/files"
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ...model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or at most `max_bytes` of it from `offset` on."""
         checks.part_of_file(offset, max_bytes)

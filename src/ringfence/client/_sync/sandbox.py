@@ -8,7 +8,14 @@ import uuid
 
 from ...errors import InvalidRequest, LifecycleError
 from ...model import checks
-from ...model.calls import check_callbacks, make_request, parse_mount, parse_network
+from ...model.calls import (
+    check_callbacks,
+    make_request,
+    parse_mount,
+    parse_network,
+    refuse_unknown,
+    shell_argv,
+)
 from ...model.capabilities import Protection
 from ...model.exec import ExecResult
 from ...model.exec_view import ExecView
@@ -30,10 +37,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
+    from ...model.parts import ExecParts, NoOthers
     from ...model.spec import SandboxSpec
     from ...model.state import State
 
@@ -77,12 +85,14 @@ class RemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end; see `Sandbox.exec`. Cancelled, the whole tree is killed first.
 
         Raises:
             ServerUnreachable: The connection broke; the process may go on.
         """
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -104,9 +114,9 @@ class RemoteSandbox:
         view = ExecView.from_json(answer)
         return wait_for(self._transport, self._at, view)
 
-    def shell(self, script: str, **options: Any) -> ExecResult:
+    def shell(self, script: str, **options: Unpack[ExecParts]) -> ExecResult:
         """Run a POSIX shell script; options as for `exec`."""
-        return self.exec(["sh", "-c", script], **options)
+        return self.exec(shell_argv(script), **options)
 
     def start(
         self,
@@ -122,8 +132,10 @@ class RemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> RemoteProcess:
         """Start a process in the background; see `Sandbox.start`. It outlives this client."""
+        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             cwd=cwd,
@@ -293,6 +305,13 @@ class RemoteSandbox:
 
     def __exit__(self, *_exc: object) -> None:
         self.terminate()
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ...model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} at {self._transport.address.shown}>"

@@ -1,0 +1,139 @@
+"""Names that other libraries use, and what they are called here: read when a name was wrong."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MEMORY = 'use limits={"memory_bytes": "256m"}'
+_CPUS = 'use limits={"cpus": 1.5}'
+_NETWORK = 'use network="example.com,*.example.org", "none" or "unrestricted"'
+_HOST_FILES = 'use mounts=".:/work:rw"'
+_RESULT = "the result has stdout, stderr and text"
+_COPY = "files.upload(local, remote) and files.download(remote, local)"
+
+INSTEAD = {
+    "create": {
+        **dict.fromkeys(("memory", "mem", "mem_limit", "memory_bytes", "memory_mb"), _MEMORY),
+        **dict.fromkeys(("cpu", "cpus", "cpu_count", "nano_cpus"), _CPUS),
+        **dict.fromkeys(
+            ("timeout", "timeout_s", "timeout_ms", "time_limit"),
+            "ttl_s=SECONDS ends the sandbox; timeout_s= of exec() ends one command",
+        ),
+        **dict.fromkeys(("volumes", "volume", "binds", "files", "mount"), _HOST_FILES),
+        **dict.fromkeys(
+            ("allow_internet_access", "internet", "net", "network_mode", "allowed_hosts"), _NETWORK
+        ),
+        **dict.fromkeys(("envs", "environment", "env_vars"), 'use env={"NAME": "value"}'),
+        **dict.fromkeys(("cwd", "working_dir", "working_directory"), 'use workdir="/work"'),
+        **dict.fromkeys(("pids", "pids_limit"), 'use limits={"pids": 64}'),
+        **dict.fromkeys(("disk", "disk_bytes", "storage"), 'use limits={"disk_bytes": "1g"}'),
+        **dict.fromkeys(("gpu", "gpus"), "GPUs are not supported"),
+        **dict.fromkeys(("command", "cmd", "argv"), "create() runs nothing: exec([...]) does"),
+        **dict.fromkeys(("runtime", "provider", "driver"), 'use backend="gvisor"'),
+        **dict.fromkeys(
+            ("url", "base_url", "api_url", "host"), 'use server="unix:PATH" or "http://..."'
+        ),
+        "api_key": 'use server=Client("https://...", key="...")',
+        "read_only": 'a mount is read-only unless it ends in ":rw"',
+        "name": "name= is a parameter of Client.create; here: labels=",
+        "metadata": "metadata= is a parameter of Client.create; here: labels=",
+        "python": 'use exec(["python3", "-c", CODE])',
+        "ports": "use sandbox.expose(PORT)",
+        "privileged": 'nothing is; profile="unrestricted" drops protections by name',
+    },
+    "exec": {
+        **dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS"),
+        "check": "no exit code raises; test result.ok",
+        "input": "use stdin=",
+        "shell": "use sandbox.shell(SCRIPT)",
+        **dict.fromkeys(("capture_output", "stdout", "stderr", "text"), _RESULT),
+        **dict.fromkeys(("encoding", "universal_newlines"), "result.stdout_text is UTF-8"),
+        **dict.fromkeys(("environment", "envs", "env_vars"), 'use env={"NAME": "value"}'),
+        **dict.fromkeys(("workdir", "working_dir", "working_directory"), "use cwd="),
+        **dict.fromkeys(("background", "detach", "wait"), "use sandbox.start([...])"),
+        **dict.fromkeys(("tty", "pty", "stream"), "use sandbox.start([...], pty=(24, 80))"),
+        "user_id": "use user=",
+    },
+    "Sandbox": {
+        **dict.fromkeys(("close", "kill", "stop", "destroy", "shutdown", "delete"), "terminate()"),
+        **dict.fromkeys(
+            ("run", "execute", "run_command", "exec_run", "run_code", "commands", "process"),
+            "exec([...]), shell(SCRIPT), or start([...]) in the background",
+        ),
+        **dict.fromkeys(("popen", "spawn", "Popen"), "start([...])"),
+        **dict.fromkeys(("bash", "sh", "system"), "shell(SCRIPT)"),
+        **dict.fromkeys(("read_file", "read", "open"), "files.read(path)"),
+        **dict.fromkeys(("write_file", "write"), "files.write(path, data)"),
+        **dict.fromkeys(("upload", "download", "copy", "put_archive", "get_archive"), _COPY),
+        **dict.fromkeys(("fs", "filesystem"), "files"),
+        **dict.fromkeys(("ls", "list_files"), "files.list(path)"),
+        "pause": "suspend()",
+        "unpause": "resume()",
+        **dict.fromkeys(("get_host", "forward", "ports"), "expose(port)"),
+        **dict.fromkeys(("status", "is_running"), "state"),
+        **dict.fromkeys(("sandbox_id", "name"), "id"),
+        "set_timeout": "ttl_s= of create()",
+        **dict.fromkeys(("fork", "clone", "commit"), "snapshot(), then Sandbox.restore(id)"),
+        "metrics": "stats()",
+        "logs": "the result of exec(), or a Process of start()",
+    },
+    "ExecResult": {
+        **dict.fromkeys(("returncode", "return_code", "code", "status", "exitcode"), "exit_code"),
+        **dict.fromkeys(("output", "out", "result", "logs", "results"), "text, stdout or stderr"),
+        **dict.fromkeys(("err", "error"), "stderr_text"),
+        **dict.fromkeys(("success", "succeeded"), "ok"),
+        "check_returncode": "ok says whether it succeeded",
+        **dict.fromkeys(("duration", "elapsed"), "duration_s"),
+    },
+    "Files": {
+        **dict.fromkeys(("ls", "listdir", "list_dir", "iterdir"), "list(path)"),
+        **dict.fromkeys(("mkdir", "makedirs"), "make_dir(path)"),
+        **dict.fromkeys(("rm", "delete", "unlink", "rmtree"), "remove(path, recursive=True)"),
+        **dict.fromkeys(("cp", "copy", "put", "get", "push", "pull"), _COPY),
+        **dict.fromkeys(("rename", "mv"), "move(src, dst)"),
+        **dict.fromkeys(("read_bytes", "cat"), "read(path)"),
+        **dict.fromkeys(("write_text", "write_bytes"), "write(path, data)"),
+        "open": "open_read(path) or open_write(path)",
+        "grep": "search(...)",
+        "find": "glob(...)",
+    },
+    "Client": {
+        **dict.fromkeys(("sandboxes", "ps"), "list()"),
+        **dict.fromkeys(("exec", "run"), "create().exec([...]), or execute(...) in one call"),
+    },
+}
+
+
+def keyword_hint(function: str, name: str) -> str:
+    """Say what is meant by a keyword that `function`, `create` or `exec`, does not have."""
+    from .parts import ExecParts, SandboxParts
+
+    known = (SandboxParts if function == "create" else ExecParts).__annotations__
+    return INSTEAD[function].get(name) or _closest(name, known) or f"known: {', '.join(known)}"
+
+
+def limit_hint(name: str, known: Iterable[str]) -> str:
+    """Say which limit is meant."""
+    return _closest(name, [*known]) or f"known: {', '.join(known)}"
+
+
+def no_attribute(owner: object, name: str) -> AttributeError:
+    """The error for an attribute that `owner` does not have, with the one that is meant."""
+    cls = type(owner)
+    message = f"{cls.__name__!r} object has no attribute {name!r}"
+    if not name.startswith("_"):
+        kind = cls.__name__.removeprefix("Async").removeprefix("Remote")
+        public = [each for each in dir(cls) if not each.startswith("_")]
+        hint = INSTEAD.get(kind, {}).get(name)
+        hint = f"use {hint}" if hint else _closest(name, public)
+        message += f" ({hint})" if hint else ""
+    return AttributeError(message, name=name, obj=None)
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""

@@ -1,0 +1,34 @@
+"""Names and types that do not exist: each line marked `error` must be one for every checker."""
+
+from __future__ import annotations
+
+import ringfence
+from ringfence import AsyncSandbox, Client, ExecResult, Limits, Sandbox
+
+print(ringfence.Sandbx)  # error
+Sandbox.create(imgae="alpine")  # error
+Sandbox.create(timeout=3)  # error
+Sandbox.create(memory="256m")  # error
+Sandbox.create(env=["A=b"])  # error
+Sandbox.create(network=True)  # error
+Sandbox()  # error
+Client().create(imgae="alpine")  # error
+Limits(memory="256m")  # error
+
+
+def wrong(box: Sandbox, result: ExecResult) -> None:
+    box.exec(["true"], timeout=3)  # error
+    box.exec(["true"], check=True)  # error
+    box.shell("true", timeout=3)  # error
+    box.shell(["true"])  # error
+    box.run("true")  # error
+    box.files.ls()  # error
+    print(result.returncode)  # error
+
+
+async def wrong_too(box: AsyncSandbox) -> None:
+    await box.exec(["true"], timeout=3)  # error
+    await box.start(["true"], background=True)  # error
+    await box.files.read()  # error
+    await box.files.ls()  # error
+    print(1 + await box.files.read_text("a"))  # error
