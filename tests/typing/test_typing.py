@@ -48,6 +48,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _mypy(desk: Path) -> Found:
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
+    # Pages leave out what a reader would not miss; the programs have it all.
+    command += [f"--allow-untyped-{each}" for each in ("defs", "calls", "decorators")]
     command += ["--allow-redefinition", "--no-error-summary", "--output=json", "."]
     env = {**os.environ, "MYPYPATH": str(ROOT / "src")}
     run = subprocess.run(command, cwd=desk, env=env, capture_output=True, text=True, check=False)
