@@ -21,6 +21,7 @@ from ringfence.attack.result import CRITICAL, ESCAPED, HELD, HIGH, NOT_APPLICABL
 from ringfence.attack.scope import why_not
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.lxc import lxc as lxc_launcher
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.protocol import Backend
 from tests.attack.test_attack import KNOWN
@@ -42,11 +43,13 @@ FROM_OUTSIDE = {
         "lifecycle.terminate",
     ),
     "codex": ("files.working-directory", "lifecycle.kill-tree", "lifecycle.stop-the-next"),
+    "lxc": ("identity.neighbour-host-id", "lifecycle.terminate", "lifecycle.maker-killed"),
 }
 LEAST_HELD = {
     "docker": 270,
     "bubblewrap": 265,
     "codex": 200,
+    "lxc": 265,
 }  # the rest needs mounts or a network policy
 
 
@@ -78,6 +81,14 @@ def codex() -> Iterator[Backend]:
 
 
 @contextmanager
+def lxc() -> Iterator[Backend]:
+    require("lxc-start")
+    backend = CommandBackend(lxc_launcher())
+    yield backend
+    backend.close()
+
+
+@contextmanager
 def microvm() -> Iterator[Backend]:
     require_machines()
     backend = machine_backend()
@@ -91,6 +102,7 @@ def microvm() -> Iterator[Backend]:
         pytest.param(docker, marks=pytest.mark.root),  # an engine of one's own takes root
         bubblewrap,
         codex,
+        pytest.param(lxc, marks=pytest.mark.root),
     ],
 )
 def test_nothing_escapes(made: Callable[[], AbstractContextManager[Backend]]) -> None:

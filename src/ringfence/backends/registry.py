@@ -23,11 +23,18 @@ _TIERS = {
     "docker": ("light",),
     "bubblewrap": ("light",),
     "codex": ("light",),
+    "lxc": ("light",),
     "fake": ("light", "strong"),
 }
 NAMES = tuple(_TIERS)
 TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
-_BY_NAME_ONLY = ("docker", "bubblewrap", "codex", *TEST_DOUBLES)  # weaker than others of their tier
+_BY_NAME_ONLY = (
+    "docker",
+    "bubblewrap",
+    "codex",
+    "lxc",
+    *TEST_DOUBLES,
+)  # weaker than others of their tier
 _lock = allocate_lock()
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
@@ -161,11 +168,16 @@ def new_backend(name: str, **options: Any) -> Backend:
         from .docker.backend import DockerBackend
 
         return DockerBackend(**options)
-    if name in ("bubblewrap", "codex"):
-        from .command import launchers
+    if name in ("bubblewrap", "codex", "lxc"):
+        from .command import launchers, lxc
         from .command.backend import CommandBackend
 
-        return CommandBackend(getattr(launchers, name)(), **options)
+        make = {
+            "bubblewrap": launchers.bubblewrap,
+            "codex": launchers.codex,
+            "lxc": lxc.lxc,
+        }
+        return CommandBackend(make[name](), **options)
     return _make(name) if name in NAMES else backend_named(name)
 
 

@@ -135,7 +135,7 @@ RUN = Command(
             "backend",
             "NAME",
             "what isolates",
-            words="native gvisor microvm docker bubblewrap codex",
+            words="native gvisor microvm docker bubblewrap codex lxc",
         ),
         Option(
             "tier", "light|strong", "how strongly; never replaced silently", words="light strong"

@@ -68,6 +68,9 @@ def put_up(settings: Settings) -> list[int]:
     if settings["anew"]:
         mounts.mount("proc", "/proc", "proc", _OF_PROC)
     newroot.bound_terminals("/dev/pts", newroot.TERMINALS)
+    if os.path.exists("/dev/ptmx") and not os.path.islink("/dev/ptmx"):
+        # LXC binds that of its own /dev/pts, in which our terminals have no names.
+        mounts.mount("/dev/pts/ptmx", "/dev/ptmx", "none", mounts.MS_BIND)
     if settings["room"] is not None:
         room.make(settings["room"], settings["place"])
     _restrict_mounts()

@@ -48,7 +48,6 @@ def test_codex_is_given_a_home_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("launcher", "why"),
     [
-        (launchers.lxc("box"), "stream of bytes"),
         (launchers.ssh("host"), "stream of bytes"),
         (launchers.sandbox_exec(profile([], [])), "no PID namespaces"),
         (Launcher("mine", ("no-such-jail",), programs=("no-such-jail",)), "not installed"),
@@ -65,7 +64,6 @@ def test_what_cannot_work_is_refused_with_the_reason(launcher: Launcher, why: st
 
 
 def test_the_argv_of_those_declared() -> None:
-    assert ["lxc", "exec", "box", "--"] == launchers.lxc("box").command({}, [])
     assert "host" in launchers.ssh("host").command({}, [])
     text = profile(["/data"], ["/work"])
     assert ["sandbox-exec", "-p", text] == launchers.sandbox_exec(text).command({}, [])

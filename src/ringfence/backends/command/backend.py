@@ -207,6 +207,8 @@ class CommandBackend(AgentBackend):
             )
             wire.send(ours, told)
             words = {**made.words, "uid": str(uid)}
+            self.launcher.prepare(words, made.shown, walls=walls)
+            user = (slot or None) if not self.launcher.maps_ids else None
             process = limits.start(
                 group,
                 spec,
@@ -216,9 +218,9 @@ class CommandBackend(AgentBackend):
                 env=self.launcher.environment(words),
                 cwd="/",
                 start_new_session=True,
-                user=slot or None,
-                group=slot or None,
-                extra_groups=[] if slot else None,
+                user=user,
+                group=user,
+                extra_groups=[] if user else None,
             )
             theirs.close()
             ways = self._wait_for_agent(ours, errors)
@@ -273,7 +275,7 @@ class CommandBackend(AgentBackend):
             if isinstance(exc, Refused):
                 walls_refused(exc)
             raise IsolationError(
-                f"{self.name} did not start the agent: {last_words(errors) or exc}",
+                f"{self.name} did not start the agent: {last_words(errors, *self.launcher.idle) or exc}",
                 hint="run its command by hand to see what this host allows",
             ) from exc
 

@@ -31,7 +31,8 @@ class Launcher:
         argv: The command; the program's own argv follows. `{root}` is the host directory with what is
             writable inside, `{etc}` and `{agent}` what is read-only, `{uid}` the user inside; a word
             `{shown}` becomes `show` for every host path that is shown inside, with `{source}` and `{target}`;
-            `{masked}` hides, as bubblewrap is told, what of /proc tells about the whole host.
+            `{masked}` hides, as bubblewrap is told, what of /proc tells about the whole host; `{own}` is a
+            directory for the launcher's own files, `{host_id}` the host's uid of the user inside.
         env: Of the launcher itself, besides PATH; its values may name the same.
         programs: What must be on PATH, or a path of its own.
         seals: What it enforces, name to reason, as far as its own documentation says.
@@ -43,6 +44,7 @@ class Launcher:
             own too, by which nothing comes: the launcher's are then not to be seen. Empty: it does not.
         within: Its argv where the agent puts up walls of its own inside, by which mounts and rules of the
             network come; empty: it cannot.
+        idle: Words of lines of its standard error that tell nothing of why it did not start.
     """
 
     name: str
@@ -57,6 +59,13 @@ class Launcher:
     filtered: bool = False
     within: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    maps_ids = False  # it maps the user's id itself: host root starts it, not the slot's user
+
+    def prepare(
+        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool
+    ) -> None:
+        """Write what the launcher reads before it starts, to files in `{own}`."""
 
     def check(self) -> None:
         """Whether all that it needs is here.
@@ -181,13 +190,6 @@ def _masks() -> list[str]:
 
 
 _NO_STREAM = "its standard input is a stream of bytes, which carries no descriptors to the agent"
-
-
-def lxc(instance: str) -> Launcher:
-    """`lxc exec INSTANCE --`. Declared; the agent cannot be reached through it yet."""
-    return Launcher(
-        name="lxc", argv=("lxc", "exec", instance, "--"), programs=("lxc",), carries=_NO_STREAM
-    )
 
 
 def ssh(host: str) -> Launcher:

@@ -73,7 +73,9 @@ def check(group: cgroups.Group, pid: int) -> None:
         IsolationError: Somebody has moved it: no limit would hold.
     """
     found = read_text(f"/proc/{pid}/cgroup").splitlines()
-    joined = [line for line in found if line.endswith("/" + os.path.basename(group.directories[0]))]
+    # A launcher may make a cgroup below, as LXC does: all limits of ours hold there too.
+    ours = f"/{os.path.basename(group.directories[0])}/"
+    joined = [line for line in found if ours in f"{line}/"]
     if len(joined) < len(group.directories):
         raise IsolationError(
             "the launcher, or who watches over it, has left the cgroup that it was started in",

@@ -50,6 +50,7 @@ class Place:
                 self._make(step)
             for source, target in self.shown:
                 self._make_point(source, target)
+            self._directory("own", 0o711, owned=False)
             with open(f"{self.path}/agent/{agent_code.NAME}", "xb") as file:
                 file.write(agent_code.packed())
             os.chmod(f"{self.path}/agent/{agent_code.NAME}", 0o444)
@@ -60,7 +61,8 @@ class Place:
     @property
     def words(self) -> dict[str, str]:
         """What templates may name."""
-        return {name: f"{self.path}/{name}" for name in ("root", "etc", "agent")}
+        paths = {name: f"{self.path}/{name}" for name in ("root", "etc", "agent", "own")}
+        return {**paths, "host_id": str(self._host_id)}
 
     def _directory(self, name: str, mode: int = 0o755, *, owned: bool = True) -> None:
         path = f"{self.path}/{name}"

@@ -373,7 +373,7 @@ def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
     try:
         return answer(control, _READY_S)
     except SandboxLost as exc:
-        said = last_words(errors, idle=waits.SAYS)
+        said = last_words(errors, waits.SAYS)
         raise IsolationError(
             f"gVisor did not start: {said or 'it ended without a word'}",
             hint="run `ringfence doctor` to see what this host allows",

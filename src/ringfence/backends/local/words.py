@@ -22,13 +22,15 @@ def room_for_words(name: str) -> int:
     return fd
 
 
-def last_words(errors: int, idle: str = "") -> str:
+def last_words(errors: int, *idle: str) -> str:
     """The last lines of what the program, or one in it, wrote to its standard error.
 
     Args:
-        idle: A line with this in it says nothing of how it ended.
+        idle: A line with one of these in it says nothing of how it ended.
     """
     text = os.pread(errors, _ROOM, 0).rstrip(b"\0")[-_READ:]
     said = text.decode("utf-8", "replace").splitlines()
-    lines = [line.strip() for line in said if line.strip() and not (idle and idle in line)]
+    lines = [
+        line.strip() for line in said if line.strip() and not any(word in line for word in idle)
+    ]
     return " / ".join(lines[-3:])[:1000]
