@@ -21,6 +21,7 @@ from ringfence.attack.result import CRITICAL, ESCAPED, HELD, HIGH, NOT_APPLICABL
 from ringfence.attack.scope import why_not
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.backends.command.lxc import lxc as lxc_launcher
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.protocol import Backend
@@ -75,7 +76,7 @@ def bubblewrap() -> Iterator[Backend]:
 def codex() -> Iterator[Backend]:
     require("user namespaces")
     require("codex")
-    backend = CommandBackend(launchers.codex())
+    backend = CommandBackend(codex_launcher())
     yield backend
     backend.close()
 
@@ -156,7 +157,7 @@ def test_below_codex_they_escape_without_the_walls() -> None:
         *("devices_proc.init-mem", "devices_proc.proc-writable", "devices_proc.init-is-ours"),
         *("resources.terminals", "files.run-directory"),
     ]
-    backend = CommandBackend(dataclasses.replace(launchers.codex(), anew=()))
+    backend = CommandBackend(dataclasses.replace(codex_launcher(), anew=()))
     with Canaries() as canaries, Lab(backend, canaries).sandbox() as box:
         found = run_inside(box, probes, canaries.context)
         told = {each.name: each.status for each in box.protections()}

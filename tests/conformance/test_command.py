@@ -15,6 +15,7 @@ from tests.halves import ForAnybody, ForEachUser
 from ringfence import Mount, Sandbox
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.errors import Unsupported
 from ringfence.testing.conformance import BackendConformance, ConformanceBase
 from ringfence.testing.conformance.endings import Endings
@@ -128,7 +129,7 @@ class TestCodex(Connecting, Execs, Endings, Environment, Network, LimitsThatBite
 
     def make_backend(self) -> CommandBackend:
         require("codex")
-        return CommandBackend(launchers.codex())
+        return CommandBackend(codex_launcher())
 
     def serve_argv(self, port: int) -> tuple[str, ...]:
         """No server may even listen: that nobody can connect is said all the same."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import allocate_lock
+from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
     from .protocol import Backend, BackendSandbox
+    from .settings import Settings
 
 _TIERS = {
     "native": ("light",),
@@ -35,9 +36,10 @@ _BY_NAME_ONLY = (
     "lxc",
     *TEST_DOUBLES,
 )  # weaker than others of their tier
-_lock = allocate_lock()
+_lock = RLock()  # a plug-in may ask for another backend while it is made
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
+_settings: Settings | None = None
 
 
 def hand_over(started: Started) -> None:
@@ -52,17 +54,11 @@ def backend_named(name: str) -> Backend:
     Raises:
         InvalidRequest: There is none.
     """
-    if name not in NAMES:
-        from ..errors import InvalidRequest
-
-        raise InvalidRequest(
-            f"unknown backend {name!r}", field="backend", hint=f"one of {', '.join(NAMES)}"
-        )
     # A forked child must not share its parent's zygote, nor a changed user the old one's.
     key = (name, os.getpid(), os.geteuid())
     with _lock:
         if key not in _shared:
-            _shared[key] = _make(name)
+            _shared[key] = _make(name) if name in NAMES else _make_own(name)
             if len(_shared) == 1:
                 import atexit
 
@@ -87,7 +83,47 @@ def name_of(backend: Backend | str | None) -> str | None:
 
 def tier_of(name: str) -> str:
     """The tier that is meant where only a backend is named."""
-    return _TIERS.get(name, ("light",))[0]
+    if name in NAMES or name not in _own_names():
+        return _TIERS.get(name, ("light",))[0]
+    tiers: tuple[str, ...] = getattr(backend_named(name), "tiers", ("light",))
+    return tiers[0]
+
+
+def names() -> tuple[str, ...]:
+    """Every backend that can be asked for: ours, those of `backends.toml` and of installed packages."""
+    return (*NAMES, *_own_names())
+
+
+def settings() -> Settings:
+    """What `backends.toml` says, read once."""
+    global _settings
+    if _settings is None:
+        from .settings import Settings
+
+        _settings = Settings()
+    return _settings
+
+
+def use_settings(path: str) -> None:
+    """Read another file than this user's.
+
+    Raises:
+        InvalidRequest: It is not there, or cannot be read as a whole.
+    """
+    global _settings
+    from .settings import Settings
+
+    _settings = Settings(path, required=True)
+
+
+def keeps_state(name: str) -> bool:
+    """Whether its class takes a directory in which snapshots are kept."""
+    if name in NAMES:
+        return name not in TEST_DOUBLES
+    from . import plugins
+
+    point = plugins.found().get(name)
+    return name in settings().found or (point is not None and plugins.takes_state_dir(point))
 
 
 def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
@@ -146,6 +182,53 @@ def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
     raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
 
 
+def _own_names() -> tuple[str, ...]:
+    """Those that are not ours."""
+    from . import plugins
+
+    found = dict.fromkeys((*settings().found, *plugins.found()))
+    return tuple(name for name in found if name not in NAMES)
+
+
+def _make_own(name: str, **options: Any) -> Backend:
+    """One of `backends.toml`, or else of an installed package.
+
+    Raises:
+        InvalidRequest: There is none of that name.
+    """
+    from ..errors import InvalidRequest, RingfenceError
+    from . import plugins
+    from .settings import LauncherSettings
+
+    own = settings().found.get(name)
+    if isinstance(own, RingfenceError):
+        return plugins.UnusableBackend(name, own)
+    if isinstance(own, LauncherSettings):
+        from .command.backend import CommandBackend
+        from .command.launchers import Launcher
+
+        parts = {each: getattr(own, each) for each in own.__match_args__}
+        return CommandBackend(Launcher(name=name, **parts), **options)
+    if point := plugins.found().get(name):
+        return plugins.make(point, options, lambda made: _adapt(made, options))
+    raise InvalidRequest(
+        f"unknown backend {name!r}",
+        field="backend",
+        hint=f"one of {', '.join(names())}, or describe it in {settings().path}",
+    )
+
+
+def _adapt(made: Any, options: dict[str, Any]) -> Any:
+    """A backend of what a plug-in brings, which may be a launcher."""
+    from .command.launchers import Launcher
+
+    if not isinstance(made, Launcher):
+        return made
+    from .command.backend import CommandBackend
+
+    return CommandBackend(made, **options)
+
+
 def new_backend(name: str, **options: Any) -> Backend:
     """A backend of the caller's own, who closes it; options as its class takes them.
 
@@ -169,16 +252,15 @@ def new_backend(name: str, **options: Any) -> Backend:
 
         return DockerBackend(**options)
     if name in ("bubblewrap", "codex", "lxc"):
-        from .command import launchers, lxc
+        from .command import codex, launchers, lxc
         from .command.backend import CommandBackend
 
-        make = {
-            "bubblewrap": launchers.bubblewrap,
-            "codex": launchers.codex,
-            "lxc": lxc.lxc,
-        }
-        return CommandBackend(make[name](), **options)
-    return _make(name) if name in NAMES else backend_named(name)
+        if name == "bubblewrap":
+            return CommandBackend(launchers.bubblewrap(), **options)
+        if name == "lxc":
+            return CommandBackend(lxc.lxc(settings().of(name).executable), **options)
+        return CommandBackend(codex.of(settings().of(name)), **options)
+    return _make(name) if name in NAMES else _make_own(name, **options)
 
 
 def end_what_outlives(state_dir: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import NAMES, TEST_DOUBLES, backend_named, candidates, is_taken_unasked
-from ..errors import InvalidRequest, RingfenceError
+from ..backends.registry import TEST_DOUBLES, backend_named, candidates, is_taken_unasked, names
+from ..errors import InvalidRequest
 from ..model.capabilities import SECRETS, SEVERAL_USERS
 from ..model.spec import TIERS
 from .commands import DOCTOR
@@ -52,16 +52,16 @@ def _reports() -> list[BackendReport]:
     """Of every backend, all at once: most of each is waiting for what it starts."""
     from concurrent.futures import ThreadPoolExecutor
 
-    names = [name for name in NAMES if name not in TEST_DOUBLES]
-    with ThreadPoolExecutor(len(names)) as pool:
-        return list(pool.map(_report, names))
+    asked = [name for name in names() if name not in TEST_DOUBLES]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(_report, asked))
 
 
 def _report(name: str) -> BackendReport:
     """One that breaks down while it is looked at is not usable, and takes no other along."""
     try:
         return backend_named(name).report()
-    except (RingfenceError, OSError) as exc:
+    except Exception as exc:  # noqa: BLE001  it may be a stranger's
         from ..backends.local.reports import unavailable
 
         return unavailable(name, exc, ())
@@ -110,7 +110,7 @@ def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
         else colours.paint("red", "not usable here")
     )
     lines = [f"backend {colours.paint('bold', report.backend)}{tiers}: {usable}"]
-    if not report.available:
+    if report.reason:
         lines.append(f"  {report.reason}")
     width = max([len(each.name) for each in report.protections] + [0])
     for each in report.protections:

@@ -30,6 +30,7 @@ class DaemonConfig(Noun):
     Attributes:
         state_dir: Private to this user; one daemon each.
         backends: Names; the first that can make a sandbox does.
+        backends_file: Describes backends of one's own; empty for this user's `backends.toml`.
         listen: `HOST:PORT` of a TCP socket beside the unix socket; empty for none.
         allow_public: Let `listen` be an address that others can reach, without TLS.
         tls_certificate, tls_key: PEM files for `listen`.
@@ -47,6 +48,7 @@ class DaemonConfig(Noun):
 
     state_dir: str = ""
     backends: tuple[str, ...] = ("native",)
+    backends_file: str = ""
     listen: str = ""
     allow_public: bool = False
     tls_certificate: str = ""
@@ -68,6 +70,7 @@ class DaemonConfig(Noun):
         for i, root in enumerate(self.host_roots):
             checks.absolute_path(root, f"host_roots[{i}]")
         HostNetworks(self.host_networks)
+        checks.text(self.backends_file, "backends_file")
         checks.choice(self.log_level, "log_level", LEVELS, "debug, info, warning or error")
         checks.flag(self.allow_public, "allow_public")
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)

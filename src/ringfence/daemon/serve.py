@@ -61,6 +61,10 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
     # Between the loop and a thread that computes: with more, the loop waits for longer than it works.
     sys.setswitchinterval(_SWITCH_S)
     quiet_server()
+    if config.backends_file:
+        from ..backends.registry import use_settings
+
+        use_settings(config.backends_file)
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(

@@ -113,7 +113,7 @@ class BackendReport(Noun):
     """What `doctor` prints of one backend.
 
     Attributes:
-        reason: Why it is not available; empty when it is.
+        reason: Why it is not available; of one that is, which program it found, where that may vary.
         tiers: The tiers it serves here.
         profiles: The profiles that it has; empty: not told.
     """

@@ -11,3 +11,13 @@ def state_directory() -> str:
         return "/var/lib/ringfence/state"
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(home, "ringfence")
+
+
+def backends_file() -> str:
+    """Where this user describes backends of their own, and sets options of ours."""
+    if chosen := os.environ.get("RINGFENCE_BACKENDS"):
+        return chosen
+    if os.geteuid() == 0:
+        return "/etc/ringfence/backends.toml"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(home, "ringfence", "backends.toml")

@@ -132,10 +132,10 @@ class SessionManager:
         return found
 
     def _make_backend(self, name: str) -> Backend:
-        from ..backends.registry import new_backend
+        from ..backends.registry import keeps_state, new_backend
 
         options: dict[str, Any] = {}
-        if name in ("native", "gvisor", "microvm") and self.store.directory is not None:
+        if self.store.directory is not None and keeps_state(name):
             options["state_dir"] = self.store.directory.file("snapshots")
         if name == "native" and self.store.directory is not None:
             if self._outlive_s is None:

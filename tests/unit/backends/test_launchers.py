@@ -6,6 +6,7 @@ import pytest
 
 from ringfence.backends.command import launchers
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.backends.command.launchers import Launcher
 from ringfence.backends.command.seatbelt import profile
 from ringfence.errors import BackendUnavailable
@@ -38,7 +39,7 @@ def test_bubblewrap_gives_nothing_of_the_hosts_network_and_no_privilege() -> Non
 
 
 def test_codex_is_given_a_home_of_its_own() -> None:
-    command = launchers.codex("/opt/codex/bin/codex").command(WORDS, [])
+    command = codex_launcher("/opt/codex/bin/codex").command(WORDS, [])
 
     inner = command[command.index("--") + 1 :]
     assert ["/opt/codex/bin/codex", "sandbox"] == inner[:2]

@@ -7,7 +7,6 @@ could be sure that all processes have ended.
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 
@@ -44,6 +43,7 @@ class Launcher:
             own too, by which nothing comes: the launcher's are then not to be seen. Empty: it does not.
         within: Its argv where the agent puts up walls of its own inside, by which mounts and rules of the
             network come; empty: it cannot.
+        probe_timeout_s: How long its program may take to say its version; 0: it is not asked.
         idle: Words of lines of its standard error that tell nothing of why it did not start.
     """
 
@@ -60,12 +60,17 @@ class Launcher:
     within: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
+    probe_timeout_s: float = 0.0
     maps_ids = False  # it maps the user's id itself: host root starts it, not the slot's user
 
     def prepare(
         self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool
     ) -> None:
         """Write what the launcher reads before it starts, to files in `{own}`."""
+
+    def describe(self) -> str:
+        """Which program it is, for who reads a report; empty where its name says it."""
+        return ""
 
     def check(self) -> None:
         """Whether all that it needs is here.
@@ -104,7 +109,7 @@ class Launcher:
         return {"PATH": path, **{name: text.format(**words) for name, text in self.env.items()}}
 
 
-_VIEW = (
+VIEW = (
     *("bwrap", "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"),
     *("--unshare-uts", "--unshare-cgroup-try", "--as-pid-1", "--uid", "{uid}", "--gid", "{uid}"),
     *("--hostname", "ringfence", "--clearenv", "--cap-drop", "ALL"),
@@ -113,7 +118,7 @@ _VIEW = (
     *("--dev", "/dev", "--chdir", "/"),
 )
 _NAMESPACES = "bubblewrap gives it its own user, mount, pid, ipc, uts and network namespaces"
-_SEALS = {
+SEALS = {
     "namespaces": _NAMESPACES,
     "capabilities": "bubblewrap drops all",
     "no_new_privs": "bubblewrap sets it",
@@ -127,59 +132,14 @@ def bubblewrap(path: str = "bwrap") -> Launcher:
     return Launcher(
         name="bubblewrap",
         # Codex makes namespaces of its own below, which takes a /proc that is whole and can be written to.
-        argv=(path, *_VIEW[1:], "{masked}", "--remount-ro", "/proc", "--disable-userns", "--"),
+        argv=(path, *VIEW[1:], "{masked}", "--remount-ro", "/proc", "--disable-userns", "--"),
         show=("--ro-bind", "{source}", "{target}"),
         programs=(path,),
-        seals={**_SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
+        seals={**SEALS, "nested_user_namespaces": "bubblewrap forbids them"},
         filtered=True,
         # The agent masks /proc, and forbids further namespaces, when it has made its own.
-        within=(path, *_VIEW[1:], "--"),
+        within=(path, *VIEW[1:], "--"),
     )
-
-
-def codex(path: str = "codex") -> Launcher:
-    """The Codex CLI's own sandbox: its filter and read-only files, in a view made by `bwrap`, under our filter.
-
-    Codex shows the host's files as they are; `bwrap` puts the session's at the paths that every
-    backend has. What may be written is Codex's decision.
-    """
-    found = _native(os.path.realpath(shutil.which(path) or path))
-    places = '["/home", "/mnt", "/var", "/run", "/tmp"]'
-    return Launcher(
-        name="codex",
-        argv=(
-            *_VIEW,
-            *("--chdir", "/home", "--dir", "/run/codex", "--setenv", "HOME", "/run/codex"),
-            *("--setenv", "CODEX_HOME", "/run/codex", "--setenv", "PATH", "/usr/bin:/bin"),
-            *("--", found, "sandbox", "-c", 'sandbox_mode="workspace-write"'),
-            *("-c", f"sandbox_workspace_write.writable_roots={places}", "--"),
-        ),
-        show=("--ro-bind", "{source}", "{target}"),
-        programs=("bwrap", path),
-        seals={**_SEALS, "seccomp": "Codex filters system calls that reach the network"},
-        lacks={"connect": "Codex lets no program connect, and so not the agent either"},
-        shows=(_package_of(found),),
-        filtered=True,
-        anew=("/run",),
-    )
-
-
-def _native(program: str) -> str:
-    """The binary behind npm's entry point, which is a script for a Node that may be out of sight."""
-    if not program.endswith(".js"):
-        return program
-    package = os.path.dirname(os.path.dirname(program))
-    places = (f"{package}/node_modules/@openai", os.path.dirname(package))
-    found = [
-        name for place in places for name in glob.glob(f"{place}/codex-linux-*/vendor/*/bin/codex")
-    ]
-    return found[0] if found else program
-
-
-def _package_of(program: str) -> str:
-    """The directory that a program needs to be seen: that of its package, where it has one."""
-    directory = os.path.dirname(program)
-    return os.path.dirname(directory) if os.path.basename(directory) == "bin" else directory
 
 
 def _masks() -> list[str]:

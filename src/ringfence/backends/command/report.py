@@ -91,6 +91,7 @@ def backend_report(backend: CommandBackend) -> BackendReport:
     return BackendReport(
         backend=backend.name,
         available=True,
+        reason=backend.launcher.describe(),
         tiers=(LIGHT,),
         capabilities=(*able, *let_in, *unable, *rules),
         protections=protections,

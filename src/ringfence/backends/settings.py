@@ -1,0 +1,158 @@
+"""Backends of the user's own, and settings of ours: the file `backends.toml`.
+
+One bad table stops nothing else: the backend that it describes says what is wrong when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+
+from ..errors import InvalidRequest, RingfenceError
+from ..model import checks
+from ..model.frozen import FrozenMap
+from ..model.noun import Noun
+from ..model.places import backends_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_WORDS = dict.fromkeys(("root", "etc", "agent", "uid", "own", "host_id"), "")
+_OF_SHOWN = dict.fromkeys(("source", "target"), "")
+_LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LauncherSettings(Noun):
+    """A table `[launchers.NAME]`; see `backends.command.launchers.Launcher`."""
+
+    argv: tuple[str, ...]
+    show: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=FrozenMap)
+    programs: tuple[str, ...] = ()
+    shows: tuple[str, ...] = ()
+    filtered: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("argv", "show", "within", "programs", "shows"):
+            object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        object.__setattr__(self, "env", checks.string_map(self.env, "env"))
+        checks.flag(self.filtered, "filtered")
+        if not self.argv:
+            checks.refuse("argv", "is empty")
+        own = [word for word in (*self.argv, *self.within) if word not in ("{shown}", "{masked}")]
+        _check_words("argv", (*own, *self.env.values()), _WORDS)
+        _check_words("show", self.show, _OF_SHOWN)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CodexSettings(Noun):
+    """The table `[codex]`: which Codex CLI, and how long it may take to say its version."""
+
+    binary: str = ""
+    subcommand: str = "sandbox"
+    probe_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        checks.text(self.binary, "binary")
+        checks.text(self.subcommand, "subcommand", empty=False)
+        checks.number(self.probe_timeout_s, "probe_timeout_s", 0.1, _LONGEST_S)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LxcSettings(Noun):
+    """The table `[lxc]`: which program starts containers."""
+
+    executable: str = "lxc-start"
+
+    def __post_init__(self) -> None:
+        checks.text(self.executable, "executable", empty=False)
+
+
+_OURS = {"codex": CodexSettings, "lxc": LxcSettings}
+_KINDS = {"launchers": LauncherSettings}
+
+
+class Settings:
+    """What the file says.
+
+    Attributes:
+        path: Of the file; it may not be there.
+        found: Backend name to its settings, or to what is wrong with them.
+    """
+
+    def __init__(self, path: str = "", *, required: bool = False) -> None:
+        self.path = path or backends_file()
+        self.found: dict[str, Noun | RingfenceError] = {}
+        try:
+            tables = _tables(self.path, required=required or bool(path))
+        except RingfenceError as exc:
+            self.found["backends.toml"] = exc
+            return
+        for name, content in tables.items():
+            if name in _OURS:
+                self.found[name] = _read(f"{self.path}: {name}", _OURS[name], content)
+            elif name in _KINDS and hasattr(content, "items"):
+                for each, options in content.items():
+                    where = f"{self.path}: {name}.{each}"
+                    self.found[each] = _read(where, _KINDS[name], options, name=each)
+            else:
+                known = ", ".join((*_OURS, *(f"{kind}.NAME" for kind in _KINDS)))
+                said = f"{self.path}: unknown table {name!r}"
+                self.found["backends.toml"] = InvalidRequest(said, hint=f"known: {known}")
+
+    def of(self, name: str) -> Any:
+        """The settings of one of our backends; the defaults where nothing is said.
+
+        Raises:
+            InvalidRequest: They are wrong.
+        """
+        found = self.found.get(name) or _OURS[name]()
+        if isinstance(found, RingfenceError):
+            raise found
+        return found
+
+
+def _tables(path: str, *, required: bool) -> Mapping[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            # It names programs that run as us.
+            if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise InvalidRequest(
+                    f"{path}: others may write it, and it names programs to run",
+                    hint=f"chown it to this user, and chmod go-w {path}",
+                )
+            return tomllib.load(file)
+    except FileNotFoundError:
+        if required:
+            raise InvalidRequest(f"{path}: no such file", field="backends_file") from None
+        return {}
+    except OSError as exc:
+        raise InvalidRequest(f"{path}: {exc.strerror}", field="backends_file") from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequest(f"{path}: not TOML: {exc}", field="backends_file") from exc
+
+
+def _read(where: str, cls: type[Noun], content: object, name: str = "") -> Noun | RingfenceError:
+    try:
+        if name:
+            checks.name(name, "the name")
+        return cls.from_json(content)
+    except InvalidRequest as exc:
+        return InvalidRequest(f"{where}: {exc.message}", field=exc.field, hint=exc.hint)
+
+
+def _check_words(field: str, words: tuple[str, ...], known: Mapping[str, str]) -> None:
+    for word in words:
+        try:
+            word.format(**known)
+        except (KeyError, IndexError, ValueError):
+            names = ", ".join(f"{{{name}}}" for name in known)
+            checks.refuse(field, f"{word!r} names what is not known", f"known: {names}; {{{{ is {{")
