@@ -198,7 +198,7 @@ def _make_own(name: str, **options: Any) -> Backend:
     """
     from ..errors import InvalidRequest, RingfenceError
     from . import plugins
-    from .settings import LauncherSettings
+    from .settings import WHOLE, LauncherSettings
 
     own = settings().found.get(name)
     if isinstance(own, RingfenceError):
@@ -211,6 +211,8 @@ def _make_own(name: str, **options: Any) -> Backend:
         return CommandBackend(Launcher(name=name, **parts), **options)
     if point := plugins.found().get(name):
         return plugins.make(point, options, lambda made: _adapt(made, options))
+    if isinstance(whole := settings().found.get(WHOLE), RingfenceError):
+        raise whole
     raise InvalidRequest(
         f"unknown backend {name!r}",
         field="backend",

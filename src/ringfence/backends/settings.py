@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, RingfenceError
-from ..model import checks
+from ..model import checks, jsonform
 from ..model.frozen import FrozenMap
 from ..model.noun import Noun
 from ..model.places import backends_file
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _WORDS = dict.fromkeys(("root", "etc", "agent", "uid", "own", "host_id"), "")
 _OF_SHOWN = dict.fromkeys(("source", "target"), "")
 _LONGEST_S = 600.0
+WHOLE = "backends.toml"  # what is said under this name is wrong with the whole file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +92,7 @@ class Settings:
         try:
             tables = _tables(self.path, required=required or bool(path))
         except RingfenceError as exc:
-            self.found["backends.toml"] = exc
+            self.found[WHOLE] = exc
             return
         for name, content in tables.items():
             if name in _OURS:
@@ -103,7 +104,7 @@ class Settings:
             else:
                 known = ", ".join((*_OURS, *(f"{kind}.NAME" for kind in _KINDS)))
                 said = f"{self.path}: unknown table {name!r}"
-                self.found["backends.toml"] = InvalidRequest(said, hint=f"known: {known}")
+                self.found[WHOLE] = InvalidRequest(said, hint=f"known: {known}")
 
     def of(self, name: str) -> Any:
         """The settings of one of our backends; the defaults where nothing is said.
@@ -111,7 +112,7 @@ class Settings:
         Raises:
             InvalidRequest: They are wrong.
         """
-        found = self.found.get(name) or _OURS[name]()
+        found = self.found.get(name) or self.found.get(WHOLE) or _OURS[name]()
         if isinstance(found, RingfenceError):
             raise found
         return found
@@ -146,7 +147,8 @@ def _read(where: str, cls: type[Noun], content: object, name: str = "") -> Noun 
             checks.name(name, "the name")
         return cls.from_json(content)
     except InvalidRequest as exc:
-        return InvalidRequest(f"{where}: {exc.message}", field=exc.field, hint=exc.hint)
+        said = f"{jsonform.join(where, exc.field)}: {exc.message}"
+        return InvalidRequest(said, field="backends_file", hint=exc.hint)
 
 
 def _check_words(field: str, words: tuple[str, ...], known: Mapping[str, str]) -> None:
