@@ -374,6 +374,7 @@ def test_what_changes_a_sandbox_is_judged_as_what_makes_one(
         ("POST", "/v1/sandboxes", {"timeouts": {"idle_s": None}}, "timeouts.idle_s"),
         ("POST", "/v1/sessions", {"options": {"timeouts": {"detach_s": 901}}}, "options.timeouts"),
         ("POST", "/v1/sessions/attach", {"sandbox_id": "x", "client_id": "bob"}, "client_id"),
+        ("POST", "/v1/sessions", {"client_id": "bob"}, "client_id"),
         ("POST", "/api/v1/sandbox/execute", {"command": "true", "memory_mb": 257}, "memory_mb"),
         ("POST", "/api/v1/sandbox/execute", {"command": "true", "timeout_secs": 61}, "timeout"),
     ]

@@ -296,9 +296,7 @@ def test_sessions_have_what_the_manager_has(client: httpx.Client) -> None:
     session = ClientSession.from_json(made.json()["session"])
     base = f"/v1/sessions/{session.session_id}"
     states = [client.post(f"{base}/{verb}").json()["state"] for verb in ("detach", "suspend")]
-    attached = client.post(
-        "/v1/sessions/attach", json={"sandbox_id": session.sandbox_id, "client_id": "local"}
-    )
+    attached = client.post("/v1/sessions/attach", json={"sandbox_id": session.sandbox_id})
     client.put("/v1/sessions/default", json={"sandbox_id": session.sandbox_id})
     default = client.get("/v1/sessions/default").json()["session"]
 

@@ -272,3 +272,48 @@ def test_mistakes_are_told(type_: Type, words: tuple[str, ...], said: str) -> No
     assert 125 == told.returncode
     assert said in told.stderr.decode()
     assert 1 == len(told.stderr.decode().splitlines())
+
+
+def test_sessions_are_left_and_come_back_to(type_: Type) -> None:
+    def told(*words: str) -> str:
+        ran = type_("session", *words)
+        assert 0 == ran.returncode, ran.stderr
+        return ran.stdout.decode().strip()
+
+    session = told("acquire", "--meta", "why=test", "--label", "team=s", "--ttl", "10m")
+    (view,) = json.loads(told("show", "--json", session))
+    assert ({"why": "test"}, "active") == (view["metadata"], view["state"])
+    assert b"42\n" == type_("exec", session, "--", "echo", "42").stdout
+    for verb, state in (("detach", "detached"), ("suspend", "suspended"), ("resume", "active")):
+        assert state in told(verb, session)
+    assert session == told("attach", view["sandbox_id"])
+    assert session in told("touch", session)
+    assert "" == told("default")
+    assert [session, session] == [told("default", session), told("default")]
+    assert "" == told("default", "none")
+    assert session in told("list", "--label", "team=s", "--state", "active")
+    assert session not in told("list", "--label", "team=other")
+    assert "terminated" in told("release", "--keep-alive", session)
+    assert "terminated" in told("terminate", session)
+    made = told("attach", "mine-alone", "--create", "--pids", "77")
+    assert session != made
+    assert "terminated" in told("release", made)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), b"COMMAND"),
+        (("aquire",), b"acquire"),
+        (("detach",), b"ID"),
+        (("detach", "sess-none"), b"sess-none"),
+        (("acquire", "--keep-alive"), b"keep-alive"),
+        (("attach", "x", "--memory", "1g"), b"memory"),
+        (("touch", "x", "--label", "a=b"), b"label"),
+        (("release", "x", "--state", "active"), b"state"),
+    ],
+)
+def test_mistakes_with_sessions_are_told(type_: Type, words: tuple[str, ...], said: bytes) -> None:
+    ran = type_("session", *words)
+
+    assert (125, True) == (ran.returncode, said in ran.stderr), ran.stderr

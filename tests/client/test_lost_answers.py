@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ import pytest
 from ringfence.client import Client, RemoteSandbox
 from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
+from ringfence.client._sync.sessions import RemoteSessions
 from ringfence.client._sync.stream import RemoteStream
 from ringfence.errors import ServerUnreachable
 from tests.api.conftest import Daemon
@@ -120,12 +122,17 @@ class Place:
         (self.local / "file").write_bytes(b"here")
         self.box = client.create()
         self.files = self.box.files
+        self.kept = client.create()
         self.box.shell(
             "mkdir tree gone; echo one > tree/a; ln tree/a tree/b; echo x > moves; echo x > f"
         )
         self.process = self.box.start(["cat"], stream_stdin=True)
         self.over = self.box.start(["sh", "-c", "echo said"])
         self.over.wait(PATIENCE_S)
+
+    def on_sessions(self, verb: str) -> None:
+        """A verb of the server's session manager, on a session of its own."""
+        getattr(self.client.sessions, verb)(self.kept)
 
     @property
     def stdin(self) -> RemoteStdin:
@@ -206,6 +213,18 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
         lambda p: p.client.configure_executions(max_processes=50),
         True,
     ),
+    "RemoteSessions.acquire": (lambda p: p.client.sessions.acquire().release(), True),
+    "RemoteSessions.attach": (lambda p: p.client.sessions.attach({"sandbox_id": p.kept.id}), True),
+    **{
+        f"RemoteSessions.{verb}": (partial(Place.on_sessions, verb=verb), True)
+        for verb in ("detach", "suspend", "resume", "touch", "get", "sandbox", "capabilities")
+    },
+    "RemoteSessions.extend": (lambda p: p.client.sessions.extend(p.kept, 60), True),
+    "RemoteSessions.list": (lambda p: p.client.sessions.list(), True),
+    "RemoteSessions.set_default_sandbox": (lambda p: p.on_sessions("set_default_sandbox"), True),
+    "RemoteSessions.default_sandbox": (lambda p: p.client.sessions.default_sandbox(), True),
+    "RemoteSessions.release": (lambda p: p.on_sessions("release"), True),
+    "RemoteSessions.terminate": (lambda p: p.on_sessions("terminate"), True),
     "Client.health": (lambda p: p.client.health(), True),
     "Client.stats": (lambda p: p.client.stats(), True),
     "Client.info": (lambda p: p.client.info(), True),
@@ -229,7 +248,10 @@ ELSEWHERE = {
 
 
 def test_every_method_is_repeated_or_not_as_the_table_says(bad_line: Line, tmp_path: Path) -> None:
-    classes = (Client, RemoteSandbox, RemoteFiles, RemoteProcess, RemoteStdin, RemoteStream)
+    classes = (
+        *(Client, RemoteSessions, RemoteSandbox),
+        *(RemoteFiles, RemoteProcess, RemoteStdin, RemoteStream),
+    )
     public = {
         f"{each.__name__}.{name}" for each in classes for name in vars(each) if name[0] != "_"
     }

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, Sandbox
+from ringfence import AsyncSandbox, Sandbox, SessionManager
 from ringfence.client import AsyncClient, AsyncRemoteSandbox, Client, RemoteSandbox
 from ringfence.client._async.files import AsyncRemoteFiles
 from ringfence.client._async.process import AsyncRemoteProcess, AsyncRemoteStdin
+from ringfence.client._async.sessions import AsyncRemoteSessions
 from ringfence.client._async.stream import AsyncRemoteStream
 from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
+from ringfence.client._sync.sessions import RemoteSessions
 from ringfence.client._sync.stream import RemoteStream
 from ringfence.sandbox.aio_process import AsyncProcess, AsyncStdin, AsyncStream
 from ringfence.sandbox.files import Files
@@ -36,6 +38,7 @@ PAIRS = [
     (Stream, RemoteStream),
     (AsyncStream, AsyncRemoteStream),
     (Client, AsyncClient),
+    (RemoteSessions, AsyncRemoteSessions),
 ]
 # What makes a sandbox is the client's; the rest is about descriptors and pipes of this process.
 OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
@@ -84,6 +87,25 @@ def test_what_a_local_one_has_a_remote_one_has(local: type[Any], remote: type[An
         if remote is AsyncRemoteSandbox and name == "start":
             continue  # the local one passes its options on to Sandbox.start
         assert parameters(here[name]) == there_wants, name
+
+
+def test_the_verbs_of_a_manager_are_those_of_a_server_s() -> None:
+    """But for what the client itself has, and what only a server's administrator does."""
+    elsewhere = {
+        *("snapshot", "checkpoint", "snapshots", "delete_snapshot"),  # of a sandbox, of the client
+        *("stats", "stats_of", "health", "uptime_s", "change_pool", "close"),
+        *("cleanup_expired", "fill_pool", "check_open", "activate", "end", "verbs"),
+    }
+    here, there = surface(SessionManager), surface(RemoteSessions)
+
+    assert set(there) == set(here) - elsewhere
+    for name, method in there.items():
+        mine = [*inspect.signature(here[name]).parameters]
+        hers = [*inspect.signature(method).parameters]
+        # Whose they are, the key says.
+        assert [each for each in mine if each not in ("client_id", "most")] == [
+            each for each in hers if each != "client_id"
+        ]
 
 
 @pytest.mark.parametrize("kind", [Sandbox, AsyncSandbox])

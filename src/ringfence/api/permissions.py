@@ -316,9 +316,18 @@ class Permissions:
             self._check_path(spec.memory_dir, "memory_dir")
         return self.most.apply(spec)
 
-    def _judge_attach(self, caller: Caller, request: AttachRequest) -> AttachRequest:
-        if request.client_id != caller.client:
+    def client_of(self, caller: Caller, client_id: str | None) -> str:
+        """Whom the caller acts for: itself, unless it names somebody.
+
+        Raises:
+            Forbidden: Another client, and the caller is no admin.
+        """
+        if client_id and client_id != caller.client and not caller.is_admin:
             raise Forbidden("only an admin may act for another client", field="client_id")
+        return client_id or caller.client
+
+    def _judge_attach(self, caller: Caller, request: AttachRequest) -> AttachRequest:
+        self.client_of(caller, request.client_id)
         if request.create_if_missing:
             spec = self.judge(caller, request.create_spec or SandboxSpec(), "create_spec")
             return request.altered(create_spec=spec)

@@ -18,6 +18,7 @@ _REMOTE = {
     "logs": "inside.logs",
     "cp": "inside.copy",
     "snapshot": "serving.snapshot",
+    "session": "sessions.session",
     "keys": "serving.keys",
     "pool": "serving.pool",
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..client import Client, RemoteSandbox
     from ..model.sandbox import SandboxView
+    from ..model.spec import SandboxSpec
     from ..model.stats import SandboxStats
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -56,18 +57,22 @@ def _make(client: Client, given: dict[str, Any]) -> RemoteSandbox:
             hint = "a restored sandbox is as the one that was saved"
             raise InvalidRequest("cannot be given with --snapshot", field=more[0], hint=hint)
         return client.restore(given["snapshot"], name=given.get("name", ""), **_changes(given))
+    return client.create(
+        spec_of(given),
+        name=given.get("name", ""),
+        backend=given.get("backend", ""),
+        use_pool="no-pool" not in given,
+    )
+
+
+def spec_of(given: dict[str, Any]) -> SandboxSpec:
+    """The sandbox that the options of `create` ask for."""
     spec = make_spec({"mount": [], **given}, ())
     changes = _changes(given)
     if "idle-timeout" in given:
         idle = parse_duration(given["idle-timeout"], "idle-timeout")
         changes["limits"] = {**spec.limits.to_json(), "idle_timeout_s": idle}
-    form = {**spec.to_json(with_secrets=True), **changes}
-    return client.create(
-        type(spec).from_json(form),
-        name=given.get("name", ""),
-        backend=given.get("backend", ""),
-        use_pool="no-pool" not in given,
-    )
+    return type(spec).from_json({**spec.to_json(with_secrets=True), **changes})
 
 
 def list_(argv: Sequence[str]) -> int:

@@ -198,6 +198,41 @@ SNAPSHOT = Command(
     ),
 )
 
+SESSION = Command(
+    "session",
+    "Lease sandboxes of a server as sessions: leave one, come back to it, let it go.",
+    arguments="acquire | attach ID | list | VERB ID... | default [ID|none]",
+    options=(
+        Option(
+            "id",
+            "ID",
+            "acquire: this client's sandbox of that id, or a new one",
+            field="preferred_id",
+        ),
+        Option("fresh", "", "acquire: only a sandbox that nobody has used", field="require_fresh"),
+        Option("meta", "K=V", "acquire: a note on the session", repeat=True, field="metadata"),
+        Option("client", "NAME", "acquire, attach: for this client; for admins", field="client_id"),
+        Option("create", "", "attach: make the sandbox where there is none of that id"),
+        Option("keep-alive", "", "release: keep a fresh one of the same kind warm instead"),
+        Option(
+            "state", "STATE", "list: only those", repeat=True, words="active detached suspended"
+        ),
+        *(option for option in CREATE.options if option.name not in ("name", "snapshot")),
+    ),
+    words="acquire attach list show detach suspend resume touch release terminate default",
+    details="""\
+VERB is show, detach, suspend, resume, touch, release or terminate. ID is a session's or its
+sandbox's; acquire and attach print the session's, and every command that takes a sandbox takes it.
+Sandboxes are described as in `ringfence create`. `default` shows or chooses the sandbox that this
+client means when it names none.""",
+    examples=(
+        ("one to work in", "id=$(ringfence session acquire --memory 1g)"),
+        ("leave it for later", "ringfence session detach $id"),
+        ("come back", "ringfence session attach $id"),
+        ("done", "ringfence session release $id"),
+    ),
+)
+
 RM = Command(
     "rm",
     "End sandboxes.",
@@ -260,4 +295,4 @@ is JSON, or a word. A change holds over a restart; for admins.""",
     ),
 )
 
-REMOTE = (CREATE, LIST, EXEC, SHELL, CP, LOGS, TOP, SNAPSHOT, RM, KEYS, POOL)
+REMOTE = (CREATE, LIST, EXEC, SHELL, CP, LOGS, TOP, SNAPSHOT, SESSION, RM, KEYS, POOL)

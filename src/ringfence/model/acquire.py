@@ -114,17 +114,20 @@ class AttachRequest(Noun):
     """A wish to work with a certain sandbox.
 
     Attributes:
+        sandbox_id: Or its session's.
+        client_id: Empty is whoever asks a server; a manager has to be told.
         create_if_missing: Make it, with `create_spec`, where this client has none of that id.
     """
 
     sandbox_id: str
-    client_id: str
+    client_id: str = ""
     create_if_missing: bool = False
     create_spec: SandboxSpec | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sandbox_id", check_id(self.sandbox_id, "sandbox_id"))
-        check_client(self.client_id)
+        if self.client_id != "":
+            check_client(self.client_id)
         checks.flag(self.create_if_missing, "create_if_missing")
         if self.create_spec is not None:
             checks.instance(self.create_spec, "create_spec", SandboxSpec)

@@ -61,11 +61,13 @@ class Noun:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form.
+        """Read `to_json`'s form; one of this class is taken as it is.
 
         Raises:
             InvalidRequest: Not an object; an unknown, missing or bad field, named in `field`.
         """
+        if isinstance(data, cls):
+            return data
         if cls._in_bytes:
             data = jsonform.json_object(data, cls.__name__)
             for name in cls._in_bytes:

@@ -51,9 +51,10 @@ def acquire(
 
 def attach(manager: SessionManager, request: AttachRequest, most: int | None = None) -> Lease:
     """See `SessionManager.attach`."""
+    check_client(request.client_id)
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
     live = manager.book.find(request.sandbox_id, request.client_id)
-    if live is not None and live.sandbox_id == request.sandbox_id:
+    if live is not None:
         manager.activate(live)
         return Lease(manager, live, newly_created=False)
     if not request.create_if_missing or not _is_free(manager, request.sandbox_id):

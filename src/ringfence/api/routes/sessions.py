@@ -24,10 +24,11 @@ StateName = Annotated[str, Field(pattern="^(active|detached|suspended)$")]
 
 
 class Acquire(forms.Form):
-    """What sandbox, and how to come by it."""
+    """What sandbox, how to come by it, and for whom: null is the caller itself; others are for admins."""
 
     spec: Annotated[SandboxSpec, AsNoun()] = SandboxSpec()
     options: Annotated[AcquireOptions, AsNoun()] = AcquireOptions()
+    client_id: Annotated[str, Field(max_length=255)] | None = None
 
 
 class Leased(BaseModel):
@@ -75,7 +76,7 @@ def _acquired(service: Service, caller: Caller, body: Acquire) -> Lease:
     return service.manager.acquire(
         judge(caller, body.spec, "spec"),
         judge(caller, body.options, "options"),
-        client_id=caller.client,
+        client_id=service.permissions.client_of(caller, body.client_id),
         most=caller.max_sandboxes,
     )
 
@@ -93,6 +94,8 @@ async def attach(
 
 def _attached(service: Service, caller: Caller, body: AttachRequest) -> Lease:
     wanted = service.permissions.judge(caller, body)
+    client = service.permissions.client_of(caller, body.client_id)
+    wanted = wanted.altered(client_id=client)
     return service.manager.attach(wanted, most=caller.max_sandboxes)
 
 

@@ -18,6 +18,7 @@ from ...model.spec import SandboxSpec
 from .happening import follow
 from .pauses import made
 from .sandbox import AsyncRemoteSandbox, body_of, new_key
+from .sessions import AsyncRemoteSessions
 from .transport import AsyncTransport, segment
 
 TYPE_CHECKING = False
@@ -42,6 +43,9 @@ _PAGE = 1000
 class AsyncClient:
     """A server. Its sandboxes are worked with as local ones are.
 
+    Attributes:
+        sessions: Its session manager: `acquire`, `attach`, `detach`, `touch`, ...
+
     Args:
         server: `unix:PATH`, `http://HOST:PORT` or `https://HOST`; None takes $RINGFENCE_SERVER, else
             the socket of this user's own `ringfence serve`.
@@ -63,6 +67,7 @@ class AsyncClient:
         retries: int = 7,
     ) -> None:
         self._transport = AsyncTransport(server, key, timeout_s, retries)
+        self.sessions = AsyncRemoteSessions(self)
 
     @property
     def server(self) -> str:

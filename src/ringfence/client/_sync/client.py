@@ -19,6 +19,7 @@ from ...model.spec import SandboxSpec
 from .happening import follow
 from .pauses import made
 from .sandbox import RemoteSandbox, body_of, new_key
+from .sessions import RemoteSessions
 from .transport import Transport, segment
 
 TYPE_CHECKING = False
@@ -43,6 +44,9 @@ _PAGE = 1000
 class Client:
     """A server. Its sandboxes are worked with as local ones are.
 
+    Attributes:
+        sessions: Its session manager: `acquire`, `attach`, `detach`, `touch`, ...
+
     Args:
         server: `unix:PATH`, `http://HOST:PORT` or `https://HOST`; None takes $RINGFENCE_SERVER, else
             the socket of this user's own `ringfence serve`.
@@ -64,6 +68,7 @@ class Client:
         retries: int = 7,
     ) -> None:
         self._transport = Transport(server, key, timeout_s, retries)
+        self.sessions = RemoteSessions(self)
 
     @property
     def server(self) -> str:
