@@ -44,7 +44,11 @@ class Server:
             [*what, "serve", "--json", "--state-dir", str(self.state), *options],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
+                "PYTHONMALLOC": "malloc",  # what it would start itself again with
+            },
         )
 
     def ready(self) -> None:

@@ -96,8 +96,8 @@ class Attachment:
 
     def _is_gone(self, end: Exception) -> bool:
         """Whether that is no more than what comes of a client that went away."""
-        state = self._socket.client_state
-        return isinstance(end, WebSocketDisconnect) or state is WebSocketState.DISCONNECTED
+        states = self._socket.client_state, self._socket.application_state
+        return isinstance(end, WebSocketDisconnect) or WebSocketState.DISCONNECTED in states
 
     # -- going out ------------------------------------------------------------------------------
 
