@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import signal
+from datetime import datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.api.conftest import StartDaemon
+from ringfence.client import Client
+from tests.api.conftest import Daemon, StartDaemon
 
 BASE = "/api/v1/sandbox"
 
@@ -137,3 +139,87 @@ def test_results_and_config_survive_a_restart_and_a_file_is_read_again(
     assert b"\xff" == base64.b64decode(told["stdout_base64"])
     assert (200, True) == (changed.status_code, changed.json()["network_enabled"])
     assert (422, "max_cpus") == (refused.status_code, refused.json()["field"])
+
+
+def test_what_clients_of_other_services_send_and_read(client: httpx.Client) -> None:
+    """A Go client writes zeros for what is not set, and reads `int`, `string` and RFC 3339."""
+    unset = {"timeout_secs": 0, "memory_mb": 0, "work_dir": "", "tier": "", "id": "", "stdin": ""}
+    form = {"command": "sh", "args": ["-c", "echo $PWD; kill -9 $$"], "env": None, **unset}
+    ran = client.post(f"{BASE}/execute?plain=true", json=form)
+    told = ran.json()
+
+    assert (200, "failed", -1, "") == (
+        ran.status_code,
+        told["status"],
+        told["exit_code"],
+        told["error"],
+    )
+    assert "/home/sandbox\n" == told["stdout"]
+    began, ended = (datetime.fromisoformat(told[name]) for name in ("start_time", "end_time"))
+    assert began.timestamp() == pytest.approx(told["started_at"], abs=1e-5)
+    assert ended.timestamp() == pytest.approx(told["ended_at"], abs=1e-5)
+    assert began.tzinfo
+    assert told["duration"] == pytest.approx(told["duration_s"] * 1e9, rel=1e-6)
+    assert isinstance(told["duration"], int)
+    usage = told["resource_usage"]
+    assert usage["memory_peak_bytes"] == usage["peak_memory_bytes"]
+
+    own = client.get(f"{BASE}/status/{told['id']}").json()
+    assert (None, None) == (own["exit_code"], own["error"])
+    assert {**own, "exit_code": -1, "error": ""} == told
+    nulls = {**dict.fromkeys(("args", "env", "tier", "work_dir", "id", "cpus")), "command": "true"}
+    assert "completed" == client.post(f"{BASE}/execute", json=nulls).json()["status"]
+    late = {"command": "sleep", "args": ["60"], "timeout_secs": 0.1}
+    said = client.post(f"{BASE}/execute?plain=true", json=late).json()["error"]
+    assert said.startswith("execution timeout: not done after")
+
+
+def test_one_switch_makes_every_result_plain(client: httpx.Client, daemon: Daemon) -> None:
+    form = {"command": "sh", "args": ["-c", "kill -9 $$"]}
+    client.patch(f"{BASE}/config", json={"plain_results": True}).raise_for_status()
+    try:
+        told = client.post(f"{BASE}/execute", json=form).json()
+        with Client(f"unix:{daemon.socket}") as sdk:
+            result = sdk.execute("sh", "-c", "kill -9 $$")
+            assert result == sdk.execution(result.id)
+    finally:
+        client.patch(f"{BASE}/config", json={"plain_results": False})
+
+    assert (-1, "") == (told["exit_code"], told["error"])
+    assert (None, 9) == (result.exit_code, result.signal)
+    assert -1 == client.get(f"{BASE}/status/{told['id']}?plain=true").json()["exit_code"]
+    assert client.get(f"{BASE}/status/{told['id']}").json()["exit_code"] is None
+
+
+@pytest.mark.parametrize("memory_mb", [1, 7])
+def test_too_little_memory_is_refused_by_the_name_that_was_sent(
+    client: httpx.Client, memory_mb: int
+) -> None:
+    refused = client.post(f"{BASE}/execute", json={"command": "true", "memory_mb": memory_mb})
+
+    assert (422, "memory_mb") == (refused.status_code, refused.json()["field"])
+    assert "at least 8" in refused.json()["detail"]
+
+
+def test_a_changed_config_is_an_event_for_admins(client: httpx.Client) -> None:
+    before = client.get("/v1/events").json()["items"]
+    last = before[-1]["seq"] if before else 0
+    client.patch(f"{BASE}/config", json={"network_enabled": True}).raise_for_status()
+    client.patch(f"{BASE}/config", json={"network_enabled": False}).raise_for_status()
+    client.patch(f"{BASE}/config", json={"network_enabled": False}).raise_for_status()
+
+    events = client.get(f"/v1/events?since={last}").json()["items"]
+    told = [each["details"] for each in events if each["kind"] == "config"]
+    assert [
+        {"changed": "network_enabled", "network_enabled": "true"},
+        {"changed": "network_enabled", "network_enabled": "false"},
+    ] == told
+    key = client.post("/v1/keys", json={"owner": "ann"}).json()["key"]
+    asks = {"authorization": f"Bearer {key}"}
+    assert all(
+        each["kind"] != "config" for each in client.get("/v1/events", headers=asks).json()["items"]
+    )
+    info = client.get(f"{BASE}/info").json()
+    assert info["supports_network_enabled"] is any(
+        each["supports_network_enabled"] for each in info["executors"]
+    )

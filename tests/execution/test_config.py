@@ -13,11 +13,14 @@ import pytest
 
 from ringfence.errors import InvalidRequest, Unsupported
 from ringfence.execution.service import ExecutionService
+from ringfence.execution.specs import completed
 from ringfence.model.execution import ExecutionRequest
 from ringfence.model.execution_config import ExecutionConfig
 from ringfence.model.network import NetworkPolicy
 from tests.execution.conftest import MakeService
+from tests.features import has
 
+FORKS = "import os, time\nfor _ in range(30):\n if os.fork() == 0: time.sleep(60)"
 CONNECT = (
     "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print('in')"
 )
@@ -49,6 +52,13 @@ def output(service: ExecutionService, script: str, *args: str) -> str:
         ({"allowed_paths": ["/srv/x"], "denied_paths": ["/srv"]}, "allowed_paths[0]"),
         ({"strong_runtime": {"color": "red"}}, "strong_runtime.color"),
         ({"strong_runtime": {"backend": "nosuch"}}, "strong_runtime.backend"),
+        ({"strong_runtime": {"memory_mb": "much"}}, "strong_runtime.memory_mb"),
+        ({"strong_runtime": {"memory_mb": 10**6}}, "strong_runtime.memory_mb"),
+        ({"strong_runtime": {"memory_mb": 1.5}}, "strong_runtime.memory_mb"),
+        ({"strong_runtime": {"cpus": 0}}, "strong_runtime.cpus"),
+        ({"strong_runtime": {"vm_kernel": "here"}}, "strong_runtime.vm_kernel"),
+        ({"strong_runtime": {"vm_kernel": "/nowhere"}}, "strong_runtime.vm_kernel"),
+        ({"plain_results": 1}, "plain_results"),
         ({"seccomp": {"default_action": "allow", "rules": [{}]}}, "seccomp.rules[0].action"),
         ({"nonsense": 1}, "nonsense"),
         ([], ""),
@@ -211,3 +221,69 @@ def test_changes_at_once_are_all_kept(service: ExecutionService) -> None:
 
     assert [33] * 4 == [getattr(service.config, name) for name in names]
     assert service.config == ExecutionConfig.from_json(service.config.to_json())
+
+
+def test_the_strong_tier_has_defaults_of_its_own() -> None:
+    config = ExecutionConfig(strong_runtime={"memory_mb": 2048, "cpus": 2})  # type: ignore[dict-item]
+    asked = ExecutionRequest("true", tier="strong")
+
+    strong, light = completed(asked, config), completed(ExecutionRequest("true"), config)
+    assert (2048, 2.0) == (strong.memory_mb, strong.cpus)
+    assert (512, 1.0) == (light.memory_mb, light.cpus)
+    assert 64 == completed(ExecutionRequest("true", tier="strong", memory_mb=64), config).memory_mb
+    assert config == ExecutionConfig.from_json(config.to_json())
+
+
+def test_the_kernel_of_microvms_is_chosen_by_the_config(tmp_path: Path) -> None:
+    """The backend that is configured looks there and nowhere else; a place without one is refused."""
+    from ringfence.sessions.manager import SessionManager
+
+    place = tmp_path / "boot"
+    place.mkdir()
+    with SessionManager(backends=("microvm",), background=False) as manager:
+        service = ExecutionService(manager)
+        with pytest.raises(InvalidRequest, match=f"none in {tmp_path}") as refused:
+            service.change({"strong_runtime": {"vm_kernel": str(tmp_path)}})
+        assert "strong_runtime.vm_kernel" == refused.value.field
+        used: list[str | None] = []
+        backend: Any = manager.maker.backends["microvm"]
+        backend.use_kernel = used.append
+        service._adopt(service.config.changed({"strong_runtime": {"vm_kernel": str(tmp_path)}}))
+        service.change({"strong_runtime": {}})
+        assert [str(tmp_path), None] == used
+        service.close()
+
+
+def test_a_hook_hears_of_each_config(service: ExecutionService) -> None:
+    heard: list[bool] = []
+
+    def fails(_config: ExecutionConfig) -> None:
+        raise ValueError("nobody hears this")
+
+    service.on_config(fails)
+    stop = service.on_config(lambda config: heard.append(config.network_enabled))
+    service.change({"network_enabled": True})
+    service.change({"network_enabled": True})  # nothing changes
+    stop()
+    service.change({"network_enabled": False})
+
+    assert [True] == heard
+    assert (
+        service.info().supports_network_enabled
+        is service.info().executors[0].supports_network_enabled
+    )
+
+
+def test_too_many_processes_are_said(make_service: MakeService) -> None:
+    if not has("cgroup"):
+        pytest.skip("nobody counts processes here")
+    service = make_service(max_processes=8)
+    request = ExecutionRequest("python3", ("-c", FORKS))
+    result = service.execute(request, client_id="a")
+
+    assert "failed" == result.status
+    assert ("resource_limit_exceeded", "max_processes") == (
+        (result.error or {})["code"],
+        (result.error or {})["field"],
+    )
+    assert service.execute(ExecutionRequest("false"), client_id="a").error is None

@@ -62,6 +62,15 @@ _NOT_WRITTEN = {
     ("ExecutionConfig", "allowed_paths"),
     ("ExecutionConfig", "denied_paths"),
 }
+_TIME: Schema = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
+_COUNT: Schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+_BESIDE: dict[str, dict[str, Schema]] = {
+    "ExecutionResult": {"start_time": _TIME, "end_time": _TIME, "duration": _COUNT},
+    "ExecutionUsage": {"memory_peak_bytes": _COUNT},
+}
+"""What is written beside the fields, in the spelling of other services."""
+_PLAIN: dict[str, dict[str, Schema]] = {"ExecutionResult": {"error": _STRING}}
+"""What a field may be instead, with `plain`."""
 _SOMETIMES_ABSENT = (
     "Limits",
     "ManagerStats",
@@ -87,6 +96,13 @@ def schema_of(noun: type[Noun], *, written: bool) -> Schema:
     }
     for key in [key for key, field in fields.items() if "bytes" in str(field.type)]:
         properties[f"{key}_base64"] = {**_STRING, "description": "where text loses bytes"}
+    if written:
+        properties |= _BESIDE.get(name, {})
+    for key in _PLAIN.get(name, {}) if written else ():
+        properties[key] = {"anyOf": [properties[key], _PLAIN[name][key]]}
+    if name == "ExecutionRequest":  # null is "not set" in each
+        for key in ("args", "env", "tier"):
+            properties[key] = {"anyOf": [properties[key], {"type": "null"}]}
     required = [key for key, field in fields.items() if _is_required(field)]
     if name == "NetworkPolicy":
         required = ["mode"]

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+from ..model.event import CONFIG
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..model.event import Event
@@ -145,6 +147,9 @@ def follow(events: Events) -> None:
 
 
 def _say(event: Event) -> None:
+    if event.kind == CONFIG:
+        _events.info("config of the execution service changed", extra={FACTS: {**event.details}})
+        return
     facts = {"sandbox": event.sandbox_id, "session": event.session_id, "client": event.client_id}
     if event.reason:
         facts["reason"] = event.reason

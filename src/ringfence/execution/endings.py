@@ -6,6 +6,7 @@ from ..errors import (
     BackendUnavailable,
     ExecutionKilled,
     ExecutionTimeout,
+    InvalidRequest,
     ResourceLimitExceeded,
     RingfenceError,
     SandboxNotSupported,
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from ..model.exec import ExecResult
 
 _NOT_LIMITS = (None, execs.KILLED_BY_CALLER, execs.KILLED_BY_TERMINATE, execs.KILLED_BY_TIMEOUT)
+
+
+_CALLED = {
+    "limits.memory_bytes": "memory_mb",
+    "limits.cpus": "cpus",
+    "limits.wall_time_s": "timeout_secs",
+    "limits.pids": "max_processes",
+    "argv": "command",
+    "cwd": "work_dir",
+    "workdir": "work_dir",
+}
+"""Fields of a sandbox and a command, as a request and the config call them."""
 
 
 def judge(ended: ExecResult) -> tuple[ExecutionStatus, RingfenceError | None]:
@@ -61,10 +74,23 @@ def result_fields(ended: ExecResult) -> dict[str, Any]:
     }
 
 
+def too_many_processes(refused: int) -> dict[str, Any]:
+    """What is said of a command that failed where the limit on processes said no."""
+    return ResourceLimitExceeded(
+        f"the limit on processes refused {refused} times",
+        field="max_processes",
+        hint="start fewer at once, or have an admin raise max_processes",
+    ).to_json()
+
+
 def failure(exc: BaseException) -> dict[str, Any]:
     """The fields of an execution that could not be run, or was lost on the way."""
     if isinstance(exc, (BackendUnavailable, Unsupported)):
         exc = SandboxNotSupported(exc.message, hint=exc.hint, field=exc.field)
+    if isinstance(
+        exc, InvalidRequest
+    ):  # of the sandbox that was made for it: said in its own words
+        exc = InvalidRequest(exc.message, hint=exc.hint, field=_CALLED.get(exc.field, exc.field))
     if not isinstance(exc, RingfenceError):
         exc = TaskFailed(f"{type(exc).__name__}: {exc}")
     return {"status": ExecutionStatus.FAILED, "error": exc.to_json()}

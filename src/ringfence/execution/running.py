@@ -114,7 +114,11 @@ class Running:
         sandbox = self._sandbox
         try:
             if sandbox is not None:
-                fields["degraded"] = sandbox.stats().degraded
+                stats = sandbox.stats()
+                fields["degraded"] = stats.degraded
+                has_failed = fields["status"] == ExecutionStatus.FAILED
+                if has_failed and fields["error"] is None and stats.forks_refused:
+                    fields["error"] = endings.too_many_processes(stats.forks_refused)
         except RingfenceError:
             pass  # it is gone already; what it held less than asked is not known
         return fields

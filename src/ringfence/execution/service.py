@@ -7,11 +7,13 @@ import json
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from .. import __version__
 from ..errors import (
+    BackendUnavailable,
     ExecNotStarted,
     ExecutionNotFound,
     InvalidRequest,
@@ -23,16 +25,20 @@ from ..errors import (
 )
 from ..execs.execs import Execs
 from ..model.acquire import check_client
+from ..model.event import CONFIG
 from ..model.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
+from ..model.execution_config import VM_KERNEL
 from ..model.execution_info import ExecutionInfo, ExecutorInfo
 from ..model.ids import new_id
 from ..model.jsonform import loads, within
+from ..model.spec import STRONG, SandboxSpec
 from ..policy.seccomp import SeccompPolicy
+from ..sessions.selection import needed
 from ..store.executions import ExecutionRecord
 from . import endings, tiers
 from .running import METADATA, Running
 from .settings import FILE, Settings
-from .specs import PROFILE, completed
+from .specs import PROFILE, check_least, completed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..execs.run import Run
+    from ..model.capabilities import BackendReport
     from ..model.execution import TierSupport
     from ..model.execution_config import ExecutionConfig
     from ..sessions.manager import SessionManager
@@ -75,6 +82,8 @@ class ExecutionService:
         directory = manager.store.directory
         self._settings = Settings(directory.file(FILE) if directory else None, config)
         self._define_profile(self._settings.now)
+        self._hooks: list[Callable[[ExecutionConfig], object]] = []
+        self._chose_kernel = False
         self._lock, self._closed = threading.Lock(), False
         self._waiting: deque[tuple[Running, ExecutionRequest]] = deque()
         self._live: dict[str, Running] = {}
@@ -82,6 +91,7 @@ class ExecutionService:
         self._unsaved: dict[str, Running] = {}
         self._pruned = 0.0
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="ringfence-execution")
+        self._use_kernel(self.config)
         self._settle()
 
     def _settle(self) -> None:
@@ -153,7 +163,9 @@ class ExecutionService:
         digest = _digest(request)
         named = request.id is not None
         request = replace(completed(request, config), id=request.id or new_id(EXECUTION))
-        tiers.check(self.manager, request.tier, config.strong_runtime.get("backend", ""))
+        preferred = config.strong_runtime.get("backend", "") if request.tier == STRONG else ""
+        backend = tiers.choose(self.manager, request.tier, preferred)
+        check_least(request, self.manager.maker.backends[backend])
         assert request.id is not None
         result = ExecutionResult(
             request.id,
@@ -291,14 +303,26 @@ class ExecutionService:
             version=__version__,
             tiers=self.tiers(),
             executors=tuple(
-                ExecutorInfo(each.backend, each.available, each.reason, each.tiers)
+                ExecutorInfo(
+                    each.backend,
+                    each.available,
+                    each.reason,
+                    each.tiers,
+                    self._holds_network(each),
+                )
                 for each in reports
             ),
             config=self.config,
             seccomp=self.seccomp(),
+            supports_network_enabled=any(map(self._holds_network, reports)),
             running=self._count(ExecutionStatus.RUNNING, client_id),
             pending=self._count(ExecutionStatus.PENDING, client_id),
         )
+
+    def _holds_network(self, report: BackendReport) -> bool:
+        """Whether a backend enforces both what `network_enabled` allows, and nothing at all."""
+        specs = (SandboxSpec(network=self.config.network_policy), SandboxSpec())
+        return report.available and all(map(report.can, {n for s in specs for n in needed(s)}))
 
     def _count(self, status: ExecutionStatus, client_id: str | None) -> int:
         every = [*self._live.values()]
@@ -339,12 +363,43 @@ class ExecutionService:
         """Let `config` hold. `_lock` is held, so that none starts under the old one unnoticed."""
         before, self._settings.now = self._settings.now, config
         self._define_profile(config)
+        self._use_kernel(config)
+        self._tell(before, config)
         if config.network != before.network:
             for running in list(self._live.values()):
                 self._threads.submit(running.apply_network, config.network)
         if config.max_concurrent > before.max_concurrent:
             self._threads.submit(self._start_some)
         return config
+
+    def on_config(self, hook: Callable[[ExecutionConfig], object]) -> Callable[[], None]:
+        """Call `hook` with each new config, until the returned function is called.
+
+        In the thread in which it changes, after it holds and was kept: it must not block, and what it
+        raises is not heard. To keep it elsewhere too, write it there.
+        """
+        self._hooks.append(hook)
+        return lambda: self._hooks.remove(hook) if hook in self._hooks else None
+
+    def _tell(self, before: ExecutionConfig, config: ExecutionConfig) -> None:
+        """Hooks and events of what changed; host paths are in none of them."""
+        then, now = before.to_json(), config.to_json()
+        changed = [name for name in now if now[name] != then[name]]
+        if not changed:
+            return
+        on = json.dumps(config.network_enabled)
+        self.manager.events.add(CONFIG, None, changed=",".join(changed), network_enabled=on)
+        for hook in tuple(self._hooks):
+            with suppress(Exception):
+                hook(config)
+
+    def _use_kernel(self, config: ExecutionConfig) -> None:
+        for name, backend in self.manager.maker.backends.items():
+            use = getattr(backend, "use_kernel", None)
+            if use is not None and (VM_KERNEL in config.strong_runtime or self._chose_kernel):
+                use(config.strong_runtime.get(VM_KERNEL))
+                self._chose_kernel = True
+                self.manager.maker.forget_report(name)
 
     def _check(self, config: ExecutionConfig) -> None:
         preferred = config.strong_runtime.get("backend", "")
@@ -353,6 +408,20 @@ class ExecutionService:
             raise InvalidRequest(
                 f"no backend {preferred!r}", field="strong_runtime.backend", hint=f"one of {known}"
             )
+        if VM_KERNEL in config.strong_runtime:
+            backends = self.manager.maker.backends.values()
+            checks = [each.check_kernel for each in backends if hasattr(each, "check_kernel")]
+            if not checks:
+                hint = "name the microvm backend, as `ringfence serve --backend microvm` does"
+                raise InvalidRequest(
+                    "no backend here boots a kernel", field=f"strong_runtime.{VM_KERNEL}", hint=hint
+                )
+            try:
+                for check in checks:
+                    check(config.strong_runtime[VM_KERNEL])
+            except BackendUnavailable as exc:
+                field = f"strong_runtime.{VM_KERNEL}"
+                raise InvalidRequest(exc.message, field=field, hint=exc.hint) from exc
         self._policy(config)
 
     def _policy(self, config: ExecutionConfig) -> SeccompPolicy | None:

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..backends.protocol import Backend
     from ..model.execution import ExecutionRequest
 
 PROFILE = "execution"
@@ -35,12 +36,32 @@ def completed(request: ExecutionRequest, config: ExecutionConfig) -> ExecutionRe
         if wanted is not None and wanted > most:
             hint = f"ask for less, or raise max_{name}"
             raise InvalidRequest(f"{wanted:.12g} is more than {most:.12g}", field=name, hint=hint)
-        given[name] = wanted if wanted is not None else getattr(config, f"default_{name}")
+        given[name] = wanted if wanted is not None else _default(request, config, name)
     work_dir = request.work_dir or config.work_dir
     for path in config.denied_paths:
         if is_at_or_below(work_dir, path):
             raise InvalidRequest(f"{work_dir} lies in a denied path", field="work_dir")
     return replace(request, work_dir=work_dir, **given)
+
+
+def _default(request: ExecutionRequest, config: ExecutionConfig, name: str) -> float:
+    if request.tier != STRONG or name == "timeout_secs":
+        found: float = getattr(config, f"default_{name}")
+        return found
+    value = config.strong_default(name)
+    return int(value) if name == "memory_mb" else value
+
+
+def check_least(request: ExecutionRequest, backend: Backend) -> None:
+    """Refuse less memory than anything runs with there. Preconditions: `request` is completed.
+
+    Raises:
+        InvalidRequest: `field` is what the request calls it.
+    """
+    least, why = getattr(backend, "least", {}).get("memory_bytes", (0, ""))
+    if request.memory_mb is not None and request.memory_mb * _MIB < least:
+        message = f"must be at least {-(-least // _MIB)}: {why}"
+        raise InvalidRequest(message, field="memory_mb", hint="memory_mb counts MiB")
 
 
 def spec_for(request: ExecutionRequest, config: ExecutionConfig) -> SandboxSpec:

@@ -28,15 +28,15 @@ def all_tiers(manager: SessionManager, preferred: str = "") -> tuple[TierSupport
     return tuple(support(manager, tier, preferred if tier == "strong" else "") for tier in TIERS)
 
 
-def check(manager: SessionManager, tier: str, preferred: str = "") -> None:
-    """Refuse a tier that cannot be had, at once and in words.
+def choose(manager: SessionManager, tier: str, preferred: str = "") -> str:
+    """The backend of a tier; one that cannot be had is refused at once and in words.
 
     Raises:
         SandboxNotSupported: It cannot.
     """
     try:
         # It tries no more backends than it must: to try one may take as long as a boot.
-        manager.maker.choose(SandboxSpec(tier=tier), preferred)
+        return manager.maker.choose(SandboxSpec(tier=tier), preferred)
     except (BackendUnavailable, InvalidRequest) as exc:
         hint = "`ringfence doctor` says what this host lacks; `serve --backend` names what is asked"
         raise SandboxNotSupported(exc.message, field="tier", hint=hint) from exc

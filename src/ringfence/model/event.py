@@ -14,7 +14,8 @@ else:
     from .record import dataclass, field
 
 GAP = "gap"
-EVENTS = ("created", "active", "detached", "suspended", "snapshot", "network", "ended")
+CONFIG = "config"
+EVENTS = ("created", "active", "detached", "suspended", "snapshot", "network", "ended", CONFIG)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,7 +25,8 @@ class Event(Noun):
     Attributes:
         seq: Counts from 1 without a gap, over all clients, since the manager started.
         kind: One of `EVENTS`: a state that was entered, or what was done. To a client that follows them
-            also `GAP`: events before it were missed for good.
+            also `GAP`: events before it were missed for good. `config` is of no sandbox: the config of
+            the execution service changed, which admins are told.
         time: Seconds since 1970.
         reason: Of `ended`: why.
     """

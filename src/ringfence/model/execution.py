@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from ..errors import InvalidRequest, LifecycleError
@@ -15,10 +16,12 @@ from .spec import LIGHT, TIERS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, Self
 
 _YEAR_S = 366 * 86_400
 _MOST_MIB = 2**26  # as `Limits.memory_bytes`
+_BESIDE, _PEAK = ("start_time", "end_time", "duration"), "memory_peak_bytes"
+"""What servers write for clients of other services, beside what is read."""
 
 
 class ExecutionStatus(StrEnum):
@@ -112,6 +115,27 @@ class ExecutionRequest(Noun):
         if self.id is not None:
             put(self, "id", check_id(self.id))
 
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form. Null is "not set", and so are the zeros of Go clients: 0 and ""."""
+        if not isinstance(data, cls):
+            given = jsonform.json_object(data, cls.__name__, "with a command")
+            zeros = {
+                "timeout_secs": 0,
+                "memory_mb": 0,
+                "cpus": 0,
+                "work_dir": "",
+                "tier": "",
+                "id": "",
+            }
+            data = {
+                name: value
+                for name, value in given.items()
+                if name not in cls.__dataclass_fields__
+                or not (value is None or (value == zeros.get(name) and value is not False))
+            }
+        return super().from_json(data)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExecutionUsage(Noun):
@@ -160,13 +184,52 @@ class ExecutionResult(Noun):
     sandbox_id: str = ""
     exec_id: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """See `Noun.to_json`."""
-        return {**super().to_json(), "status": str(self.status)}
+    def to_json(self, *, plain: bool | None = None) -> dict[str, Any]:
+        """The JSON object of all fields.
+
+        Args:
+            plain: Not None adds, as servers do, what clients of other services read: `start_time`
+                and `end_time` (RFC 3339), `duration` (nanoseconds), `memory_peak_bytes`. True also
+                makes `error` a text, empty without one, and `exit_code` a number, -1 without one.
+        """
+        form = {**super().to_json(), "status": str(self.status)}
+        if plain is None:
+            return form
+        duration_s, usage = self.duration_s, self.resource_usage.to_json()
+        usage[_PEAK] = usage["peak_memory_bytes"]
+        form |= {
+            "start_time": _rfc3339(self.started_at),
+            "end_time": _rfc3339(self.ended_at),
+            "duration": None if duration_s is None else round(duration_s * 1e9),
+            "resource_usage": usage,
+        }
+        if plain:
+            error = self.error or {}
+            said = (str(error.get("code", "")).replace("_", " "), error.get("message", ""))
+            form["error"] = ": ".join(filter(None, said))
+            form["exit_code"] = -1 if self.exit_code is None else self.exit_code
+        return form
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read `to_json`'s form, also as servers write it; not the plain one."""
+        if not isinstance(data, cls):
+            data = jsonform.json_object(data, cls.__name__)
+            usage = data.get("resource_usage")
+            if isinstance(usage, dict):
+                data["resource_usage"] = {k: v for k, v in usage.items() if k != _PEAK}
+            data = {name: value for name, value in data.items() if name not in _BESIDE}
+        return super().from_json(data)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
         return {"status": _read_status, "resource_usage": ExecutionUsage.from_json}
+
+
+def _rfc3339(moment: float | None) -> str | None:
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
 
 
 def _read_status(value: object) -> ExecutionStatus:

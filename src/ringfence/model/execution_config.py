@@ -20,6 +20,8 @@ _DAY_S = 86_400.0
 _YEAR_S = 366 * _DAY_S
 _MOST_MIB = 2**26  # as `Limits.memory_bytes`
 _WEAKER = ("memory_limit", "cpu_limit", "pids_limit")
+VM_KERNEL = "vm_kernel"
+_STRONG = ("backend", "memory_mb", "cpus", VM_KERNEL)
 _DEFAULT_AND_MAX = (
     ("default_timeout_secs", "max_timeout_secs"),
     ("default_memory_mb", "max_memory_mb"),
@@ -42,7 +44,9 @@ class ExecutionConfig(Noun):
         allowed_paths: Host paths that commands see under the same path: `PATH` read-only,
             `PATH:rw` writable.
         denied_paths: Neither read nor written inside, even where they do not exist yet.
-        strong_runtime: Settings of tier strong: `backend` names the one to use.
+        strong_runtime: Settings of tier strong: `backend` names the one to use; `memory_mb` and
+            `cpus` are its defaults instead of those above; `vm_kernel` is the directory of the
+            guest kernel that microVMs boot.
         seccomp: A system-call policy of one's own, as `SeccompPolicy.from_json` reads it; None is
             the default one.
         allow_degraded: Limits that may hold less than asked on a host without cgroups; every
@@ -50,6 +54,8 @@ class ExecutionConfig(Noun):
         max_concurrent: Executions that run at once; more wait as `pending`, up to `max_pending`.
         max_output_bytes: Kept of each of stdout and stderr, head and tail; the rest is counted.
         keep_results_secs: How long results can be asked for.
+        plain_results: Whether results over HTTP have `error` as a text and -1 for no exit code,
+            unless a request says `plain`; see `ExecutionResult.to_json`.
     """
 
     default_timeout_secs: float = 30.0
@@ -71,6 +77,7 @@ class ExecutionConfig(Noun):
     max_pending: int = 1000
     max_output_bytes: int = 1 << 20
     keep_results_secs: float = _DAY_S
+    plain_results: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -78,20 +85,50 @@ class ExecutionConfig(Noun):
             if getattr(self, default) > getattr(self, most):
                 checks.refuse(default, f"{getattr(self, default):g} is more than {most}")
         checks.flag(self.network_enabled, "network_enabled")
+        checks.flag(self.plain_results, "plain_results")
         checks.instance(self.network_policy, "network_policy", NetworkPolicy)
         if self.network_policy.is_none:
             checks.refuse("network_policy", "allows nothing", "use network_enabled to switch it")
         self._put("work_dir", checks.absolute_path(self.work_dir, "work_dir"))
         self._check_paths()
-        self._put("strong_runtime", checks.string_map(self.strong_runtime, "strong_runtime"))
-        for key in self.strong_runtime:
-            checks.choice(key, f"strong_runtime.{key}", ("backend",), "backend")
+        self._check_strong_runtime()
         self._put("allow_degraded", weaker(self.allow_degraded, "allow_degraded"))
         if self.seccomp is not None:
             jsonform.json_object(self.seccomp, "seccomp")
 
     def _put(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_strong_runtime(self) -> None:
+        name = "strong_runtime"
+        given: Any = self.strong_runtime
+        if hasattr(given, "items"):  # a number is as good as its text
+            given = {k: str(v) if type(v) in (int, float) else v for k, v in given.items()}
+        self._put(name, checks.string_map(given, name))
+        for key, value in self.strong_runtime.items():
+            at = f"{name}.{key}"
+            checks.choice(key, at, _STRONG, ", ".join(_STRONG))
+            if key == VM_KERNEL:
+                checks.absolute_path(value, at)
+        for key, low in (("memory_mb", 1.0), ("cpus", 0.001)):
+            number, most = self.strong_default(key), getattr(self, f"max_{key}")
+            checks.number(number, f"{name}.{key}", low, most)
+            if key == "memory_mb" and number != int(number):
+                checks.refuse(f"{name}.{key}", "must be a whole number of MiB")
+
+    def strong_default(self, name: str) -> float:
+        """`memory_mb` or `cpus` of an execution of tier strong that says nothing of it.
+
+        Raises:
+            InvalidRequest: It is not a number.
+        """
+        text = self.strong_runtime.get(name)
+        if text is None:
+            return float(getattr(self, f"default_{name}"))
+        try:
+            return float(text)
+        except ValueError:
+            checks.refuse(f"strong_runtime.{name}", f"must be a number, not {text!r}")
 
     def _check_numbers(self) -> None:
         for name, high in (("timeout_secs", _YEAR_S), ("cpus", 8192.0)):

@@ -21,12 +21,17 @@ _HOST_PATHS = ("allowed_paths", "denied_paths")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExecutorInfo(Noun):
-    """Something that runs commands; `reason` says why it cannot here."""
+    """Something that runs commands; `reason` says why it cannot here.
+
+    Attributes:
+        supports_network_enabled: Whether it enforces the config's `network_policy`, and none.
+    """
 
     name: str
     available: bool
     reason: str = ""
     tiers: tuple[str, ...] = ()
+    supports_network_enabled: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +41,7 @@ class ExecutionInfo(Noun):
     Attributes:
         seccomp: The system-call policy in force: a default action, and rules of names and an action.
         running, pending: Executions now.
+        supports_network_enabled: Whether any executor here holds what `network_enabled` switches.
     """
 
     version: str
@@ -47,6 +53,7 @@ class ExecutionInfo(Noun):
     seccomp: Mapping[str, Any] = field(default_factory=FrozenMap)
     running: int = 0
     pending: int = 0
+    supports_network_enabled: bool = False
 
     def to_json(self, *, admin: bool = False) -> dict[str, Any]:
         """The JSON object; host paths are shown only to an admin."""

@@ -32,13 +32,14 @@ class Events:
         self.epoch = f"{time.time_ns():x}"
         """Of this numbering: another manager counts anew."""
 
-    def add(self, kind: str, live: Live, **details: str) -> None:
-        """It happened just now."""
+    def add(self, kind: str, live: Live | None, **details: str) -> None:
+        """It happened just now; None where it is of no sandbox."""
         with self._lock:
             self._seq += 1
             more = tuple(details.items())
-            ids = live.sandbox_id, live.id, live.client_id
-            kept: _Kept = (self._seq, kind, time.time(), *ids, live.reason, more)
+            ids = (live.sandbox_id, live.id, live.client_id) if live else ("", "", "")
+            reason = live.reason if live else ""
+            kept: _Kept = (self._seq, kind, time.time(), *ids, reason, more)
             self._kept.append(kept)
             listeners = list(self._listeners)
         if listeners:

@@ -47,6 +47,10 @@ class Maker:
             known = self._reports[name] = self.backends[name].report()
         return known
 
+    def forget_report(self, name: str) -> None:
+        """Have a backend probed again, when it is set up in another way."""
+        self._reports.pop(name, None)
+
     def choose(self, spec: SandboxSpec, preferred: str = "") -> str:
         """The backend for a spec.
 

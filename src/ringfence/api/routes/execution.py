@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -27,6 +27,16 @@ async def _executions(connection: HTTPConnection) -> ExecutionService:
 
 
 TheExecutions = Annotated[ExecutionService, Depends(_executions)]
+_PLAIN = "`error` as a text, and -1 for no exit code; else as `plain_results` of the config says"
+Plain = Annotated[bool | None, Query(description=_PLAIN)]
+
+
+def _told(
+    result: ExecutionResult, executions: ExecutionService, plain: bool | None, status: int = 200
+) -> Response:
+    if plain is None:
+        plain = executions.config.plain_results
+    return answer(result, status, plain=plain)
 
 
 @router.post(
@@ -38,6 +48,7 @@ async def execute(
     executions: TheExecutions,
     caller: TheCaller,
     wait: bool = True,
+    plain: Plain = None,
 ) -> Response:
     """Run a command in a sandbox of its own; without `wait`, answer at once.
 
@@ -53,25 +64,34 @@ async def execute(
         most_sandboxes=caller.max_sandboxes,
     )
     result: ExecutionResult = await asyncio.shield(asyncio.wrap_future(future))
-    return answer(result, 200 if result.status.is_final else 202)
+    return _told(result, executions, plain, 200 if result.status.is_final else 202)
 
 
 @router.get("/status/{execution_id}", response_model=Result)
 async def status(
-    execution_id: str, service: TheService, executions: TheExecutions, caller: TheCaller
+    execution_id: str,
+    service: TheService,
+    executions: TheExecutions,
+    caller: TheCaller,
+    plain: Plain = None,
 ) -> Response:
     """An execution as it stands, or its result, also after a restart of the server."""
-    return answer(await service.lanes.call(executions.status, execution_id, caller.sees))
+    result = await service.lanes.call(executions.status, execution_id, caller.sees)
+    return _told(result, executions, plain)
 
 
 @router.post("/kill/{execution_id}", response_model=Result)
 async def kill(
-    execution_id: str, service: TheService, executions: TheExecutions, caller: TheCaller
+    execution_id: str,
+    service: TheService,
+    executions: TheExecutions,
+    caller: TheCaller,
+    plain: Plain = None,
 ) -> Response:
     """End an execution; the answer comes when its whole process tree is gone."""
     future = await service.lanes.call(executions.kill, execution_id, caller.sees)
     result: ExecutionResult = await asyncio.shield(asyncio.wrap_future(future))
-    return answer(result)
+    return _told(result, executions, plain)
 
 
 @router.get("/info", response_model=Annotated[ExecutionInfo, AsNoun()])

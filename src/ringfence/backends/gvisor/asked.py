@@ -22,7 +22,7 @@ NEVER = {
 }
 """What gVisor has on no host, and why: known without starting it."""
 _MIB = 1 << 20
-_LEAST = {
+LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
     "memory_bytes": (32 * _MIB, "PID 1 of the sandbox lives in it too"),
     "inodes": (256, "the sandbox's own directories are some of them"),
@@ -54,7 +54,7 @@ def check(spec: SandboxSpec) -> None:
         name = "io_bytes_per_s"
         raise Unsupported(backend=NAME, operation=f"limit {name}", field=f"limits.{name}")
     check_idle_timeout(spec, NAME)
-    check_least(spec, _LEAST)
+    check_least(spec, LEAST)
     check_sources(spec)
     check_names(spec.unprotect)
 

@@ -64,6 +64,7 @@ class GvisorBackend(Hulls):
     tiers = (STRONG,)
     never = asked.NEVER
     profile_names = asked.PROFILES
+    least = asked.LEAST
     refuses = staticmethod(own_root_refused)
 
     def __init__(

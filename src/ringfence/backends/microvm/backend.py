@@ -97,6 +97,7 @@ class MicrovmBackend(Hulls):
     tiers = (STRONG,)
     never = planning.NEVER
     profile_names = planning.PROFILES
+    least = planning.LEAST
 
     def __init__(
         self,
@@ -122,6 +123,21 @@ class MicrovmBackend(Hulls):
             state_dir=state_dir,
             cache_dir=self._cache_dir,
         )
+
+    def check_kernel(self, place: str) -> None:
+        """Refuse a directory in which no kernel is.
+
+        Raises:
+            BackendUnavailable: None there can be booted; the message says why.
+        """
+        kernel.find(place)
+
+    def use_kernel(self, place: str | None) -> None:
+        """Boot the kernel of that directory from now on; None looks in the usual places."""
+        if place == self._kernel_place:
+            return
+        with self._found:
+            self._kernel_place, self._machines, self._report = place, None, None
 
     def machines(self) -> Machines:
         """Where booted ones are kept, for what was found on this host.

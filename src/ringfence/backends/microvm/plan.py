@@ -54,7 +54,7 @@ EMULATOR_PIDS = 256  # its threads
 _SHARE_BYTES, _SHARE_INODES = 1 << 20, 1024  # mount points only
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OF_THE_EMULATOR = ("null", "zero", "urandom")
-_LEAST = {
+LEAST = {
     "open_files": (64, "the agent lives under it too"),
     "memory_bytes": (32 * _MIB, "every exec lives in it"),
     "inodes": (256, "the sandbox's own directories are some of them"),
@@ -90,7 +90,7 @@ def check(spec: SandboxSpec) -> None:
     if spec.limits.io_bytes_per_s is not None:
         raise refusal("limit io_bytes_per_s", "limits.io_bytes_per_s")
     check_idle_timeout(spec, NAME)
-    check_least(spec, _LEAST)
+    check_least(spec, LEAST)
     check_sources(spec)
     check_names(spec.unprotect)
 

@@ -51,6 +51,7 @@ class NativeBackend(LocalBackend):
 
     name = NAME
     tiers = (LIGHT,)
+    least = planner.LEAST
 
     def __init__(
         self,

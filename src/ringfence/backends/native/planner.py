@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 # What a sandbox needs to come up at all.
-_LEAST = {
+LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
     "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
     "inodes": (128, "the sandbox's own directories are some of them"),
@@ -97,7 +97,7 @@ def check(spec: SandboxSpec) -> None:
             f"unknown template {spec.template!r}", field="template", hint="one of default"
         )
     _check_network(spec)
-    check_least(spec, _LEAST)
+    check_least(spec, LEAST)
     _check_open_files(spec.limits.open_files)
     check_sources(spec)
     check_names(spec.unprotect)

@@ -221,7 +221,7 @@ class AsyncClient:
         body = {"id": f"execution-{new_key()}", **_given(request)}
         # Taken first, waited for then: a connection that breaks meanwhile loses nothing.
         answer = await self._transport.json(
-            "POST", f"{_EXECUTIONS}/execute", body=body, key=body["id"], timeout_s=None
+            "POST", f"{_EXECUTIONS}/execute?plain=false", body=body, key=body["id"], timeout_s=None
         )
         return ExecutionResult.from_json(answer)
 
@@ -231,12 +231,12 @@ class AsyncClient:
         Raises:
             ExecutionNotFound: There is none, or it is another client's.
         """
-        at = f"{_EXECUTIONS}/status/{segment(execution_id)}"
+        at = f"{_EXECUTIONS}/status/{segment(execution_id)}?plain=false"
         return ExecutionResult.from_json(await self._transport.json("GET", at))
 
     async def kill_execution(self, execution_id: str) -> ExecutionResult:
         """End an execution; returns when its whole process tree is gone."""
-        at = f"{_EXECUTIONS}/kill/{segment(execution_id)}"
+        at = f"{_EXECUTIONS}/kill/{segment(execution_id)}?plain=false"
         return ExecutionResult.from_json(await self._transport.json("POST", at, repeat=True))
 
     async def execution_info(self) -> ExecutionInfo:

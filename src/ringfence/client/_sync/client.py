@@ -218,7 +218,7 @@ class Client:
         body = {"id": f"execution-{new_key()}", **_given(request)}
         # Taken first, waited for then: a connection that breaks meanwhile loses nothing.
         answer = self._transport.json(
-            "POST", f"{_EXECUTIONS}/execute", body=body, key=body["id"], timeout_s=None
+            "POST", f"{_EXECUTIONS}/execute?plain=false", body=body, key=body["id"], timeout_s=None
         )
         return ExecutionResult.from_json(answer)
 
@@ -228,12 +228,12 @@ class Client:
         Raises:
             ExecutionNotFound: There is none, or it is another client's.
         """
-        at = f"{_EXECUTIONS}/status/{segment(execution_id)}"
+        at = f"{_EXECUTIONS}/status/{segment(execution_id)}?plain=false"
         return ExecutionResult.from_json(self._transport.json("GET", at))
 
     def kill_execution(self, execution_id: str) -> ExecutionResult:
         """End an execution; returns when its whole process tree is gone."""
-        at = f"{_EXECUTIONS}/kill/{segment(execution_id)}"
+        at = f"{_EXECUTIONS}/kill/{segment(execution_id)}?plain=false"
         return ExecutionResult.from_json(self._transport.json("POST", at, repeat=True))
 
     def execution_info(self) -> ExecutionInfo:
