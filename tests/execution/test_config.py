@@ -17,6 +17,7 @@ from ringfence.execution.specs import completed
 from ringfence.model.execution import ExecutionRequest
 from ringfence.model.execution_config import ExecutionConfig
 from ringfence.model.network import NetworkPolicy
+from ringfence.policy.seccomp import SeccompPolicy
 from tests.execution.conftest import MakeService
 from tests.features import has
 
@@ -287,3 +288,102 @@ def test_too_many_processes_are_said(make_service: MakeService) -> None:
         (result.error or {})["field"],
     )
     assert service.execute(ExecutionRequest("false"), client_id="a").error is None
+
+
+def test_a_policy_that_stops_every_start_is_refused_when_it_is_given(
+    service: ExecutionService,
+) -> None:
+    before = service.config
+    for policy in (
+        {"default_action": "kill", "rules": [{"names": ["read"], "action": "allow"}]},
+        {"extends": "os_hardened", "rules": [{"names": ["execve"], "action": "EPERM"}]},
+    ):
+        with pytest.raises(InvalidRequest, match="no command runs") as refused:
+            service.change({"seccomp": policy})
+        assert ("seccomp", True) == (refused.value.field, "os_hardened" in refused.value.hint)
+    assert before == service.config
+    assert "fine\n" == output(service, "echo fine")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "architectures": ["SCMP_ARCH_X86_64"],
+            "syscalls": [
+                {"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1},
+                {"names": ["read", "arm_fadvise64_64"], "action": "SCMP_ACT_ALLOW"},
+            ],
+        },
+        {
+            "DefaultAction": "allow",
+            "Syscalls": [{"Names": ["mkdir", "mkdirat"], "Action": "errno"}],
+        },
+    ],
+)
+def test_policies_in_the_shapes_of_others_are_read(
+    service: ExecutionService, policy: dict[str, Any]
+) -> None:
+    assert "made\n" == output(service, "mkdir /tmp/made && echo made")
+    service.change({"seccomp": policy})
+
+    assert "Operation not permitted" in output(service, "mkdir /tmp/made && echo made")
+    assert ["mkdir", "mkdirat"] == service.seccomp()["rules"][0]["names"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"defaultAction": "SCMP_ACT_TRACE"}, "seccomp.defaultAction"),
+        ({"DefaultAction": "allow", "Syscals": [1]}, "seccomp.Syscals"),
+        ({"defaultAction": "allow", "syscalls": [{"action": "kill"}]}, "seccomp.syscalls[0].names"),
+        (
+            {"defaultAction": "allow", "syscalls": [{"names": ["mkdri"], "action": "errno"}]},
+            "seccomp.rules[0].names[0]",
+        ),
+        (
+            {
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [
+                    {
+                        "names": ["personality"],
+                        "action": "SCMP_ACT_ERRNO",
+                        "args": [{"index": 0, "value": 8, "op": "SCMP_CMP_GT"}],
+                    }
+                ],
+            },
+            "seccomp.syscalls[0].args[0].op",
+        ),
+        (
+            {
+                "defaultAction": "SCMP_ACT_ERRNO",
+                "syscalls": [
+                    {"names": ["mount"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["X"]}}
+                ],
+            },
+            "seccomp.syscalls[0].includes",
+        ),
+    ],
+)
+def test_what_cannot_be_read_of_them_is_named(
+    service: ExecutionService, policy: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        service.change({"seccomp": policy})
+    assert field == refused.value.field
+
+
+def test_arguments_of_an_oci_policy_are_conditions() -> None:
+    equal = {"index": 0, "value": 8, "op": "SCMP_CMP_EQ"}
+    masked = {"index": 1, "value": 6, "valueTwo": 2, "op": "SCMP_CMP_MASKED_EQ"}
+    rule = {"names": ["personality"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}
+    policy = SeccompPolicy.from_json(
+        {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{**rule, "args": [equal, masked]}]}
+    )
+    (made,) = policy.to_json()["rules"]
+
+    assert "ENOSYS" == made["action"]
+    first, second = made["args"]
+    assert (0, 64, [8]) == (first["arg"], first["bits"], first["in"])
+    assert (1, 6, [2]) == (second["arg"], second["mask"], second["in"])

@@ -31,14 +31,14 @@ from ..model.execution_config import VM_KERNEL
 from ..model.execution_info import ExecutionInfo, ExecutorInfo
 from ..model.ids import new_id
 from ..model.jsonform import loads, within
-from ..model.spec import STRONG, SandboxSpec
+from ..model.spec import OS_HARDENED, STRONG, SandboxSpec
 from ..policy.seccomp import SeccompPolicy
 from ..sessions.selection import needed
 from ..store.executions import ExecutionRecord
 from . import endings, tiers
 from .running import METADATA, Running
 from .settings import FILE, Settings
-from .specs import PROFILE, check_least, completed
+from .specs import PROFILE, TRIAL, check_least, completed, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -342,6 +342,7 @@ class ExecutionService:
             InvalidRequest: The result would not be valid; `field` names the key. Nothing changed.
             ResourceExhausted: It could not be kept; nothing changed.
         """
+        self._try_policy(self._settings.now.changed(patch))  # no execution waits for that
         with self._lock:
             config = self._settings.now.changed(patch)
             self._check(config)
@@ -354,6 +355,7 @@ class ExecutionService:
         Raises:
             InvalidRequest: It is not valid.
         """
+        self._try_policy(self._settings.read())
         with self._lock:
             config = self._settings.read()
             self._check(config)
@@ -429,6 +431,31 @@ class ExecutionService:
             return None
         policy: SeccompPolicy = within("seccomp", SeccompPolicy.from_json, dict(config.seccomp))
         return policy
+
+    def _try_policy(self, config: ExecutionConfig) -> None:
+        """Run one command under a new system-call policy, and refuse one under which none runs.
+
+        Raises:
+            InvalidRequest: A sandbox without the policy starts, and with it none does.
+        """
+        policy, now = self._policy(config), self._settings.now.seccomp
+        if policy is None or config.seccomp == now:
+            return
+        for backend in self.manager.maker.backends.values():
+            define = getattr(backend, "define_profile", None)
+            if define is None:
+                continue
+            define(TRIAL, policy)
+            try:
+                why = trial(backend, TRIAL)
+                if why and not trial(backend, OS_HARDENED):
+                    raise InvalidRequest(
+                        f"no command runs in a sandbox under this policy: {why}",
+                        field="seccomp",
+                        hint='allow more, or "extends": "os_hardened" beside the rules',
+                    )
+            finally:
+                define(TRIAL, None)
 
     def _define_profile(self, config: ExecutionConfig) -> None:
         policy, taken = self._policy(config), False

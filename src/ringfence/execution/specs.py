@@ -1,14 +1,15 @@
-"""From a request and the config to a sandbox and a command. Decides; starts nothing."""
+"""From a request and the config to a sandbox and a command. Starts nothing but a trial."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, RingfenceError
 from ..model.execution_config import ExecutionConfig, is_at_or_below
 from ..model.limits import Limits
 from ..model.spec import OS_HARDENED, STRONG, SandboxSpec
+from ..sandbox.sync import Sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 PROFILE = "execution"
 """Of sandboxes under the system-call policy of the config."""
+TRIAL = "execution-trial"
+"""Of the one sandbox in which a new policy is tried."""
 
 _MIB = 1 << 20
+_TRIAL_S = 10.0
 _BOUNDED = ("timeout_secs", "memory_mb", "cpus")
 
 
@@ -84,6 +88,17 @@ def spec_for(request: ExecutionRequest, config: ExecutionConfig) -> SandboxSpec:
         profile=PROFILE if own_filter else OS_HARDENED,
         allow_degraded=config.allow_degraded,
     )
+
+
+def trial(backend: Backend, profile: str) -> str:
+    """Why no command runs in a sandbox of that profile; empty where one does."""
+    spec = SandboxSpec(profile=profile, allow_degraded=("*",))
+    try:
+        with Sandbox.create(spec, backend=backend) as sandbox:
+            ended = sandbox.exec(["true"], timeout_s=_TRIAL_S)
+    except (RingfenceError, OSError) as exc:
+        return str(exc)
+    return "" if ended.ok else f"`true` ended with {ended.exit_code}, signal {ended.signal}"
 
 
 def denied_inside(config: ExecutionConfig) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 from ..errors import InvalidRequest, Unsupported
 from . import bpf, filters, syscalls_aarch64, syscalls_x86_64
+from .seccomp_forms import own_form
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,11 +220,12 @@ class SeccompPolicy:
 
         An action is "allow", "log", "trap", "kill", "errno" (EPERM), "pretend" or the name of an errno.
         `"extends": "os_hardened"` puts the rules before those of the default policy. The guards
-        of the default policy hold in any case.
+        of the default policy hold in any case. OCI's shape is read too: see `seccomp_forms`.
 
         Raises:
             InvalidRequest: `field` names the part that is wrong.
         """
+        data = own_form(data, KNOWN_NAMES)
         keys = {"about", "extends", "default_action", "unknown_action", "rules"}
         given = _object(data, "", keys, {"rules"})
         base = cls.default()
