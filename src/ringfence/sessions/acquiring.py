@@ -51,7 +51,7 @@ def acquire(
 
 def attach(manager: SessionManager, request: AttachRequest, most: int | None = None) -> Lease:
     """See `SessionManager.attach`."""
-    check_client(request.client_id)
+    check_client(request.client_id, "request.client_id")
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
     live = manager.book.find(request.sandbox_id, request.client_id)
     if live is not None:
