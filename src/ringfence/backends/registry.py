@@ -198,17 +198,13 @@ def _make_own(name: str, **options: Any) -> Backend:
     """
     from ..errors import InvalidRequest, RingfenceError
     from . import plugins
-    from .settings import WHOLE, LauncherSettings
+    from .settings import WHOLE
 
     own = settings().found.get(name)
     if isinstance(own, RingfenceError):
         return plugins.UnusableBackend(name, own)
-    if isinstance(own, LauncherSettings):
-        from .command.backend import CommandBackend
-        from .command.launchers import Launcher
-
-        parts = {each: getattr(own, each) for each in own.__match_args__}
-        return CommandBackend(Launcher(name=name, **parts), **options)
+    if own is not None:
+        return _described(name, own, options)
     if point := plugins.found().get(name):
         return plugins.make(point, options, lambda made: _adapt(made, options))
     if isinstance(whole := settings().found.get(WHOLE), RingfenceError):
@@ -218,6 +214,25 @@ def _make_own(name: str, **options: Any) -> Backend:
         field="backend",
         hint=f"one of {', '.join(names())}, or describe it in {settings().path}",
     )
+
+
+def _described(name: str, own: Any, options: dict[str, Any]) -> Backend:
+    """The backend that a table of `backends.toml` describes."""
+    from .settings import LauncherSettings, StreamSettings
+
+    parts = {each: getattr(own, each) for each in own.__match_args__}
+    if isinstance(own, LauncherSettings):
+        from .command.backend import CommandBackend
+        from .command.launchers import Launcher
+
+        return CommandBackend(Launcher(name=name, **parts), **options)
+    from .command import far
+    from .command.stream import StreamBackend
+
+    parts["there"] = parts.pop("launcher")
+    if isinstance(own, StreamSettings):
+        return StreamBackend(far.FarLauncher(name=name, **parts), **options)
+    return StreamBackend(far.ssh(name, **parts), **options)
 
 
 def _adapt(made: Any, options: dict[str, Any]) -> Any:

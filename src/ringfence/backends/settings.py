@@ -74,8 +74,55 @@ class LxcSettings(Noun):
         checks.text(self.executable, "executable", empty=False)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class StreamSettings(Noun):
+    """A table `[streams.NAME]`: a command whose input and output lead elsewhere, as `docker exec -i BOX`.
+
+    Attributes:
+        quoted: Whether a shell there reads what follows the command as one line.
+        python: The Python there.
+        launcher: What confines there; empty for bubblewrap.
+    """
+
+    argv: tuple[str, ...]
+    quoted: bool = False
+    python: str = "python3"
+    launcher: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("argv", "launcher"):
+            object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        if not self.argv:
+            checks.refuse("argv", "is empty")
+        checks.flag(self.quoted, "quoted")
+        checks.text(self.python, "python", empty=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SshSettings(Noun):
+    """A table `[ssh.NAME]`; `options` are as for `ssh -o`, `identity` is a file with a private key."""
+
+    host: str
+    user: str = ""
+    port: int = 0
+    identity: str = ""
+    options: tuple[str, ...] = ()
+    program: str = "ssh"
+    python: str = "python3"
+    launcher: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("options", "launcher"):
+            object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        for name in ("user", "identity"):
+            checks.text(getattr(self, name), name)
+        for name in ("host", "program", "python"):
+            checks.text(getattr(self, name), name, empty=False)
+        checks.integer(self.port, "port", 0, 65535)
+
+
 _OURS = {"codex": CodexSettings, "lxc": LxcSettings}
-_KINDS = {"launchers": LauncherSettings}
+_KINDS = {"launchers": LauncherSettings, "streams": StreamSettings, "ssh": SshSettings}
 
 
 class Settings:

@@ -54,7 +54,7 @@ class Line:
     """
 
     def __init__(self, line: int, *, is_host: bool) -> None:
-        self.line, self.is_host = line, is_host
+        self.line, self.out, self.is_host = line, line, is_host
         self._epoll = select.epoll()
         self._events: dict[int, int] = {}
         self._handlers: dict[int, Callable[[], None]] = {}  # of descriptors that are no channel's
@@ -63,6 +63,11 @@ class Line:
         self.pause_s: float | None = None
         os.set_blocking(line, False)
         self._want(line, select.EPOLLIN)
+
+    def write_to(self, out: int) -> None:
+        """Write to another descriptor than is read, where a line is two pipes."""
+        self.out = out
+        os.set_blocking(out, False)
 
     def run(self) -> None:
         """Carry until the line has ended; then close everything but what was given to us."""
@@ -117,7 +122,7 @@ class Line:
             self._read_line(events)
         elif fd in self._handlers:
             self._handlers[fd]()
-        else:
+        elif fd != self.out:  # that one is written to before anything else
             self._ready_other(fd, events)
 
     def _ready_other(self, fd: int, events: int) -> None:
@@ -131,13 +136,18 @@ class Line:
     def _flush(self) -> None:
         while self._out:
             try:
-                count = os.write(self.line, memoryview(self._out)[:PIECE])
+                count = os.write(self.out, memoryview(self._out)[:PIECE])
             except BlockingIOError:
                 # A guest always reads. One that does not, and has us answer all the same, fills our memory.
                 reads = len(self._out) < _MOST_UNREAD or not self.is_host
-                self._want(self.line, select.EPOLLOUT | (select.EPOLLIN if reads else 0))
+                read = select.EPOLLIN if reads else 0
+                self._want(self.out, select.EPOLLOUT | (read if self.out == self.line else 0))
+                if self.out != self.line:
+                    self._want(self.line, read)
                 return
             del self._out[:count]
+        if self.out != self.line:
+            self._want(self.out, -1)
         self._want(self.line, select.EPOLLIN)
 
     def _read_line(self, events: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import RingfenceError
+from ..errors import FileNotFound, RingfenceError
 from ..model.mount import ALWAYS_THERE
 from ..model.state import State
 
@@ -34,4 +34,10 @@ class SharedLab:
 
     def _entries(self) -> set[str]:
         """Absolute paths; a directory's own entries are not looked at."""
-        return {entry.path for place in _PLACES for entry in self.lab.files.list(place)}
+        found: set[str] = set()
+        for place in _PLACES:
+            try:
+                found |= {entry.path for entry in self.lab.files.list(place)}
+            except FileNotFound:
+                continue  # the suite has one test of what must be there
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.backends.command import launchers
+from ringfence.backends.command import far, launchers
 from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.backends.command.launchers import Launcher
@@ -49,7 +49,6 @@ def test_codex_is_given_a_home_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("launcher", "why"),
     [
-        (launchers.ssh("host"), "stream of bytes"),
         (launchers.sandbox_exec(profile([], [])), "no PID namespaces"),
         (Launcher("mine", ("no-such-jail",), programs=("no-such-jail",)), "not installed"),
     ],
@@ -65,7 +64,11 @@ def test_what_cannot_work_is_refused_with_the_reason(launcher: Launcher, why: st
 
 
 def test_the_argv_of_those_declared() -> None:
-    assert "host" in launchers.ssh("host").command({}, [])
+    there = far.ssh("box", "host", user="me", port=22, identity="/k").command(["a b", "c"])
+    assert ["-p", "22", "--", "me@host", "'a b' c"] == there[-5:]
+    assert ["docker", "exec", "-i", "box", "a b"] == (
+        far.FarLauncher("box", ("docker", "exec", "-i", "box")).command(["a b"])
+    )
     text = profile(["/data"], ["/work"])
     assert ["sandbox-exec", "-p", text] == launchers.sandbox_exec(text).command({}, [])
 

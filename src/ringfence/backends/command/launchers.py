@@ -149,19 +149,6 @@ def _masks() -> list[str]:
     return [word for mask in (*files, *empty) for word in mask]
 
 
-_NO_STREAM = "its standard input is a stream of bytes, which carries no descriptors to the agent"
-
-
-def ssh(host: str) -> Launcher:
-    """`ssh HOST`. Declared; the agent cannot be reached through it yet."""
-    return Launcher(
-        name="ssh",
-        argv=("ssh", "-o", "BatchMode=yes", host, "--"),
-        programs=("ssh",),
-        carries=_NO_STREAM,
-    )
-
-
 def sandbox_exec(profile: str) -> Launcher:
     """macOS's `sandbox-exec` with a profile text; see `seatbelt`."""
     return Launcher(

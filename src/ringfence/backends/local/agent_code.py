@@ -89,6 +89,17 @@ _MACHINE = (
     "ringfence.linux.netlink",
 )
 
+# What it needs besides at the far end of a stream.
+_STREAMED = (
+    "ringfence.guest.channels",
+    "ringfence.guest.loader",
+    "ringfence.guest.far_start",
+    "ringfence.guest.streamed",
+    "ringfence.launcher.channel",
+    "ringfence.launcher.channels",
+    "ringfence.launcher.line",
+)
+
 
 @functools.cache
 def packed(*, machine: bool = False) -> bytes:
@@ -98,6 +109,20 @@ def packed(*, machine: bool = False) -> bytes:
         is_package, code = _compiled(name)
         modules[name] = is_package, code
     return marshal.dumps((_compiled("ringfence.guest.loader")[1], modules))
+
+
+@functools.cache
+def sources() -> dict[str, tuple[bool, str]]:
+    """The agent for the far end of a stream, for any Python: name to whether it is a package, and its text."""
+    found: dict[str, tuple[bool, str]] = {"ringfence": (True, "")}
+    for name in (*_MODULES, *_STREAMED):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        if name.startswith("ringfence."):
+            text: str = spec.loader.get_source(name)  # type: ignore[attr-defined]
+            found[name] = spec.submodule_search_locations is not None, text
+    return found
 
 
 def _compiled(name: str) -> tuple[bool, CodeType]:

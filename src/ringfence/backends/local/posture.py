@@ -28,13 +28,24 @@ def of_process(pid: int, inodes: Mapping[str, int] | None = None) -> list[Protec
     seen = status_of(pid)
     theirs = inodes or {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in NAMESPACES}
     shared = [name for name in NAMESPACES if theirs[name] == _ours(name)]
+    return of_seen(seen, shared, read_text(f"/proc/{pid}/net/dev"))
+
+
+def of_seen(seen: dict[str, str], shared: list[str], interfaces: str) -> list[Protection]:
+    """The same of what was read, wherever that was.
+
+    Args:
+        seen: proc_pid_status(5), with ids as its host has them.
+        shared: Namespaces that are the host's.
+        interfaces: /proc/net/dev inside.
+    """
     return [
         _namespaces(shared),
         _identity(shared, seen),
         _capabilities(seen),
         _no_new_privs(seen),
         _seccomp(seen),
-        _network(pid, shared),
+        _network(interfaces, shared),
     ]
 
 
@@ -78,8 +89,8 @@ def _seccomp(seen: dict[str, str]) -> Protection:
     return Protection("seccomp", ENFORCED, "mode 2 on PID 1, and so on all that it starts")
 
 
-def _network(pid: int, shared: list[str]) -> Protection:
-    lines = read_text(f"/proc/{pid}/net/dev").splitlines()[2:]
+def _network(interfaces: str, shared: list[str]) -> Protection:
+    lines = interfaces.splitlines()[2:]
     names = {line.partition(":")[0].strip() for line in lines} - {"lo"}
     if names or "net" in shared:
         return Protection(

@@ -173,6 +173,16 @@ def guest_root(uid: int) -> tuple[Steps, list[Tree]]:
     return steps, trees
 
 
+def far_root(uid: int) -> dict[str, Any]:
+    """The root on a far host, which has its own programs: what `guest.far_start` makes there."""
+    steps: Steps = [("dir", path, 0o755) for path in ("/opt", _NAMES)]
+    steps.append(("symlink", f"{_NAMES}/python", "/usr/bin/python3"))
+    steps += [step[:3] for step in _LAYOUT if not step[1].startswith("/dev") and step[1] != "/etc"]
+    steps += [("file", path, text.decode(), mode) for _, path, text, mode in _etc_files(uid)]
+    masked = [f"/proc/{name}" for name in _MASKED]
+    return {"steps": steps, "links": _USR_LINKS, "etc": _ETC_SHOWN, "masked": masked}
+
+
 def _etc_files(uid: int) -> Steps:
     users = {"root": 0, "sandbox": identity.SANDBOX_UID, "nobody": identity.NOBODY}
     if uid not in users.values():
