@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ringfence import Sandbox
-from tests.bombs import BOMBS, limits_of, set_off
+from ringfence import Limits, Sandbox
+from tests.bombs import BOMBS, MIB, limits_of, set_off
+from tests.features import require
+from tests.native.outside import children_of, init_pid, until
 
 _AT_ITS_LIMIT = (
     "out of memory",
@@ -16,19 +20,18 @@ _AT_ITS_LIMIT = (
 )
 _MEMORY = ("malloc", "shared mapping")
 
+# Files stay when the process that wrote them is killed for memory; in ever smaller pieces, to the last page.
+_FILL = """
+import os
+file = os.open('/tmp/x', os.O_CREAT | os.O_WRONLY)
+for size in (1 << 20, 1 << 16, 1 << 12):
+    if not os.fork():
+        while True: os.write(file, bytes(size))
+    os.wait()
+"""
 
-# PID 1 was killed in 13 of 20 sandboxes. The cause is presumed: the OOM killer passes over a dying
-# process once its pages are reaped, while its page tables are still charged.
-_ENDS_ITS_SANDBOX = pytest.mark.xfail(strict=False, reason="PID 1 may be killed for page tables")
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[_ENDS_ITS_SANDBOX] if "page tables" == name else [])
-        for name in BOMBS
-    ],
-)
+@pytest.mark.parametrize("name", BOMBS)
 def test_it_ends_itself_only(name: str) -> None:
     with Sandbox.create(backend="native", limits=limits_of("native")) as sandbox:
         told = set_off(sandbox, name, 20.0 if name in _MEMORY else 0.5)
@@ -36,3 +39,38 @@ def test_it_ends_itself_only(name: str) -> None:
     assert name == "loopback" or any(how in told for how in _AT_ITS_LIMIT), told
     if name in _MEMORY:
         assert told in ("out of memory", "told the program"), told
+
+
+def test_files_that_fill_the_memory_limit_end_no_sandbox() -> None:
+    """What takes memory next is the program that is started, and nothing that the sandbox needs."""
+    require("cgroup")
+    limits = Limits(memory_bytes=32 * MIB, disk_bytes=64 * MIB)
+    with Sandbox.create(backend="native", limits=limits) as sandbox:
+        assert sandbox.exec(["python3", "-c", _FILL]).oom_killed
+        for _ in range(10):
+            sandbox.exec(["true"])
+        sandbox.exec(["rm", "/tmp/x"])
+        assert b"alive\n" == sandbox.exec(["echo", "alive"]).stdout
+
+
+def test_pid_1_is_not_in_the_memory_limit_of_its_programs() -> None:
+    """And they are, whether they are started alone or beside others."""
+    require("cgroup v1")
+    with Sandbox.create(backend="native") as sandbox:
+        for _ in range(2):
+            sandbox.start(["sleep", "60"])
+        first = init_pid(sandbox)
+        assert until(lambda: 2 == len(_sleeping(first)))
+        programs = [_memory_cgroup(pid) for pid in _sleeping(first)]
+
+        assert all(each.startswith(f"{_memory_cgroup(first)}/ringfence.") for each in programs)
+
+
+def _sleeping(first: int) -> list[int]:
+    """The two, once they have begun."""
+    return [pid for pid in children_of(first) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+
+
+def _memory_cgroup(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return next(line.split(":", 2)[2] for line in lines if ":memory:" in line).rstrip("/")

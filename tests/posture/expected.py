@@ -16,8 +16,9 @@ OUTPUTS = {1: "pipe w", 2: "pipe w"}
 TERMINAL = dict.fromkeys(range(3), "/dev/pts/0 rw")
 
 # What PID 1 always holds: its three streams, the host's control socket, its signals, its own
-# likelihood to be killed for memory (see decision 0002), its own I/O counters, what it sleeps in, and where
-# programs ask for netlink sockets.
+# likelihood to be killed for memory (see decision 0002), its own I/O counters, what it sleeps in, where
+# programs ask for netlink sockets, and the memory cgroups of its programs and of itself (decision 0148).
+_NONE = "anon_inode:[eventfd] rw cloexec"
 LISTENER = "anon_inode:seccomp notify rw cloexec"
 INIT = {
     0: "/dev/null rw",
@@ -29,12 +30,24 @@ INIT = {
     6: "/proc/1/io r cloexec",
     7: "/memfd:ringfence-asleep (deleted) r cloexec",
     8: LISTENER,
+    9: _NONE,
+    10: _NONE,
 }
-# While it sleeps, these outlive execve(2), with what it knew before.
-ASLEEP = {
-    **{fd: text.removesuffix(" cloexec") for fd, text in INIT.items()},
-    9: "/memfd:known (deleted) rw",
-}
+
+
+def init(maker: int) -> dict[int, str]:
+    """What PID 1 holds, of a sandbox of the user `maker`."""
+    if maker or not os.path.exists("/sys/fs/cgroup/memory/tasks"):
+        return INIT
+    return {**INIT, 9: "/tasks w cloexec", 10: "/tasks w cloexec"}
+
+
+def asleep(maker: int) -> dict[int, str]:
+    """While it sleeps, these outlive execve(2), with what it knew before."""
+    held = {fd: text.removesuffix(" cloexec") for fd, text in init(maker).items()}
+    return {**held, 11: "/memfd:known (deleted) rw"}
+
+
 # And for each running exec: where its end is reported and, where something else ran already when
 # it was started, whether it ever began.
 REPORT = "socket rw cloexec"

@@ -172,8 +172,11 @@ def _file(proc: Path, fd: str) -> str:
 
 
 def anonymous(files: dict[int, str]) -> dict[int, str]:
-    """The same without the numbers of pipes and sockets."""
-    return {fd: re.sub(r":\[\d+\]", "", text) for fd, text in files.items()}
+    """The same without the numbers of pipes and sockets, and the names of cgroups."""
+    return {
+        fd: re.sub(r":\[\d+\]|^/sys/fs/cgroup/.*(?=/tasks )", "", text)
+        for fd, text in files.items()
+    }
 
 
 def _limits(proc: Path) -> dict[str, str]:

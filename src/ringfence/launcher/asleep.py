@@ -13,17 +13,21 @@ import marshal
 import posix as os
 
 from ..linux import privileges
+from . import cgroups
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, Shape
 
 # What PID 1 holds, for good: where the host speaks, SIGCHLD, its rank for the OOM killer, its counts of
-# bytes, the program, and where programs ask for netlink sockets (something that never has anything to
-# read where they cannot); while it sleeps, also what it knows.
-CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, KNOWN = range(3, 10)
+# bytes, the program, where programs ask for netlink sockets (something that never has anything to read
+# where they cannot), and the cgroups of `cgroups.around`; while it sleeps, also what it knows.
+CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, INNER, OUTER, KNOWN = range(3, 12)
 NAME = b"ringfence-init"
-_KNOWN = ("tag_key", "netlink_sockets", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests")
+_KNOWN = (
+    *("tag_key", "netlink_sockets", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests"),
+    "programs_cgroup",
+)
 
 
 def fall(plan: Plan) -> None:
@@ -33,7 +37,7 @@ def fall(plan: Plan) -> None:
         BlockingIOError: It is not there yet.
         OSError: We are still awake, and as before.
 
-    Precondition: this process has no children, and only the descriptors up to `LISTENER`.
+    Precondition: this process has no children, and only the descriptors up to `OUTER`.
     Source: execveat(2), AT_EMPTY_PATH.
     """
     if not fcntl.fcntl(PROGRAM, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
@@ -65,6 +69,11 @@ def wake() -> Plan:
     return known
 
 
+def apart(plan: Shape) -> cgroups.Apart:
+    """The cgroups that PID 1 and its programs are in."""
+    return cgroups.Apart((INNER, OUTER) if plan["programs_cgroup"] else ())
+
+
 def _pass_on(inheritable: bool) -> None:
-    for fd in (CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER):
+    for fd in range(CONTROL, KNOWN):
         os.set_inheritable(fd, inheritable)

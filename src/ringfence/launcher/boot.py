@@ -40,7 +40,7 @@ _CONTROL, _SIGNAL, _OOM_SCORE, _IO = asleep.CONTROL, asleep.SIGNAL, asleep.OOM_S
 _LISTENER = asleep.LISTENER
 # What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
 # our mount and PID namespace. The first of them tells who owns both.
-_TOLD = range(asleep.LISTENER + 1, asleep.LISTENER + 4)
+_TOLD = range(asleep.KNOWN, asleep.KNOWN + 3)
 _GO = _TOLD[-1] + 1
 # And up: the plan's own mounts, where they had to be opened in the host's view of files.
 _TREES = _GO + 1
@@ -75,6 +75,7 @@ class Boot:
         self.template_trees, self.template_steps = template
         self.pid = b""
         self.trees: list[int] = []
+        self.around: list[int] = []  # open: see `cgroups.around`
         self.rehearses = False
 
     def run(self, *, warm: bool, rehearses: bool = True) -> NoReturn:
@@ -140,8 +141,9 @@ class Boot:
     def take_place(self, tasks: list[int]) -> None:
         """Join our cgroups, hide their names, and take ids of our own."""
         shape = self.shape
-        cgroups.join(tasks)
-        namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+        if shape["programs_cgroup"]:
+            self.around = [tasks.pop(-2), tasks.pop()]
+        self.join(tasks, cgroups.Apart(tuple(self.around)))
         if not shape["deny_setgroups"]:
             os.setgroups([])
         # Unmapped ids cannot create files (EOVERFLOW): take mapped ones before the first mkdir.
@@ -149,6 +151,13 @@ class Boot:
         os.setresuid(*[shape["setup_uid"]] * 3)
         # The change of ids hid our own /proc files from us; no guest exists yet.
         privileges.set_dumpable(True)
+
+    def join(self, tasks: list[int], apart: cgroups.Apart) -> None:
+        """Join cgroups and hide the names of all: what programs see as the top is where they are."""
+        apart.enter()
+        cgroups.join(tasks)
+        namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+        apart.leave()
 
     def hold_only(self, pidfd: int, oom_score_fd: int) -> None:
         """Open what PID 1 needs for good while it is still ours to open, and close everything else."""
@@ -161,8 +170,9 @@ class Boot:
         go = self.go.detach()
         first = self.control or self.offer
         control = go if first is None else first.detach()
-        no_listener = os.eventfd(0, os.EFD_CLOEXEC)  # so that none of these gets its number
-        held = [control, signal_fd, oom_score_fd, io_fd, self.bed, no_listener]
+        # So that nothing else gets the numbers of the listener, and of cgroups that there are not.
+        absent = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1 if self.around else 3)]
+        held = [control, signal_fd, oom_score_fd, io_fd, self.bed, *absent, *self.around]
         wanted = [*held, *told, go, *self.trees]
         try:
             kept = descriptors.pack(wanted)
@@ -206,8 +216,7 @@ class Boot:
             self.control = wire.adopt(_CONTROL)
         if count:
             # Cgroups that only this plan has; their names could else be seen from inside.
-            cgroups.join(fds[:count])
-            namespaces.unshare(namespaces.CLONE_NEWCGROUP)
+            self.join(fds[:count], asleep.apart(self.shape))
         self.trees += fds[count:]
 
     # -- the second half ------------------------------------------------------------------------
@@ -240,7 +249,7 @@ class Boot:
         # that user namespace, and not any longer to the host's: such a PID 1 stays what it is.
         sleep = None if plan["id_helpers"] else asleep.fall
         held = _SIGNAL, _OOM_SCORE, _IO, _LISTENER
-        init.Init(plan, self.control, *held, sleep=sleep).run()
+        init.Init(plan, self.control, *held, apart=asleep.apart(plan), sleep=sleep).run()
 
 
 def offered(timeout_ms: int | None = None) -> bool:

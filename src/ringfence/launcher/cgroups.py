@@ -6,6 +6,10 @@ import errno
 import posix as os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .plan import Shape
+
 _PATIENCE_S, _PAUSE_S = 1.0, 0.005
 
 
@@ -62,6 +66,39 @@ def open_tasks(directories: list[str]) -> list[int]:
     `cgroup.procs` waits for an RCU grace period, 8 to 20 ms on an idle machine.
     """
     return [os.open(d + "/tasks", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
+
+
+def around(shape: Shape) -> list[str]:
+    """Where the programs of a sandbox are, and where its PID 1 is, if these are two."""
+    inner = shape["programs_cgroup"]
+    return [inner, inner.rpartition("/")[0]] if inner else []
+
+
+class Apart:
+    """The two cgroups of `around`, for a PID 1 that starts a program in the first and stays in the second.
+
+    Where it were in the first, whatever it asks for when memory has run out there could kill it, and the
+    sandbox with it: the page tables of what was killed are charged until an RCU grace period is over.
+
+    Args:
+        descriptors: Of `open_tasks`; none: there are no two.
+    """
+
+    def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
+        self._descriptors = descriptors
+
+    def enter(self) -> None:
+        """Move the caller to where programs are."""
+        if self._descriptors:
+            os.write(self._descriptors[0], b"0")
+
+    def leave(self) -> None:
+        """Move the caller back. What cannot be undone is left: a program has started."""
+        try:
+            if self._descriptors:
+                os.write(self._descriptors[1], b"0")
+        except OSError:
+            pass
 
 
 def open_procs(directories: list[str], version: int) -> list[int]:

@@ -17,6 +17,7 @@ import time
 
 from ..linux import libc
 from . import (
+    cgroups,
     file_locks,
     forked,
     netlink_sockets,
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
-_PREFER_FOR_OOM, _OWN_OOM_SCORE = b"500", b"0"
+_PREFER_FOR_OOM = b"500"
+SPARED = b"-1000"  # by the OOM killer: include/uapi/linux/oom.h, OOM_SCORE_ADJ_MIN
+# While nothing can be killed for memory, and none is free: until what has ended has given it back.
+_FULL_S = 0.005
+_DYING_S = 1.0  # for what an ended exec has left
 # Until there is something to sleep in: see `beds`.
 _NOT_YET_S, _TRIES = 0.5, 8
 _LOOPBACK = {4: (socket.AF_INET, "127.0.0.1"), 6: (socket.AF_INET6, "::1")}
@@ -79,10 +84,14 @@ class Init:
         io_fd: int,
         listener_fd: int = -1,
         *,
+        apart: cgroups.Apart | None = None,
         sleep: Callable[[Plan], None] | None = None,
     ) -> None:
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
         self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
+        self.own_score = self._find_own_score()
+        self.apart = apart or cgroups.Apart()
+        self.is_full = False  # of memory, before the next exec
         self.io_read_here = 0
         self.execs: dict[int, Exec] = {}  # by number
         self.by_pid: dict[int, Exec] = {}
@@ -100,23 +109,44 @@ class Init:
             self.poll.register(listener_fd, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the host goes away."""
+        """Serve until the host goes away, and without memory of our own no less."""
+        is_needed = True
+        while is_needed:
+            try:
+                is_needed = self._take_turn()
+            except OSError as exc:
+                if exc.errno != errno.ENOMEM:
+                    raise
+                self._reap_without_memory()
+
+    def _take_turn(self) -> bool:
+        """Do what there is to do; False: the host has gone away."""
+        ready = self.poll.poll(self._timeout_ms())
+        self._rest(bool(ready))
+        self._enforce_deadlines()
+        for fd, _event in ready:
+            if fd == self.signal_fd:
+                os.read(self.signal_fd, 4096)
+                self._reap()
+            elif fd == self.netlink.listener_fd:
+                self.netlink.serve_one()
+            elif not self._serve_one():
+                return False
+        if self.watchdog.is_on:
+            self.watchdog.look()
+        for pid in self.file_locks.look():
+            self._kill_owner(pid)
+        return True
+
+    def _reap_without_memory(self) -> None:
+        """The signal that told of ended processes may be read already: reap them as soon as may be."""
         while True:
-            ready = self.poll.poll(self._timeout_ms())
-            self._rest(bool(ready))
-            self._enforce_deadlines()
-            for fd, _event in ready:
-                if fd == self.signal_fd:
-                    os.read(self.signal_fd, 4096)
-                    self._reap()
-                elif fd == self.netlink.listener_fd:
-                    self.netlink.serve_one()
-                elif not self._serve_one():
-                    return
-            if self.watchdog.is_on:
-                self.watchdog.look()
-            for pid in self.file_locks.look():
-                self._kill_owner(pid)
+            time.sleep(_FULL_S)
+            try:
+                return self._reap()
+            except OSError as exc:
+                if exc.errno != errno.ENOMEM:
+                    raise
 
     def _rest(self, has_work: bool) -> None:
         """Give back what a PID 1 without work does not need, once it has had none for a while."""
@@ -168,6 +198,9 @@ class Init:
             return True
         if verb == "try":
             self._try(fds, *args)
+            return True
+        if verb == "await_memory":
+            self._await_memory(fds[0], *args)
             return True
         reply = wire.adopt(fds[0]) if fds else None
         try:
@@ -253,12 +286,41 @@ class Init:
         paths = programs.candidates(argv[0], env)
         self._oom_score(_PREFER_FOR_OOM)
         try:
-            if has_children():
-                run.pid, run.failure_fd = forked.start(paths, argv, env, actions)
+            if self.is_full or has_children():
+                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, self.apart.enter)
             else:
-                run.pid = programs.spawn_first(paths, argv, env, actions)
+                run.pid = self._spawn_first(paths, argv, env, actions)
         finally:
-            self._oom_score(_OWN_OOM_SCORE)
+            self.is_full = False
+            self._oom_score(self.own_score)
+
+    def _spawn_first(
+        self, paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]
+    ) -> int:
+        """Start what runs alone. It shares our memory until it has begun, so we go where it is to be."""
+        self.apart.enter()
+        try:
+            return programs.spawn_first(paths, argv, env, actions)
+        finally:
+            self.apart.leave()
+
+    def _await_memory(self, usage_fd: int, most: int, until: float) -> None:
+        """Before an exec: wait for what the kernel has yet to give back of processes that it has killed."""
+        self.is_full = True
+        try:
+            while int(os.pread(usage_fd, 32, 0)) > most and time.monotonic() < until:
+                time.sleep(_FULL_S)
+        finally:
+            os.close(usage_fd)
+
+    def _find_own_score(self) -> bytes:
+        if self.oom_score_fd < 0:
+            return b"0"
+        try:
+            self._oom_score(SPARED)
+        except PermissionError:
+            return b"0"
+        return SPARED
 
     def _oom_score(self, score: bytes) -> None:
         if self.oom_score_fd >= 0:
@@ -409,7 +471,15 @@ class Init:
         if run is not None:
             self._kill(run, wire.KILLED_BY_REQUEST)
         else:
-            self._kill_tree(processes.TAG_BASE - number)  # what it left running in the background
+            self._end_rest(processes.TAG_BASE - number)
+
+    def _end_rest(self, tag: int) -> None:
+        """Kill what an ended exec has left, and reap it: until then it counts against the limits."""
+        doomed, until = self._kill_tree(tag), time.monotonic() + _DYING_S
+        while doomed and time.monotonic() < until:
+            time.sleep(0.001)
+            self._reap()
+            doomed = {pid for pid in doomed if processes.tag_of(pid) == tag}
 
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""

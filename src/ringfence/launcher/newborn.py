@@ -6,6 +6,7 @@ import posix as os
 
 from ..linux import namespaces
 from . import boot, cgroups, wire
+from .init import SPARED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Newborn:
         try:
             if shape["cgroup_version"] == 1:
                 cgroups.make(shape["cgroup_dirs"], shape["cgroup_values"])
-                tasks = cgroups.open_tasks(shape["cgroup_dirs"])
+                tasks = cgroups.open_tasks(shape["cgroup_dirs"] + cgroups.around(shape))
+            spare(self.pid)
             self.map_ids(shape)
             # With it, its own pidfd, for the host: one wake-up of the host is enough.
             wire.send_raw(self.go, b"%d" % self.pid, [self.pidfd, *tasks])
@@ -113,6 +115,24 @@ def _clone_into(shape: Shape) -> tuple[int, int]:
 def namespace_owner(ids: Ids) -> int:
     """The host id of the first user inside: of no other sandbox, and never root's."""
     return namespaces.parse_id_map(ids["uid_map"])[0][1]
+
+
+def spare(pid: int) -> None:
+    """Let the OOM killer pass PID 1 by, where the host's root may say so.
+
+    The page tables of a process that it has killed stay charged until an RCU grace period is over: Linux
+    frees them by call_rcu(). Until then PID 1 is alone at the limit, and whatever it asks for kills it.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, SPARED)
+    except OSError:
+        pass  # without CAP_SYS_RESOURCE on the host
+    finally:
+        os.close(fd)
 
 
 def prefer(pid: int) -> None:

@@ -23,5 +23,5 @@ def main() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
     plan, control = asleep.wake(), wire.adopt(asleep.CONTROL)
     held = asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO, asleep.LISTENER
-    init.Init(plan, control, *held, sleep=asleep.fall).run()
+    init.Init(plan, control, *held, apart=asleep.apart(plan), sleep=asleep.fall).run()
     os._exit(0)

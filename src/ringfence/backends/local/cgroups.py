@@ -20,6 +20,7 @@ _SOME_SECONDS = 5.0  # for processes that were killed to be gone
 _HOST_LEAF = "ringfence-host"  # no sandbox's, so never swept: what runs in it may be the user's
 _PERIOD_US = 100_000
 _PIECE = 1 << 14
+_TO_START_BYTES = 4 << 20
 MEMORY_AND_SWAP = "/memory.memsw.limit_in_bytes"
 # v1 counts the buffers of TCP and UDP, on loopback too, apart, and only where this is set.
 SOCKETS = "/memory.kmem.tcp.limit_in_bytes"
@@ -141,6 +142,16 @@ class Group:
         self._quota = 0
 
     @property
+    def of_programs(self) -> str:
+        """What PID 1 can stay out of, while all that it starts is in it; empty where there is no such.
+
+        The memory limit, in version 1: there a process moves itself by a descriptor in 4 us. Version 2 would
+        wait for a grace period, and wants a cgroup beside it for PID 1.
+        """
+        memory = self.paths.get("memory", "") if self.version == 1 else ""
+        return memory if list(self.paths.values()).count(memory) == 1 else ""
+
+    @property
     def quota(self) -> int:
         """Of the processor, in microseconds of each period; 0 for none."""
         return self._quota
@@ -198,6 +209,23 @@ class Group:
         """Nothing stays open any more."""
         if path := self._oom_path():
             reread.forget(path)
+
+    def open_if_full(self) -> tuple[int, int] | None:
+        """Where less memory is free than a program takes to start: a file that says how much is used, open.
+
+        Returns:
+            The descriptor, the caller's to close, and how much it should say at most; None: enough is free.
+        """
+        if not self.version:
+            return None
+        base = self.paths["" if self.version == 2 else "memory"]
+        names = ("current", "max") if self.version == 2 else ("usage_in_bytes", "limit_in_bytes")
+        most, used = _number(f"{base}/memory.{names[1]}"), self.memory_bytes()
+        if most is None or used is None or used + _TO_START_BYTES <= most:
+            return None
+        return os.open(
+            f"{base}/memory.{names[0]}", os.O_RDONLY | os.O_CLOEXEC
+        ), most - _TO_START_BYTES
 
     def _oom_path(self) -> str:
         if self.version == 2:

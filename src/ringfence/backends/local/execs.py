@@ -293,6 +293,12 @@ class LocalExec:
                 hint="end some, raise limits.pids, or raise `ulimit -u` of this process",
                 retryable=True,
             )
+        elif report.spawn_errno == errno.ENOMEM:
+            self._problem = ExecError(
+                "the sandbox is at its memory limit",
+                hint="end programs, remove files of its own, or raise limits.memory_bytes",
+                retryable=True,
+            )
         elif report.spawn_errno == 7:
             self._problem = InvalidRequest(
                 "argv and env are too long for this kernel",

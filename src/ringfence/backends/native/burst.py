@@ -38,7 +38,7 @@ MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes
 # Of a plan: what is drawn for each sandbox; and the template, which the kind tells already.
 _EACH_ONES_OWN = (
     *("id", "uid_map", "gid_map", "cgroup_dirs", "cgroup_values", "tag_key", "seccomp", "waits"),
-    "template",
+    *("programs_cgroup", "template"),
 )
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
@@ -264,6 +264,7 @@ class Burst:
         group = cgroups.Group(self._backend.layout(), name, cpus=False)
         size = sizes.sizes(draft.spec, host())
         shape["cgroup_dirs"] = ahead.directories = group.directories
+        shape["programs_cgroup"] = group.of_programs
         shape["cgroup_values"] = group.values(Limits(), size.memory_bytes, size.pids)
         ahead.values = shape["cgroup_values"]
         shape["trees"], shape["placeholders"], shape["note"] = [], [], ""

@@ -85,6 +85,7 @@ def plan_limits(
     name = cgroups.group_name(plan["id"], backend.label())
     group = cgroups.Group(layout, name, cpus=bool(spec.limits.cpus))
     plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
+    plan["programs_cgroup"] = group.of_programs
     plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
     if spec.limits.cpus and not group.holds_cpus:
         planner.require_allowed(

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 _ASK_S = 30.0
+_GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has killed
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
@@ -84,6 +85,10 @@ class NativeSandbox(InCgroup):
         self.created = time.monotonic()
         self.count = 0  # of execs so far
         self.runs: dict[int, LocalExec] = {}
+        self._kills_seen, self._killed_at = (
+            0,
+            0.0,
+        )  # for want of memory: how many, and when the last was seen
         self.was_paused = False  # by an earlier process, as far as it came
         self.network = NativeNetwork(self, [], draft.trusted)
         self._environment = environment(self.spec, self.network.environment())
@@ -129,7 +134,10 @@ class NativeSandbox(InCgroup):
 
     def oom_kills(self) -> int | None:
         """Every exec asks twice."""
-        return self.group.oom_kills(again=self.pidfd >= 0)
+        count = self.group.oom_kills(again=self.pidfd >= 0)
+        if count and count != self._kills_seen:
+            self._kills_seen, self._killed_at = count, time.monotonic()
+        return count
 
     def cpu_ns(self) -> int | None:
         """As `stats` says, but it asks for nothing else."""
@@ -181,14 +189,15 @@ class NativeSandbox(InCgroup):
         with self._order:
             self.count += 1
             number = self.count
-            run = LocalExec(
-                self, number, control, ours, outer, self.oom_kills(), request.argv[0], cwd
-            )
+            kills = self.oom_kills()
+            run = LocalExec(self, number, control, ours, outer, kills, request.argv[0], cwd)
             run.uid = uid if uid != self.uid else None
             run.label, run.is_terminal = label, request.pty is not None
             self.runs[number] = run
             try:
                 self.backend.keeping.begin_exec(self, run)
+                if kills and control is self.control:
+                    self._await_memory()
                 self.send(("exec", number, *rest), [theirs.fileno(), *inner], control)
             except BaseException:
                 run.close()
@@ -203,6 +212,15 @@ class NativeSandbox(InCgroup):
         if request.pty is not None:
             run.take_terminal()
         return run
+
+    def _await_memory(self) -> None:
+        """Have PID 1 start the next program when there is memory for it again."""
+        until = self._killed_at + _GIVEN_BACK_S
+        if time.monotonic() < until and (full := self.group.open_if_full()):
+            try:
+                self.tell("await_memory", full[1], until, fds=[full[0]])
+            finally:
+                os.close(full[0])
 
     def _lend(self, pipes: list[int], uid: int) -> None:
         """A pipe belongs to who made it, and only its owner may open it anew, as /dev/stdout."""
