@@ -147,3 +147,14 @@ def test_who_asks_for_an_image_is_told_who_starts_from_one() -> None:
         Sandbox.create(backend="bubblewrap", image="mine:1")
 
     assert "native, gvisor, microvm and docker" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["disk_bytes", "inodes"])
+def test_who_asks_for_a_quota_is_told_why_there_is_none(name: str) -> None:
+    """The reason is the files, with cgroups and without."""
+    backend = CommandBackend(launchers.bubblewrap())
+    with pytest.raises(Unsupported, match="no quota") as refused:
+        Sandbox.create(backend=backend, limits={name: 4 << 20})
+
+    assert f"limits.{name}" == refused.value.field
+    assert "cgroup" not in str(refused.value)

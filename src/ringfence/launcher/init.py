@@ -17,7 +17,6 @@ import time
 
 from ..linux import libc
 from . import (
-    cgroups,
     file_locks,
     forked,
     netlink_sockets,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .cgroups import Apart
     from .plan import Plan
 
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
@@ -84,13 +84,13 @@ class Init:
         io_fd: int,
         listener_fd: int = -1,
         *,
-        apart: cgroups.Apart | None = None,
+        apart: Apart | None = None,
         sleep: Callable[[Plan], None] | None = None,
     ) -> None:
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
         self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
         self.own_score = self._find_own_score()
-        self.apart = apart or cgroups.Apart()
+        self.apart = apart  # None: programs are where we are
         self.is_full = False  # of memory, before the next exec
         self.io_read_here = 0
         self.execs: dict[int, Exec] = {}  # by number
@@ -287,7 +287,8 @@ class Init:
         self._oom_score(_PREFER_FOR_OOM)
         try:
             if self.is_full or has_children():
-                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, self.apart.enter)
+                join = self.apart.enter if self.apart else None
+                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, join)
             else:
                 run.pid = self._spawn_first(paths, argv, env, actions)
         finally:
@@ -298,6 +299,8 @@ class Init:
         self, paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]
     ) -> int:
         """Start what runs alone. It shares our memory until it has begun, so we go where it is to be."""
+        if self.apart is None:
+            return programs.spawn_first(paths, argv, env, actions)
         self.apart.enter()
         try:
             return programs.spawn_first(paths, argv, env, actions)

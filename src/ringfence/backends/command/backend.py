@@ -8,6 +8,7 @@ import subprocess
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...launcher.cgroups import remove
+from ...model import capabilities as can
 from ...model.spec import SandboxSpec
 from ..local import agent_code, cgroups, identity, template
 from ..local.agents import (
@@ -32,7 +33,7 @@ from .sandbox import CommandSandbox, end, inodes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ...egress.client import Egress
     from ...model.capabilities import BackendReport
@@ -52,7 +53,6 @@ class CommandBackend(AgentBackend):
     """
 
     not_strong = "a launcher shares the host's kernel"
-    no_limits = "no cgroup holds it: its files are in a directory of the host's"
     not_root = "a launcher maps one user, who is not root"
     no_images = "a launcher shows the host's programs"
 
@@ -101,6 +101,14 @@ class CommandBackend(AgentBackend):
     def check(self, spec: SandboxSpec) -> None:
         self.layout()
         super().check(spec)
+
+    def refuse_limits(self, spec: SandboxSpec, names: Sequence[str], why: str) -> None:
+        """Each with the reason that the report gives."""
+        from .report import lacking
+
+        reasons = lacking(self)
+        for name in names:
+            super().refuse_limits(spec, [name], reasons.get(can.LIMITED_BY[name], why))
 
     # -- provisioning -----------------------------------------------------------------------
 

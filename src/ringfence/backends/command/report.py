@@ -30,7 +30,7 @@ _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.O
 _STOPPING = (can.SUSPEND, can.RESUME, can.SUSPEND_ON_IDLE)
 _NONE_DOES = "no launcher does"
 _NO_LIMIT = 1 << 60  # version 1 has a number for it
-_ON_DISK = "its files are in a directory of the host's"
+_ON_DISK = "a launcher's files are in a directory of the host, which has no quota for them"
 _LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT)
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the command backend gives its launchers no network",
