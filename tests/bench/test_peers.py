@@ -13,7 +13,7 @@ import pytest
 
 from ringfence.bench.peers import gather, oci
 from ringfence.bench.peers.gather import Gathered
-from ringfence.bench.peers.peer import CommandPeer
+from ringfence.bench.peers.peer import CommandPeer, PeerMissingError, call
 from ringfence.bench.rows import Missing
 
 
@@ -49,6 +49,29 @@ def test_a_peer_that_fails_at_first_is_missing_with_its_last_words(tmp_path: Pat
 
     with Gathered({"jail": lambda _: CommandPeer("jail", broken)}) as gathered:
         assert [Missing("jail", "no permission")] == gathered.missing
+
+
+def test_a_peer_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """As `pasta` does: a child in a session of its own, whose parent waits for it."""
+    marks = tmp_path / "marks"
+    hanging = _program(
+        tmp_path / "hanging",
+        f"sleep 1000 & echo $! >>{marks}; setsid sleep 1000 & echo $! >>{marks}; wait",
+    )
+
+    with pytest.raises(PeerMissingError, match=r"^did not end within 3 s$"):
+        call(hanging, "a program's whole text", patience_s=3)
+
+    pids = [int(line) for line in marks.read_text().split()]
+    assert 2 == len(pids)
+    assert [] == [pid for pid in pids if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_everything_opened_is_closed_backwards_even_after_an_error() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Launched:
@@ -13,6 +19,34 @@ class Launched:
         ours = [pid for pid in parents if _descends(pid, os.getpid(), parents)]
         self.sandboxed = [pid for pid in ours if _is_nested(pid)]
         self.serving = [pid for pid in ours if pid not in set(self.sandboxed)]
+
+
+def end_tree(leader: int) -> None:
+    """Kill the leader of a session, its descendants, and whoever else is in its session."""
+    stopped: set[int] = set()
+    # Stopped first: the children of a process that is killed are nobody's descendants any more.
+    while fresh := _tree(leader) - stopped:
+        _signal(fresh, signal.SIGSTOP)
+        stopped |= fresh
+    _signal(stopped, signal.SIGKILL)
+
+
+def _tree(leader: int) -> set[int]:
+    parents = _parents()
+    return {pid for pid in parents if _descends(pid, leader, parents) or _session(pid) == leader}
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def pss_bytes(pid: int) -> int:

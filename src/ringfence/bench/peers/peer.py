@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from typing import Protocol
 
+from ..processes import end_tree
+
 _PATIENCE_S = 60.0
 
 
@@ -42,26 +44,36 @@ def program(name: str) -> str:
     return found
 
 
-def call(*argv: str, stdin: bytes | None = None) -> bytes:
+def call(*argv: str, stdin: bytes | None = None, patience_s: float = _PATIENCE_S) -> bytes:
     """Run a peer's command to its end; its standard output.
 
     Raises:
-        PeerMissingError: It failed, with the last line that it said about it.
+        PeerMissingError: It failed, with the last line that it printed about it, or hung.
     """
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            argv, input=stdin, capture_output=True, timeout=_PATIENCE_S, check=False
+        # A session of its own, by which everything that the peer started is found if it hangs.
+        process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise PeerMissingError(str(exc)) from exc
-    if done.returncode:
-        raise PeerMissingError(_reason(done))
-    return done.stdout
+    except OSError as exc:
+        raise PeerMissingError(f"{argv[0]}: {exc.strerror}") from exc
+    with process:
+        try:
+            output, errors = process.communicate(stdin, patience_s)
+        except BaseException as exc:
+            end_tree(process.pid)
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            raise PeerMissingError(f"did not end within {patience_s:g} s") from exc
+    if process.returncode:
+        raise PeerMissingError(_reason(process.returncode, errors or output))
+    return output
 
 
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:200] if lines else f"exit status {done.returncode}"
+def _reason(status: int, output: bytes) -> str:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else f"exit status {status}"
 
 
 class CommandPeer:
