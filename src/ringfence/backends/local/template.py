@@ -32,12 +32,16 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What programs of /usr need from /etc, and nothing that tells about this host's users or secrets.
 _ETC_SHOWN = (
+    "ImageMagick-6",
+    "ImageMagick-7",
     "alternatives",
+    "chromium.d",
     "crypto-policies",
     "fonts",
     "java-11-openjdk",
     "java-17-openjdk",
     "java-21-openjdk",
+    "java-25-openjdk",
     "ld.so.cache",
     "pki",
     "services",
