@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
@@ -125,9 +126,13 @@ def program(name: str) -> str | None:
 
 def require(feature: str) -> None:
     """Go on only where `feature` is there: else skip by name, or fail in CI."""
-    if has(feature):
-        return
+    if not has(feature):
+        lack(feature, optional=feature in NEVER_A_FAILURE)
+
+
+def lack(feature: str, *, optional: bool = False) -> NoReturn:
+    """Skip the test because this machine lacks `feature`; in CI fail it, unless it is optional."""
     reason = f"this machine lacks: {feature}"
-    if os.environ.get("CI") and feature not in NEVER_A_FAILURE:
+    if os.environ.get("CI") and not optional:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The whole test suite. As root: all of it as root and, at the same time, again as an unprivileged user, whose
-# output is shown when root's is done. Arguments go to pytest.
+# output is shown when root's is done. Arguments go to pytest. As root it first installs what the tests need (needs.sh).
 # At most five that failed run once more, alone: one that passes then is named FLAKY (docs/decisions/0063).
 # The last line is "N passed, N failed, N skipped"; a part that cannot run here is one skip, and in CI one failure.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
+. tools/needs.sh
 . tools/again.sh
 
 reports=build/reports
@@ -110,6 +111,7 @@ report_rootless() {  # pytest arguments
 }
 
 stage='' rootless=''
+add_needs
 if add_dev_tools; then
   if [ "$(id -u)" = 0 ]; then
     run_both "$@"

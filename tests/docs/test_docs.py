@@ -15,6 +15,7 @@ from tests.docs.conftest import Reader
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = {"console", "python", "output"}
+NEEDS = {"docs/how-to/browsers.md": "chromium"}
 NOT_RUN = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
     for page in PAGES
@@ -38,6 +39,8 @@ def test_page_runs_as_printed(page: Path, reader: Reader, require: Callable[[str
     if not blocks:
         return
     require("user namespaces")
+    if feature := NEEDS.get(_name(page)):
+        require(feature)
 
     for block in blocks:
         if "console" == block.language:

@@ -1,0 +1,55 @@
+# Sourced after env.sh: what the tests need of the machine. As root on Debian it is installed, but only what is missing.
+# RINGFENCE_TEST_INSTALL=no leaves the machine as it is: the tests then skip what they miss, by name.
+# shellcheck shell=bash
+
+# COMMAND-OR-FILE:PACKAGE; of a file, a glob is enough. tests/programs/programs.toml names what its programs need besides.
+needs="wget:wget node:nodejs npm:npm javac:default-jdk-headless psql:postgresql-client ssh-keyscan:openssh-client
+  busybox:busybox-static docker-registry:docker-registry /usr/sbin/sshd:openssh-server /usr/lib/postgresql/*/bin/initdb:postgresql
+  git:git curl:curl ip:iproute2 openssl:openssl gcc:gcc make:make bwrap:bubblewrap lxc-start:lxc strace:strace setpriv:util-linux
+  newuidmap:uidmap runsc:runsc dockerd:docker.io qemu-system-x86_64:qemu-system-x86 /usr/include/stdio.h:libc6-dev"
+
+missing_packages() {  # prints them, one a line
+  local need python
+  for need in $(set -f; echo $needs); do
+    case $need in
+      /*) compgen -G "${need%:*}" >/dev/null ;;
+      *) command -v "${need%:*}" >/dev/null ;;
+    esac || echo "${need##*:}"
+  done
+  python=$(find_python) && "$python" tools/programs.py --missing
+}
+
+may_install() { [ "$(id -u)" = 0 ] && [ "${RINGFENCE_TEST_INSTALL:-}" != no ] && command -v apt-get >/dev/null; }
+
+add_packages() {
+  local packages
+  packages=$(missing_packages | sort -u | grep -v -e / -e '^$') || return 0
+  # shellcheck disable=SC2086
+  apt_install $packages || tail -n 5 build/apt.log
+}
+
+add_needs() {
+  may_install || return 0
+  mkdir -p build
+  add_packages
+  # A kernel for the guests of microVMs, where tests look for it and users do not.
+  tools/guest_kernel.sh /var/cache/ringfence-tests/kernel || true
+  # A real launcher for the command backend, and those of browsers; where they cannot be had, their tests say so.
+  command -v codex >/dev/null || tools/conformance.sh codex --install || true
+  add_browser_launchers || true
+}
+
+# Where a sandbox sees them, too. Neither brings a browser along: the tests start Debian's Chromium.
+add_browser_launchers() {
+  local place=/usr/local/lib/ringfence-tests
+  if [ ! -d $place/playwright/playwright ]; then
+    say "installing Playwright"
+    add_pip; .venv/bin/python -m pip --python /usr/bin/python3 install -q --root-user-action ignore --no-compile \
+      --target $place/playwright playwright==1.65.2 >>build/pip.log 2>&1 || return 1
+    rm -f $place/playwright/playwright/driver/node # Debian's serves, and is 80 MB less
+  fi
+  if [ ! -d $place/puppeteer/node_modules/puppeteer-core ]; then
+    say "installing Puppeteer"
+    npm install --silent --no-audit --no-fund --prefix $place/puppeteer puppeteer-core@24.43.1 >/dev/null
+  fi
+}
