@@ -140,7 +140,7 @@ unpack_sources() {  # NAME
 
 run() {  # NAME, then pytest arguments
   local name=$1 home=$stage/home-$1 cache=$stage/home-$1/cache packages directory backend status become=("${become[@]}"); shift
-  if [ "$name" = "$suite_of_users" ]; then
+  if [[ " $suites_of_users " = *" $name "* ]]; then
     [ ${#become_ranged[@]} = 0 ] || become=("${become_ranged[@]}")
     [ -z "$no_ranges" ] || set -- "$@" "--deselect=$test_of_users"
   fi
@@ -180,9 +180,10 @@ elif [ -n "${LOCK:-}" ]; then
   for name in "${names[@]}"; do [ "$name" != "$(packages_of "$name")" ] || lock "$name" || failed=$((failed + 1)); done
 else
   make_stage
-  if [[ " ${names[*]} " = *" $suite_of_users "* ]]; then
-    if has_ranges; then no_ranges=''; else cannot_run "$suite_of_users, $test_of_users" "$no_ranges"; fi
-  fi
+  for name in $suites_of_users; do
+    [[ " ${names[*]} " = *" $name "* ]] || continue
+    if has_ranges; then no_ranges=''; else cannot_run "$name, $test_of_users" "$no_ranges"; fi
+  done
   say "installing ${names[*]}"
   for name in "${names[@]}"; do rm -f "build/suite-$name".{log,xml}; done
   for name in $(for name in "${names[@]}"; do packages_of "$name"; done | sort -u); do

@@ -363,4 +363,4 @@ def test_only_what_needs_certificates_reads_them(
     monkeypatch.setattr(ssl, "create_default_context", None)
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", None)
     with Client(f"unix:{daemon.socket}") as client:
-        assert client.health()
+        assert client.health().ok

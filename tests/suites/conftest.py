@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from contextlib import ExitStack
 
 import pytest
+
+from tests.suites import places, remote
 
 # The ordinary test run has none of these packages.
 collect_ignore_glob = [] if os.environ.get("RINGFENCE_SUITE") else ["*/test_*.py"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """NAME-remote: whatever the suite makes is a server's. Modules ask for it while they are imported."""
+    if os.environ.get("RINGFENCE_SUITE", "").endswith("-remote"):
+        stack = ExitStack()
+        os.environ[places.SERVER] = stack.enter_context(remote.serving())
+        config.add_cleanup(stack.close)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Some is judged once, and not again over another backend or as root."""
-    if "-" not in os.environ.get("RINGFENCE_SUITE", "").replace("-next", ""):
-        return
-    once = [item for item in items if item.get_closest_marker("once")]
-    config.hook.pytest_deselected(items=once)
-    items[:] = [item for item in items if item not in once]
+    """Some is judged once, and not again over another backend, on a server or as root."""
+    name = os.environ.get("RINGFENCE_SUITE", "").replace("-next", "")
+    left_out = ["once"] if "-" in name else []
+    if name.endswith("-remote"):
+        left_out.append("here")
+    gone = [item for item in items if any(item.get_closest_marker(each) for each in left_out)]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,21 +1,24 @@
 # Sourced by tools/suites.sh: which suites there are. Their packages are in NAME.in, locked in NAME.lock.
 # shellcheck shell=bash disable=SC2034
 
-# NAME-root is the suite NAME as root; NAME-gvisor the same in the strong tier. Both use NAME's packages.
+# NAME-root is the suite NAME as root; NAME-gvisor the same in the strong tier; NAME-remote the same on a
+# server (`server=`). All use NAME's packages. Without a framework's own tests (adk, autogen, harbor, smolagents
+# has some) gVisor changes nothing that the conformance suite of backends does not ask: they run there no more.
 # Each of the second line comes long after the one whose compiled packages it finds.
 suites=(harbor adk autogen inspect langchain langchain-next mcp openai pydantic smolagents
-  harbor-gvisor adk-gvisor autogen-gvisor inspect-root inspect-gvisor langchain-gvisor mcp-gvisor openai-gvisor pydantic-gvisor smolagents-gvisor)
+  inspect-root inspect-gvisor langchain-gvisor mcp-gvisor openai-gvisor pydantic-gvisor smolagents-gvisor
+  harbor-remote adk-remote autogen-remote inspect-remote langchain-remote mcp-remote openai-remote pydantic-remote smolagents-remote)
 
 # packages_of NAME: whose packages it uses.
 packages_of() {
   case $1 in
-    *-root | *-gvisor) printf '%s\n' "${1%-*}" ;;
+    *-root | *-gvisor | *-remote) printf '%s\n' "${1%-*}" ;;
     *) printf '%s\n' "$1" ;;
   esac
 }
 
-# A suite that asks for a second user inside, and its one test that does: an ordinary user needs a range of ids for it.
-suite_of_users=inspect
+# Suites that ask for a second user inside, and their one test that does: an ordinary user needs a range of ids for it.
+suites_of_users='inspect inspect-remote'
 test_of_users=inspect/test_inspect.py::test_exec_as_user
 
 # backend_of NAME: what its sandboxes run in; nothing for the default.

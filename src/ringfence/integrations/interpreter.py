@@ -41,10 +41,15 @@ class Cell:
 
 
 class Interpreter:
-    """Python in `sandbox`, started by the first code; not safe to use from two threads at once."""
+    """Python in `sandbox`, started by the first code; not safe to use from two threads at once.
+
+    Attributes:
+        prelude: Code that every fresh interpreter runs first, by a name of the caller's.
+    """
 
     def __init__(self, sandbox: Sandbox, *, python: str = "python3") -> None:
         self.sandbox = sandbox
+        self.prelude: dict[str, str] = {}
         self._python = python
         self._process: Process | None = None
 
@@ -55,7 +60,18 @@ class Interpreter:
             TimeoutExceeded: The interpreter was killed, with all it started; the next one is fresh.
             ExecError: The interpreter ended under the code, or its answer is none.
         """
-        process = self._live()
+        if self._process is None or not self._process.running:
+            self._process = self._begin()
+            for each in self.prelude.values():
+                cell = self._ask(each, timeout_s)
+                if cell.error:
+                    self.end()
+                    raise ExecError(f"a fresh interpreter failed at its start: {cell.traceback}")
+        return self._ask(code, timeout_s)
+
+    def _ask(self, code: str, timeout_s: float | None) -> Cell:
+        process = self._process
+        assert process is not None
         mark = f"ringfence-{secrets.token_hex(16)}:"
         assert process.stdin is not None
         request = json.dumps({"code": code, "mark": mark}) + "\n"
@@ -78,31 +94,30 @@ class Interpreter:
             process.kill()
             process.wait()
 
-    def _live(self) -> Process:
-        if self._process is None or not self._process.running:
-            self.sandbox.files.write(_INSIDE, _LOOP.read_bytes())
-            # Without -u: unbuffered, Python loses what a pipe does not take at once.
-            argv = [self._python, _INSIDE]
-            self._process = self.sandbox.start(
-                argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES
-            )
-        return self._process
+    def _begin(self) -> Process:
+        self.sandbox.files.write(_INSIDE, _LOOP.read_bytes())
+        # Without -u: unbuffered, Python loses what a pipe does not take at once.
+        argv = [self._python, _INSIDE]
+        return self.sandbox.start(argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES)
 
     def _until(self, mark: bytes, deadline: float | None) -> tuple[bytes, bytes]:
         """What came before the mark, its middle dropped where it is too long, and the answer after it."""
-        seen, start = bytearray(), -1
+        seen, start, dropped = bytearray(), -1, 0
         while start < 0 or not seen.endswith(b"\n"):
             chunk = self._chunk(deadline, seen)
             searched = max(0, len(seen) - len(mark))
             seen += chunk
             if start < 0:
                 start = seen.find(mark, searched)
-            if start < 0:
-                _drop_middle(seen)
+            if start < 0 and len(seen) > 2 * _KEPT_BYTES:
+                dropped += _drop_middle(seen)
             if start >= 0 and len(seen) - start > _ANSWER_BYTES:
                 raise ExecError(f"the answer is longer than {_ANSWER_BYTES} bytes")
         output = seen[:start]  # the last chunk may have brought more than is kept
-        _drop_middle(output)
+        dropped += _drop_middle(output)
+        if dropped:
+            note = f"\n[{dropped} bytes of output are left out here]\n"
+            output[_KEPT_BYTES // 2 : _KEPT_BYTES // 2] = note.encode()
         return bytes(output), bytes(seen[start + len(mark) :])
 
     def _chunk(self, deadline: float | None, seen: bytearray) -> bytes:
@@ -117,9 +132,11 @@ class Interpreter:
         return chunk
 
 
-def _drop_middle(output: bytearray) -> None:
-    if len(output) > 2 * _KEPT_BYTES:
-        output[_KEPT_BYTES // 2 : -_KEPT_BYTES // 2] = b"\n[...]\n"
+def _drop_middle(output: bytearray) -> int:
+    """Keep both ends; returns how many bytes went."""
+    excess = max(0, len(output) - _KEPT_BYTES)
+    del output[_KEPT_BYTES // 2 : _KEPT_BYTES // 2 + excess]
+    return excess
 
 
 def _cell(output: bytes, answer: bytes) -> Cell:

@@ -56,7 +56,10 @@ def _write(data: bytes) -> None:
 def _shown(text: str) -> str:
     """As much as output may be; its middle is dropped."""
     half = RESULT_CHARS // 2
-    return text if len(text) <= RESULT_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"
+    if len(text) <= RESULT_CHARS:
+        return text
+    left_out = len(text) - RESULT_CHARS
+    return f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
 
 
 if __name__ == "__main__":

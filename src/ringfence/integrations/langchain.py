@@ -13,7 +13,8 @@ Source: deepagents.backends.protocol (0.6 and 0.7).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from deepagents.backends.protocol import (
     ExecuteResponse,
@@ -31,18 +32,23 @@ from ..errors import (
     PermissionDenied,
     RingfenceError,
 )
+from ..model.calls import parse_mount
+from ..model.mount import READ_WRITE, Mount
 from ..sandbox import AsyncSandbox, Sandbox
 from ..sandbox.waiting import copying
 from . import outcome
 from .origin import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..model.exec import ExecResult
+    from ..model.spec import SandboxSpec
 
 DEFAULT_TIMEOUT_S = 30 * 60
-_OUTPUT_BYTES = 4 << 20  # deepagents offloads what is too long for a model; it must arrive for that
+_OUTPUT_BYTES = 4 << 20  # deepagents 0.6 offloads what is too long for a model once it has arrived
+OFFLOADED = ("/large_tool_results", "/conversation_history")
+"""Where deepagents writes what is too long for a model."""
 _CODES = {
     FileNotFound: "file_not_found",
     NotADirectory: "file_not_found",
@@ -61,6 +67,8 @@ class RingfenceBackend(BaseSandbox):
         timeout_s: Of each command that brings none; 0 is no limit.
     """
 
+    enable_capture_offload = True  # deepagents 0.7: long output stays inside, in a file
+
     def __init__(
         self,
         sandbox: Sandbox | None = None,
@@ -71,7 +79,7 @@ class RingfenceBackend(BaseSandbox):
         **options: Any,
     ) -> None:
         self._owned = sandbox is None
-        self._origin = Origin(options, server, make)
+        self._origin = Origin(options if make else _with_places(options), server, make)
         self.sandbox = self._origin.sandbox() if sandbox is None else sandbox
         self._timeout_s = timeout_s
 
@@ -95,10 +103,12 @@ class RingfenceBackend(BaseSandbox):
             return _response(
                 await AsyncSandbox(self.sandbox).exec(**self._request(command, timeout))
             )
-        # A server's: connections belong to an event loop, and there may be another one by now.
         from ..client import AsyncClient
 
-        async with AsyncClient(self._origin.server) as client:
+        # A server's: connections belong to an event loop, and there may be another one by now. A client
+        # of its own costs 0.3 ms of the 6 that a command takes.
+        server, key, timeout_s, retries = cast("Any", self.sandbox)._transport.arguments
+        async with AsyncClient(server, key=key, timeout_s=timeout_s, retries=retries) as client:
             remote = await client.get(self.id)
             return _response(await remote.exec(**self._request(command, timeout)))
 
@@ -160,6 +170,17 @@ def _response(result: ExecResult) -> ExecuteResponse:
         exit_code=outcome.exit_code(result),
         truncated=result.truncated,
     )
+
+
+def _with_places(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, and directories for what deepagents offloads: the root is not the sandbox's to write."""
+    spec: SandboxSpec | None = options.get("spec")
+    mounts = [parse_mount(each) for each in (spec.mounts if spec else options.get("mounts") or ())]
+    taken = {mount.target for mount in mounts}
+    mounts += [Mount(path, "", READ_WRITE, protect=()) for path in OFFLOADED if path not in taken]
+    if spec is not None:
+        return {**options, "spec": replace(spec, mounts=tuple(mounts))}
+    return {**options, "mounts": mounts}
 
 
 def _absolute(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SandboxNotFound
 from ..sandbox import AsyncSandbox, Sandbox
 from ..sandbox.waiting import owned
 from . import kept
@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
+    from ..client import AsyncRemoteSandbox, RemoteSandbox
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Origin:
         client = Client(self.server)
         try:
             found = client.get(sandbox_id)
+            _check_lives(found)
         except BaseException:
             client.close()
             raise
@@ -85,8 +88,14 @@ class Origin:
         client = AsyncClient(self.server)
         try:
             found = await client.get(sandbox_id)
+            _check_lives(found)
         except BaseException:
             await client.close()
             raise
         found.owns_transport = True
         return found  # type: ignore[return-value]
+
+
+def _check_lives(found: RemoteSandbox | AsyncRemoteSandbox) -> None:
+    if found._view.state == "terminated":
+        raise SandboxNotFound(f"sandbox {found.id} has ended", hint="create a new one")

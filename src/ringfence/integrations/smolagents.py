@@ -18,6 +18,7 @@ from smolagents.default_tools import FinalAnswerTool
 from smolagents.local_python_executor import CodeOutput
 from smolagents.monitoring import AgentLogger, LogLevel
 from smolagents.remote_executors import RemotePythonExecutor
+from smolagents.serialization import SafeSerializer
 from smolagents.tools import get_tools_definition_code
 from smolagents.utils import AgentError
 
@@ -85,7 +86,8 @@ class RingfenceExecutor(RemotePythonExecutor):
         try:
             cell = self._interpreter.run(code, timeout_s=self._timeout_s)
         except (TimeoutExceeded, ExecError) as exc:
-            raise AgentError(f"{exc}. Variables are lost.", self.logger) from exc
+            text = f"{exc}. Variables are lost; tools are not."
+            raise AgentError(text, self.logger) from exc
         if cell.error == self.FINAL_ANSWER_EXCEPTION:
             answer = self._deserialize_final_answer(cell.value, self.allow_pickle)
             return CodeOutput(output=answer, logs=cell.output, is_final_answer=True)
@@ -120,6 +122,19 @@ class RingfenceExecutor(RemotePythonExecutor):
             r"try:\n    \1\nexcept ImportError:\n    pass", get_tools_definition_code(tools)
         )
         self.logger.log(self.run_code_raise_errors(code).logs)
+        self._interpreter.prelude[code] = code
+
+    def send_variables(self, variables: dict[str, Any]) -> None:
+        """Define what the agent was given besides its task; a fresh interpreter has it again."""
+        if not variables:
+            return
+        serialized = SafeSerializer.dumps(variables, allow_pickle=self.allow_pickle)
+        code = (
+            f"{SafeSerializer.get_deserializer_code(self.allow_pickle)}\n"
+            f"globals().update(_deserialize({serialized!r}))"
+        )
+        self.run_code_raise_errors(code)
+        self._interpreter.prelude["variables"] = code
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
         """Install what is not there yet.

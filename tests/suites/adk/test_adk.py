@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.code_executors.code_execution_utils import (
     CodeExecutionInput,
     CodeExecutionResult,
     CodeExecutionUtils,
     File,
 )
+from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.runners import InMemoryRunner
+from google.genai import types
 
+from ringfence.errors import ExecError, LifecycleError
 from ringfence.integrations.adk import OUTPUT_BYTES, RingfenceCodeExecutor
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
@@ -86,6 +92,54 @@ def test_only_a_failure_is_shown_as_one(executor: RingfenceCodeExecutor) -> None
     assert ("OUTCOME_OK", True) == (warned[0], "made\n\na warning" in warned[1])
     assert ("OUTCOME_FAILED", "ended with exit code 3") == silent
     assert ("OUTCOME_FAILED", True) == (loud[0], "ValueError: no" in loud[1])
+
+
+class Scripted(BaseLlm):
+    """What it says, step by step."""
+
+    steps: list[str] = []  # noqa: RUF012  pydantic copies defaults
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        part = types.Part.from_text(text=self.steps.pop(0))
+        yield LlmResponse(content=types.Content(role="model", parts=[part]))
+
+
+def code(text: str) -> str:
+    return f"```python\nimport subprocess\n{text}\n```"
+
+
+def test_an_agents_loop() -> None:
+    """A step that takes too long, then one that says what is left of it."""
+    executor = RingfenceCodeExecutor(timeout_seconds=4, **options())
+    steps = [
+        code("subprocess.run(['setsid', 'sleep', '4392'])"),
+        code(f"print(subprocess.getoutput({left.look(4392)!r}))"),
+        "done",
+    ]
+    agent = LlmAgent(name="worker", model=Scripted(model="m", steps=steps), code_executor=executor)
+    events = asyncio.run(InMemoryRunner(agent=agent).run_debug("work", quiet=True))
+    executor.terminate()
+
+    parts = [part for event in events if event.content for part in event.content.parts or ()]
+    said = [part.code_execution_result.output for part in parts if part.code_execution_result]
+    assert ["timed out" in said[0], said[1].strip()[-4:]] == [True, "none"]
+
+
+def test_what_is_stopped_leaves_no_process(executor: RingfenceCodeExecutor) -> None:
+    """ADK cancels nothing that runs: whoever ends the executor meanwhile ends the code."""
+    executor.execute_code(NOBODY, CodeExecutionInput("1"))
+    sandbox: Any = executor._sandbox
+    given = CodeExecutionInput("open('begun', 'w'); import time; time.sleep(4393)")
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(executor.execute_code, NOBODY, given)
+        while not sandbox.files.exists("begun"):
+            pass
+        sandbox.terminate()
+        with pytest.raises((ExecError, LifecycleError)):
+            running.result()
+    assert "1\n" == executor.execute_code(NOBODY, CodeExecutionInput("print(1)")).stdout
 
 
 def test_what_never_ends_is_ended(executor: RingfenceCodeExecutor) -> None:

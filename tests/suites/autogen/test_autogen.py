@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from autogen_agentchat.agents import CodeExecutorAgent
+from autogen_agentchat.messages import TextMessage
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
 
@@ -34,7 +37,7 @@ async def test_blocks_until_one_fails() -> None:
             await run(executor, ("cobol", "STOP RUN."))
 
     assert ((0, "one\n\n"), (3, ""), (0, "none\n")) == (both, failed, gone)
-    assert 124 == late[0]
+    assert (124, True) == (late[0], "Timeout: timed out after" in late[1])
     assert 1 == fresh[0]
 
 
@@ -50,6 +53,55 @@ async def test_cancelled_it_leaves_no_process() -> None:
             await task
         while "none\n" != (await run(executor, ("sh", left.look(4396))))[1]:
             await asyncio.sleep(0.01)
+
+
+async def test_blocks_are_files_with_names_of_their_own() -> None:
+    """As with AutoGen's own executors, and however long they are."""
+
+    async def result(code: str, language: str = "python") -> Any:
+        return await executor.execute_code_blocks([CodeBlock(code, language)], CancellationToken())
+
+    async with RingfenceCodeExecutor(**options()) as executor:
+        named = await result("# filename: sub/helper.py\nVALUE = 42")
+        used = await result("from sub.helper import VALUE\nprint(VALUE)")
+        long = await result(f"text = '{'x' * 300_000}'\nprint(len(text))")
+        outside = [await result(f"# filename: {name}\n1") for name in ("../a.py", "/etc/a", "")]
+        fixed = ["/usr/lib:/work"]
+        async with RingfenceCodeExecutor(**options(mounts=fixed, workdir="/work")) as reader:
+            read_only = await run(reader, ("python", "print(1)"))
+
+    assert (0, "sub/helper.py") == (named.exit_code, named.code_file)
+    assert ("42\n", True) == (used.output, used.code_file.startswith("tmp_code_"))
+    assert "300000\n" == long.output
+    assert [(1, "Filename is not in the workspace")] * 3 == [
+        (each.exit_code, each.output) for each in outside
+    ]
+    assert (0, "1\n") == read_only
+
+
+async def test_an_agents_loop() -> None:
+    """AutoGen's own agent: a block that takes too long, one that is cancelled, one that says what is left."""
+
+    def says(code: str) -> list[TextMessage]:
+        return [TextMessage(content=f"```sh\n{code}\n```", source="model")]
+
+    async with RingfenceCodeExecutor(timeout_s=3, **options()) as executor:
+        agent = CodeExecutorAgent("worker", code_executor=executor)
+        late = await agent.on_messages(says("setsid sleep 4397 & wait"), CancellationToken())
+        token = CancellationToken()
+        cancelled = asyncio.create_task(
+            agent.on_messages(says("echo > begun; setsid sleep 4398 & wait"), token)
+        )
+        while (await run(executor, ("sh", "test -e begun")))[0]:
+            await asyncio.sleep(0.01)
+        token.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        for seconds in (4397, 4398):
+            found = await agent.on_messages(says(left.look(seconds)), CancellationToken())
+            assert "none" == found.chat_message.to_text().strip()
+
+    assert "Timeout" in late.chat_message.to_text()
 
 
 async def test_too_much_output_is_cut_and_says_so() -> None:

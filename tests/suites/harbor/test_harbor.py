@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,6 +95,36 @@ async def test_a_trial_by_hand(tmp_path: Path) -> None:
     assert "kept\nnew" == listed.stdout
     assert "new" == (tmp_path / "out" / "sub" / "file").read_text()
     assert (124, "none\n") == (late.return_code, gone.stdout)
+
+
+def test_an_agents_loop(tmp_path: Path) -> None:
+    """An agent whose time ends while a command runs: its sandbox goes with the trial."""
+    made: list[Any] = []
+    real = RingfenceEnvironment.start
+
+    async def start(self: RingfenceEnvironment, force_build: bool) -> None:
+        await real(self, force_build)
+        made.append(self.sandbox)
+
+    solution = "echo begun > /app/begun; sleep 4383"
+    with (
+        mock.patch.object(RingfenceEnvironment, "start", start),
+        mock.patch(f"{__name__}.TASKS", _slow_task(tmp_path / "tasks", solution)),
+    ):
+        (answer,) = trials("oracle", tmp_path / "jobs").values()
+
+    assert ("AgentTimeoutError", "terminated") == (answer["exception_type"], made[0].state)
+
+
+def _slow_task(where: Path, solution: str) -> Path:
+    """One task as the others, whose solution takes longer than its agent may."""
+    shutil.copytree(TASKS / "sum-column", where / "slow")
+    (where / "slow" / "solution" / "solve.sh").write_text(solution)
+    config = where / "slow" / "task.toml"
+    config.write_text(
+        config.read_text().replace("[agent]\ntimeout_sec = 60.0", "[agent]\ntimeout_sec = 3.0")
+    )
+    return where
 
 
 @pytest.mark.once  # gVisor gets no way out that it had not at its start

@@ -11,9 +11,10 @@ import pytest
 from inspect_ai import Task
 from inspect_ai import eval as evaluate
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import bash
 from inspect_ai.util import (
     OutputLimitExceededError,
     SandboxEnvironment,
@@ -26,9 +27,10 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 from ringfence.backends.local import ranges
 from ringfence.integrations.inspect_ai import RingfenceConfig, RingfenceEnvironment
 from ringfence.model.spec import OWN_ROOT
+from ringfence.sandbox import AsyncSandbox
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
-from tests.suites.places import options
+from tests.suites.places import backend, options
 from tests.suites.remote import serving
 
 
@@ -40,7 +42,7 @@ def has_several_users() -> bool:
         ranges.find()
     except ranges.NoRangeError:
         return False
-    return not options()
+    return not backend()
 
 
 SEVERAL_USERS = has_several_users()
@@ -64,7 +66,7 @@ async def sandbox_env(request: pytest.FixtureRequest) -> AsyncIterator[SandboxEn
         # One test adds a user, as root inside: that takes a root with rights of its own.
         environment = await make(profile=OWN_ROOT)
     else:
-        if options() and getattr(request.node, "originalname", "") == "test_exec_as_user":
+        if backend() and getattr(request.node, "originalname", "") == "test_exec_as_user":
             reason = "where an ordinary user made the sandbox gVisor has no second user inside"
             request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
         environment = await make()
@@ -136,6 +138,60 @@ def test_a_task_finds_it_by_name(tmp_path: Path) -> None:
     assert "success" == log.status, log.error
     assert log.results is not None
     assert 1.0 == log.results.scores[0].metrics["accuracy"].value
+
+
+@anyios_warning
+def test_an_agents_loop(tmp_path: Path) -> None:
+    """A tool call that takes too long, then one in which the sample's own time ends."""
+    calls = ["setsid sleep 4343 & wait", left.look(4343), "sleep 4344"]
+    outputs = [
+        ModelOutput.for_tool_call("mockllm/model", "bash", {"command": each}) for each in calls
+    ]
+    for output in outputs:
+        output.usage = ModelUsage()  # else Inspect counts tokens, with a table from the internet
+    task = Task(
+        dataset=[Sample("work")],
+        solver=[use_tools(bash(timeout=4)), generate()],
+        sandbox=SandboxEnvironmentSpec("ringfence", RingfenceConfig(**options())),
+    )
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    (log,) = evaluate(task, model=model, log_dir=str(tmp_path), display="none", message_limit=6)
+
+    assert log.samples
+    said = [each for each in log.samples[0].messages if each.role == "tool"]
+    assert said[0].error is not None
+    assert ("timeout", "none") == (said[0].error.type, said[1].text.strip())
+
+
+@anyios_warning
+def test_a_sample_whose_time_ends_leaves_no_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends while a command runs."""
+    made: list[AsyncSandbox] = []
+    real = RingfenceEnvironment.__init__
+
+    def remember(self: RingfenceEnvironment, sandbox: AsyncSandbox) -> None:
+        made.append(sandbox)
+        real(self, sandbox)
+
+    @solver
+    def wait() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            del generate
+            await sandbox().exec(["sleep", "4345"])
+            return state
+
+        return solve
+
+    monkeypatch.setattr(RingfenceEnvironment, "__init__", remember)
+    where = SandboxEnvironmentSpec("ringfence", RingfenceConfig(**options()))
+    task = Task(dataset=[Sample("wait")], solver=wait(), sandbox=where, time_limit=4)
+    (log,) = evaluate(task, model="mockllm/model", log_dir=str(tmp_path), display="none")
+
+    assert log.samples
+    assert log.samples[0].limit is not None
+    assert ["time", "terminated"] == [log.samples[0].limit.type, made[0].state]
 
 
 @pytest.mark.once

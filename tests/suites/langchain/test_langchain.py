@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deepagents import create_deep_agent
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from ringfence.errors import SandboxNotFound
@@ -15,7 +19,7 @@ from ringfence.integrations.deepagents_code import RingfenceProvider
 from ringfence.integrations.langchain import RingfenceBackend
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
-from tests.suites.places import options
+from tests.suites.places import options, server
 from tests.suites.remote import serving
 
 # The suite is older than the contract of deepagents 0.7: these fail there for every backend.
@@ -110,6 +114,57 @@ def test_what_is_too_long_is_cut_and_says_so(backend: RingfenceBackend) -> None:
     assert (True, True) == (len(cut.output) <= 8 << 20, cut.truncated)
 
 
+class Scripted(GenericFakeChatModel):
+    """What it says, one message after the other."""
+
+    def bind_tools(self, *_args: Any, **_options: Any) -> Any:
+        return self
+
+
+def agent_that(backend: RingfenceBackend, *commands: str) -> Any:
+    steps = [
+        AIMessage("", tool_calls=[{"name": "execute", "args": {"command": each}, "id": f"c{i}"}])
+        for i, each in enumerate(commands)
+    ]
+    model = Scripted(messages=iter([*steps, AIMessage("done")]))
+    return create_deep_agent(model=model, backend=backend)
+
+
+ASKED: Any = {"messages": [("user", "work")]}
+
+
+async def test_an_agents_loop() -> None:
+    """A command that takes too long, one that is cancelled, and what they left: nothing."""
+    with RingfenceBackend(timeout_s=3, **options()) as backend:
+        late, end = "setsid sleep 4323 & wait", "echo > /tmp/begun; setsid sleep 4324 & wait"
+        answer = await agent_that(backend, late, left.look(4323)).ainvoke(ASKED)
+        task = asyncio.create_task(agent_that(backend, end).ainvoke(ASKED))
+        while backend.download_files(["/tmp/begun"])[0].error:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while "none\n" != (await backend.aexecute(left.look(4324))).output:
+            await asyncio.sleep(0.01)
+
+    said = [each.content for each in answer["messages"] if each.type == "tool"]
+    assert "timed out" in said[0]
+    assert said[1].startswith("none")
+
+
+def test_what_is_too_long_for_a_model_stays_inside() -> None:
+    """deepagents writes it to directories of the root, which only a mount makes writable."""
+    long = "head -c 1000000 /dev/zero | tr '\\0' x"
+    with RingfenceBackend(**options(mounts=[":/data:rw"])) as backend:
+        answer = agent_that(backend, long, "cat /large_tool_results/* | wc -c").invoke(ASKED)
+        place = backend.execute("touch /conversation_history/a /data/a; ls /conversation_history")
+
+    whole, size = (each.content for each in answer["messages"] if each.type == "tool")
+    assert (True, True) == (len(whole) < 10_000, "/large_tool_results/c0" in whole)
+    assert size.startswith("10000")
+    assert "a\n" == place.output
+
+
 @pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     async def one(number: int) -> int | None:
@@ -128,16 +183,16 @@ def test_the_example(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_over_a_server(tmp_path: Path) -> None:
-    with serving() as server, RingfenceBackend(server=server) as backend:
+    with serving() as address, RingfenceBackend(server=address) as backend:
         backend.upload_files([("/tmp/given", b"from here\n")])
         answers = [backend.execute("cat /tmp/given; exit 3")]
         answers.append(asyncio.run(backend.aexecute("cat /tmp/given; exit 3")))
         provider = RingfenceProvider()
-        again = provider.get_or_create(sandbox_id=backend.id, server=server)
+        again = provider.get_or_create(sandbox_id=backend.id, server=address)
 
         assert [("from here\n", 3)] * 2 == [(each.output, each.exit_code) for each in answers]
         assert "from here\n" == again.execute("cat /tmp/given").output
-        provider.delete(sandbox_id=backend.id, server=server)
+        provider.delete(sandbox_id=backend.id, server=address)
         again.sandbox.terminate()
 
 
@@ -145,11 +200,13 @@ def test_the_provider_finds_what_it_made() -> None:
     provider = RingfenceProvider()
     made = provider.get_or_create(**options())
     made.execute("echo mine > /tmp/a")
+    place = {"server": server()} if server() else {}
 
-    assert "mine\n" == provider.get_or_create(sandbox_id=made.id).execute("cat /tmp/a").output
-    provider.delete(sandbox_id=made.id)
+    again = provider.get_or_create(sandbox_id=made.id, **place)
+    assert "mine\n" == again.execute("cat /tmp/a").output
+    provider.delete(sandbox_id=made.id, **place)
     with pytest.raises(SandboxNotFound):
-        provider.get_or_create(sandbox_id=made.id)
+        provider.get_or_create(sandbox_id=made.id, **place)
 
 
 @pytest.mark.once

@@ -51,6 +51,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def origin(**more: Any) -> Origin:
+    """Where the sandboxes of this run come from."""
+    wanted = options(**more)
+    return Origin(wanted, wanted.pop("server", None))
+
+
 class Serving(threading.Thread):
     """uvicorn on a port of its own."""
 
@@ -75,7 +81,7 @@ class Serving(threading.Thread):
 
 @pytest.fixture
 def with_fixtures() -> Iterator[str]:
-    server = serving.make_server(Origin(options()), shared=False)
+    server = serving.make_server(origin(), shared=False)
     for add in FIXTURES:
         add(server)
     with Serving(serving.http_app(server, host="127.0.0.1", token="")) as url:
@@ -108,7 +114,7 @@ def test_conformance(with_fixtures: str, tmp_path: Path, revision: str, scenario
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="")) as url:
+    with Serving(serving.http_app(origin(), host="127.0.0.1", token="")) as url:
         yield url
 
 
@@ -164,6 +170,7 @@ async def test_the_command_over_stdio(tmp_path: Path) -> None:
     assert ["fetch_outputs"] == [name for name, tool in tools.items() if not tool.output_schema]
 
 
+@pytest.mark.here
 async def test_the_command_with_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
     made = small().as_layout(tmp_path / "layout")
@@ -263,7 +270,8 @@ async def test_answers_are_short(url: str) -> None:
 
 
 async def test_a_large_file_is_read_in_parts_that_cut_no_character(url: str) -> None:
-    whole, parts, offset = "\u20ac" * 50_000, [], 0
+    whole, parts = "\u20ac" * 50_000, []
+    offset: int | None = 0
     async with over_http(url) as session:
         await call(session, "write_file", path="large", content=whole)
         while offset is not None:
@@ -375,7 +383,7 @@ def _runs(marker: str) -> bool:
 async def test_without_the_token_nobody_comes_in() -> None:
     import httpx2
 
-    with Serving(serving.http_app(Origin(options()), host="127.0.0.1", token="t0p")) as url:
+    with Serving(serving.http_app(origin(), host="127.0.0.1", token="t0p")) as url:
         async with httpx2.AsyncClient() as client:
             refused = [
                 (await client.post(url, json={}, headers=headers)).status_code
@@ -441,9 +449,7 @@ def test_another_user_of_the_machine_is_refused(given: str, tmp_path: Path) -> N
 
 @pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
-    app = serving.http_app(
-        Origin(options(mounts=[at_once.mount(tmp_path)])), host="127.0.0.1", token=""
-    )
+    app = serving.http_app(origin(mounts=[at_once.mount(tmp_path)]), host="127.0.0.1", token="")
     codes: list[int] = []
 
     async def one(url: str, number: int) -> None:

@@ -26,6 +26,7 @@ class HostedClient(RingfenceSandboxClient):
 
     def __init__(self, *, inherit_host_environment: bool = False, **more: Any) -> None:
         super().__init__(**{**options(python_env=True), **more})
+        self._mounts = self._options.get("mounts", ())
 
     async def create(self, *, manifest: Manifest | None = None, **more: Any) -> Any:
         """With the manifest's root, or a new directory instead of the usual one, shown inside."""
@@ -34,7 +35,8 @@ class HostedClient(RingfenceSandboxClient):
             root = tempfile.mkdtemp(prefix=_PREFIX)
             manifest = manifest.model_copy(update={"root": root})
         Path(manifest.root).mkdir(exist_ok=True)
-        self._options = {**self._options, "mounts": [f"{manifest.root}:{manifest.root}:rw"]}
+        mounts = [*self._mounts, f"{manifest.root}:{manifest.root}:rw"]
+        self._options = {**self._options, "mounts": mounts}
         if log := os.environ.get("SANDBOX_INTEGRATION_TOOL_LOG"):
             self._show_their_tools(Path(log))
         return await super().create(manifest=manifest, **more)
@@ -45,6 +47,7 @@ class HostedClient(RingfenceSandboxClient):
         (place / "mock-bin" / "rm").unlink()  # theirs removes by Python, ours by what is inside
         self._options["mounts"].append(f"{place}:{place}:rw")
         self._options["env"] = {
+            **self._options.get("env", {}),
             "PATH": os.environ["PATH"],
             "SANDBOX_INTEGRATION_TOOL_LOG": str(log),
         }

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+import sniffio
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.workspaces import (
     SupportsFilesystem,
     SupportsRealpath,
+    Workspace,
     WorkspaceOutputLimitError,
     WorkspaceRef,
     WorkspaceTimeoutError,
@@ -20,13 +27,17 @@ from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 from ringfence.integrations.pydantic_ai import RingfenceWorkspace
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
+from tests.suites.places import backend as backend_name
 from tests.suites.places import options
 from tests.suites.remote import serving
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncio", pytest.param("trio", marks=pytest.mark.once)])
+LOOPS = 1 if backend_name() else 2  # no sandbox sees which it is, but connections to a server do
+
+
+@pytest.fixture(params=["asyncio", "trio"][:LOOPS])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -66,8 +77,14 @@ class TestSuite(WorkspaceBackendSuite):
         return maker
 
     @pytest.fixture
-    def attach_backend(self) -> Callable[[WorkspaceRef], RingfenceWorkspace]:
-        return RingfenceWorkspace
+    def attach_backend(
+        self, made: list[RingfenceWorkspace]
+    ) -> Callable[[WorkspaceRef], RingfenceWorkspace]:
+        def attach(ref: WorkspaceRef) -> RingfenceWorkspace:
+            made.append(RingfenceWorkspace(ref, **options()))
+            return made[-1]
+
+        return attach
 
     @pytest.fixture
     def destroy_environment(self) -> Callable[[RingfenceWorkspace], Awaitable[None]]:
@@ -75,10 +92,8 @@ class TestSuite(WorkspaceBackendSuite):
 
 
 def test_it_is_the_whole_suite(request: pytest.FixtureRequest) -> None:
-    """On both loops; over another backend on one, since no sandbox sees which it is."""
     items = request.session.items
-    loops = 1 if options() else 2
-    assert 40 * loops == sum(getattr(item, "cls", None) is TestSuite for item in items)
+    assert 40 * LOOPS == sum(getattr(item, "cls", None) is TestSuite for item in items)
 
 
 async def test_files_are_native(backend: RingfenceWorkspace) -> None:
@@ -113,6 +128,43 @@ async def test_output_is_whole_or_an_error(backend: RingfenceWorkspace) -> None:
         await backend.run("head -c 20000000 /dev/zero", shell=True)
 
     assert 9_000_000 == len(whole.stdout)
+
+
+async def test_an_agents_loop(maker: Callable[[], RingfenceWorkspace]) -> None:
+    """A command that takes too long, one that is cancelled, and what they left: nothing."""
+    if sniffio.current_async_library() == "trio":
+        return  # the framework's own agents need asyncio
+    workspace = maker()
+    agent, asked = Agent(FunctionModel(_script), deps_type=Workspace), Workspace(workspace)
+
+    @agent.tool
+    async def shell(ctx: RunContext[Workspace], command: str) -> str:
+        try:
+            return (await ctx.deps.run(command, shell=True, timeout=4)).stdout
+        except WorkspaceTimeoutError as exc:
+            return str(exc)
+
+    late = await agent.run("setsid sleep 4333 & wait", deps=asked)
+    began = f"{await workspace.working_dir()}/began"
+    async with anyio.create_task_group() as tasks:
+        ends = "echo > began; setsid sleep 4334 & wait"
+        tasks.start_soon(partial(agent.run, ends, deps=asked))
+        while not await workspace.exists(began):
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+    assert "timed out after 4s" in late.output
+    for seconds in (4333, 4334):
+        while "none\n" != (await agent.run(left.look(seconds), deps=asked)).output:
+            await anyio.sleep(0.01)
+
+
+def _script(messages: list[Any], _info: Any) -> ModelResponse:
+    """The command that it is asked for, then its answer as text."""
+    last = messages[-1].parts[-1]
+    if last.part_kind == "tool-return":
+        return ModelResponse([TextPart(str(last.content))])
+    return ModelResponse([ToolCallPart("shell", {"command": last.content})])
 
 
 @pytest.mark.once

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 
 import pytest
-from smolagents import FinalAnswerTool, Tool
+from smolagents import ChatMessage, CodeAgent, FinalAnswerTool, Model, Tool
 from smolagents.utils import AgentError
 
 from ringfence.integrations.smolagents import RingfenceExecutor
@@ -68,8 +68,8 @@ def test_too_much_output_is_cut_and_says_so(executor: RingfenceExecutor) -> None
     whole = executor("for _ in range(9): print('x' * 100_000)").logs
     cut = executor("for _ in range(99): print('x' * 100_000)").logs
 
-    assert (9 * 100_001, False) == (len(whole), "[...]" in whole)
-    assert (True, True) == (len(cut) < 3 << 20, "[...]" in cut)
+    assert (9 * 100_001, False) == (len(whole), "left out" in whole)
+    assert (True, True) == (len(cut) < (1 << 20) + 99, "bytes of output are left out" in cut)
 
 
 def test_a_long_value_is_cut_and_a_long_final_answer_is_whole(executor: RingfenceExecutor) -> None:
@@ -77,8 +77,8 @@ def test_a_long_value_is_cut_and_a_long_final_answer_is_whole(executor: Ringfenc
     whole, cut = executor("'x' * 900_000").output, executor("'x' * 9_000_000").output
     answer = executor("final_answer('x' * 9_000_000)")
 
-    assert (900_002, False) == (len(whole), "[...]" in whole)
-    assert (True, True) == (len(cut) < 2 << 20, "[...]" in cut)
+    assert (900_002, False) == (len(whole), "left out" in whole)
+    assert (True, True) == (len(cut) < 2 << 20, "characters are left out" in cut)
     assert (True, 9_000_000) == (answer.is_final_answer, len(answer.output))
 
 
@@ -94,6 +94,54 @@ def test_what_only_a_final_answer_tries_is_not_installed_and_what_a_tool_needs_i
 
     executor.send_tools({"shape": Shape()})
     assert ["numpy"] == asked
+
+
+class Scripted(Model):
+    """What it says, step by step."""
+
+    def __init__(self, *steps: str) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def generate(self, _messages: Any, **_options: Any) -> ChatMessage:
+        return ChatMessage(role="assistant", content=f"<code>\n{self.steps.pop(0)}\n</code>")
+
+
+def test_an_agents_loop_goes_on_after_a_timeout_and_a_death() -> None:
+    """A fresh interpreter has the agent's tools and what it was given; nothing of the step before runs."""
+    executor = RingfenceExecutor(timeout_s=4, **options())
+    model = Scripted(
+        "import subprocess; subprocess.run(['setsid', 'sleep', '4362'])",
+        "import os; os._exit(3)",
+        f"import subprocess; final_answer(given + subprocess.getoutput({left.look(4362)!r}))",
+    )
+    with CodeAgent([], model, executor=executor, additional_authorized_imports=["*"]) as agent:
+        answer = agent.run("work", additional_args={"given": "given and "})
+        errors = [str(step.error) for step in agent.memory.steps if getattr(step, "error", None)]
+
+    assert "given and none" == answer
+    assert ["longer than 4 s", "ended under"] == [
+        word
+        for word, error in zip(("longer than 4 s", "ended under"), errors, strict=True)
+        if word in error
+    ]
+
+
+def test_an_agent_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+    """Ended from another thread while a step runs."""
+    executor = RingfenceExecutor(**options())
+    model = Scripted(
+        "import subprocess; open('/tmp/begun', 'w'); subprocess.run(['sleep', '4363'])"
+    )
+    with CodeAgent([], model, executor=executor, additional_authorized_imports=["*"]) as agent:
+        agent.max_steps = 1
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(agent.run, "work")
+            while not executor.sandbox.files.exists("/tmp/begun"):
+                pass
+            executor.cleanup()
+            running.exception()  # what the agent makes of it is its own affair
+    assert "terminated" == executor.sandbox.state
 
 
 class Shape(Tool):

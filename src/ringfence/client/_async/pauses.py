@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any, TypeVar
 
+    import httpx2
+
     from .._sync.transport import Transport
     from .transport import AsyncTransport
 
@@ -34,6 +36,10 @@ def twin(transport: AsyncTransport) -> Transport:
 def let_go(_transport: AsyncTransport, its_twin: Transport) -> None:
     """Close the twin."""
     its_twin.close()
+
+
+def close_when_dropped(_transport: AsyncTransport, _client: httpx2.AsyncClient) -> None:
+    """Nothing: closing has to be awaited."""
 
 
 async def pause(seconds: float) -> None:

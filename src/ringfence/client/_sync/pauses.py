@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
+
+    import httpx2
 
     from .transport import Transport
 
@@ -24,6 +27,11 @@ def twin(transport: Transport) -> Transport:
 
 def let_go(_transport: Transport, _its_twin: Transport) -> None:
     """Nothing: they are one."""
+
+
+def close_when_dropped(transport: Transport, client: httpx2.Client) -> None:
+    """Close the connections with their last owner: sandboxes of a server may outlive all who knew them."""
+    weakref.finalize(transport, client.close).atexit = False
 
 
 def pause(seconds: float) -> None:

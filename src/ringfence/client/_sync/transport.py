@@ -13,7 +13,7 @@ from ...errors import ServerUnreachable, TimeoutExceeded
 from ..address import Address, key_of
 from ..answers import BUSY, KEEP_ALIVE, error_of, object_of, pause_s, user_agent
 from ..asked import as_json, with_query
-from .pauses import let_go, pause, twin
+from .pauses import close_when_dropped, let_go, pause, twin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Transport:
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
+                close_when_dropped(self, self._client)
             self._users += 1
             return self._client
 

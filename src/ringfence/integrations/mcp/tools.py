@@ -124,7 +124,9 @@ class Tools:
             image = _image_type(data) if offset == 0 and size <= IMAGE_BYTES else ""
             if image:
                 data += await files.read(path, offset=len(data), max_bytes=IMAGE_BYTES)
-                answer = FileAnswer(sandbox=held.name, path=path, encoding=image, size_bytes=size)
+                answer = FileAnswer(
+                    sandbox=held.name, path=path, encoding=image, size_bytes=size, next_offset=None
+                )
                 return answered(answer, _image(data, image))
         text, encoding, used = _readable(data, is_whole=offset + len(data) >= size)
         end = offset + used
