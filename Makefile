@@ -1,7 +1,7 @@
 # `make demo` shows the main job; `make test` is the whole suite; `make check` is what a change must pass.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test suites check lint bench mutate lock clean
+.PHONY: help demo test extras suites check lint bench mutate lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -11,6 +11,9 @@ demo: ## run a real script inside a sandbox, and print what it sees
 
 test: ## all tests, as root also as an unprivileged user; ARGS="..." goes to pytest
 	@tools/test.sh $(ARGS)
+
+extras: ## each extra alone in a fresh environment; ARGS="PYTHON ..." chooses interpreters
+	@tools/extras.sh $(ARGS)
 
 suites: ## suites that agent frameworks wrote for sandboxes; ARGS="langchain ..." chooses
 	@tools/suites.sh $(ARGS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -23,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from ringfence.api.app import make_app
+from ringfence.api.schema import schema_of
 from ringfence.api.service import Service
 from ringfence.errors import RingfenceError
 from ringfence.model import ExecRequest, NetworkPolicy, StartRequest
@@ -165,6 +167,28 @@ def test_what_is_said_of_a_body_is_what_is_read() -> None:
     assert {StartRequest, ExecutionRequest, CreateRequest, NetworkPolicy} <= seen
     command = StartRequest(ExecRequest(("true",))).to_json()
     assert command.keys() <= DOCUMENT["components"]["schemas"]["StartRequest"]["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "wrong"),
+    [
+        ("ExecutionRequest", "command", ""),
+        ("ExecRequest", "pty", [0, 0]),
+        ("NetworkLimits", "connections", 0),
+        ("NetworkLimits", "header_s", -1),
+        ("Mount", "target", "relative"),
+        ("SandboxSpec", "allow_degraded", ["nothing"]),
+    ],
+)
+def test_what_the_server_refuses_the_document_does_not_allow(
+    name: str, key: str, wrong: Any
+) -> None:
+    noun = next(each for each in _all_below(Noun) if name == each.__name__)
+    described = schema_of(noun, written=False)["properties"][key]
+
+    assert not jsonschema_rs.is_valid(described, wrong)
+    with pytest.raises(RingfenceError):
+        noun.from_json({"argv": ["x"], key: wrong} if name == "ExecRequest" else {key: wrong})
 
 
 ODD = ["%2e%2e", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "a%00b", "-rf", "A", "x" * 64, "%ff", "a b"]

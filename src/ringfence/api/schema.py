@@ -6,6 +6,7 @@ import enum
 import re
 from typing import Any
 
+from ..model import capabilities as _capabilities
 from ..model import client_session as _client_session
 from ..model import limits as _limits
 from ..model import mount as _mount
@@ -43,6 +44,12 @@ _BY_KIND: dict[str, Schema] = {
         "maxItems": 2,
     },
 }
+_PTY: Schema = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 1, "maximum": 65_535},
+    "minItems": 2,
+    "maxItems": 2,
+}
 _ID: Schema = {"type": "string", "minLength": 1, "maxLength": 63}
 _SPECIAL: dict[tuple[str, str], Schema] = {
     ("SandboxSpec", "tier"): {"enum": list(_spec.TIERS)},
@@ -52,8 +59,21 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("SessionTimeouts", "on_idle"): {"enum": list(_client_session.ON_IDLE)},
     ("FileInfo", "kind"): {"enum": list(KINDS)},
     ("Event", "kind"): {"enum": list(EVENTS)},
+    ("SandboxSpec", "allow_degraded"): {
+        "type": "array",
+        "items": {"enum": ["*", *sorted(_capabilities.MAY_BE_WEAKER)]},
+    },
     ("ExecRequest", "argv"): {"type": "array", "items": _STRING, "minItems": 1},
+    ("ExecRequest", "pty"): {"anyOf": [_PTY, {"type": "null"}]},
+    ("ExecutionRequest", "command"): {"type": "string", "pattern": "\\S"},
+    ("Mount", "target"): {"type": "string", "pattern": "^/"},
     ("PoolConfig", "profiles"): {"type": "object", "additionalProperties": {MARK: "SandboxSpec"}},
+}
+_NETWORK_BOUNDS: dict[str, tuple[float, float]] = {
+    "connections": (1, 65_536),
+    "header_bytes": (256, 2**20),
+    "bytes_per_s": (1, 2**50),
+    **dict.fromkeys(("connections_per_s", "header_s", "connect_s", "idle_s"), (0.001, 86_400)),
 }
 _NOT_WRITTEN = {
     ("SandboxSpec", "secrets"),
@@ -179,7 +199,7 @@ def _of_kind(kind: str) -> Schema:
 def _bounds(noun: str, key: str) -> tuple[float, float] | None:
     if noun == "Limits":
         return _limits.bounds(key)
-    return None
+    return _NETWORK_BOUNDS.get(key) if noun == "NetworkLimits" else None
 
 
 def _named(name: str) -> type[Any]:
