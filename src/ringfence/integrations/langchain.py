@@ -105,8 +105,8 @@ class RingfenceBackend(BaseSandbox):
             )
         from ..client import AsyncClient
 
-        # A server's: connections belong to an event loop, and there may be another one by now. A client
-        # of its own costs 0.3 ms of the 6 that a command takes.
+        # Connections belong to an event loop, and there may be another one by now: each command has a
+        # client of its own, which costs one connection and one request more.
         server, key, timeout_s, retries = cast("Any", self.sandbox)._transport.arguments
         async with AsyncClient(server, key=key, timeout_s=timeout_s, retries=retries) as client:
             remote = await client.get(self.id)
