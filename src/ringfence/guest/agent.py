@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..launcher.file_locks import FileLocks
-    from ..launcher.netlink_sockets import NetlinkSockets
+    from ..launcher.notifications import Listener
     from .groups import Groups
     from .settings import Settings
     from .tags import Tags
@@ -43,7 +43,7 @@ class Agent(FileRequests):
         control: wire.Socket,
         settings: Settings,
         groups: Groups | Tags,
-        netlink: NetlinkSockets | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
@@ -52,8 +52,8 @@ class Agent(FileRequests):
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
         self.flows: list[flows.Flow] = []
-        self.netlink = netlink
-        self.listener_fd = -1 if netlink is None else netlink.listener_fd
+        self.listener = listener
+        self.listener_fd = -1 if listener is None else listener.fd
         self.file_locks: FileLocks | None = None
         if not settings["own_kernel"]:
             from ..launcher.file_locks import FileLocks
@@ -79,8 +79,8 @@ class Agent(FileRequests):
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self.execs.take()
-                elif self.netlink and fd == self.listener_fd:
-                    self.netlink.serve_one()
+                elif self.listener and fd == self.listener_fd:
+                    self.listener.serve_one()
                 elif fd in flowing:
                     flowing[fd].ready(fd)
                 elif not self._serve_one():

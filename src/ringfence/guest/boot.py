@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ..launcher.netlink_sockets import NetlinkSockets
+    from ..launcher.notifications import Listener
     from .settings import Settings
 
 _STANDARD_INPUT = 0  # the control at first, and /dev/null from then on
@@ -46,11 +46,11 @@ def main(mapper: Mapper | None = None) -> NoReturn:
         elif not settings["own_kernel"]:
             users.keep_score(walled=False)
         groups: Groups | Tags
-        netlink = None
+        listener = None
         if settings["own_kernel"]:
             groups = _boot(settings, mapper)
         else:
-            groups, netlink = _boot_plainly(settings)
+            groups, listener = _boot_plainly(settings)
     except OSError as exc:
         wire.refuse(control, exc, step)
         os._exit(1)
@@ -60,7 +60,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     wire.answer(control, b"READY", ways)
     for fd in ways:
         os.close(fd)
-    Agent(control, settings, groups, netlink).run()
+    Agent(control, settings, groups, listener).run()
     os._exit(0)
 
 
@@ -73,7 +73,7 @@ def _say_no_more() -> None:
         os.dup2(_STANDARD_INPUT, standard)
 
 
-def _boot_plainly(settings: Settings) -> tuple[Tags, NetlinkSockets | None]:
+def _boot_plainly(settings: Settings) -> tuple[Tags, Listener | None]:
     """Under a launcher, which has locked us down already but for the filter that we bring."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, _STANDARD_INPUT)
@@ -83,17 +83,17 @@ def _boot_plainly(settings: Settings) -> tuple[Tags, NetlinkSockets | None]:
     privileges.set_name(b"ringfence-init")
     privileges.adopt_orphans()
     privileges.set_dumpable(False)
-    from ..launcher import lockdown, netlink_sockets
+    from ..launcher import lockdown, netlink_sockets, notifications
 
     lockdown.apply_rlimits(settings["rlimits"])
-    netlink = None
+    listener = None
     if settings["seccomp"]:
         # The network may be the host's, with sockets of others.
         most = netlink_sockets.MOST + netlink_sockets.count()
         privileges.set_no_new_privs()
-        netlink = netlink_sockets.NetlinkSockets(netlink_sockets.guard(serves=True), most)
+        listener = notifications.Listener(notifications.guard(serves=True), most)
         seccomp.install_filter(settings["seccomp"])
-    return Tags(settings["tag_key"]), netlink
+    return Tags(settings["tag_key"]), listener
 
 
 def _boot(settings: Settings, mapper: Mapper | None) -> Groups:

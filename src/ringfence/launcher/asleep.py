@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from .plan import Plan, Shape
 
 # What PID 1 holds, for good: where the host speaks, SIGCHLD, its rank for the OOM killer, its counts of
-# bytes, the program, where programs ask for netlink sockets (something that never has anything to read
+# bytes, the program, where programs ask (`notifications`; something that never has anything to read
 # where they cannot), and the cgroups of `cgroups.around`; while it sleeps, also what it knows.
 CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, INNER, OUTER, KNOWN = range(3, 12)
 NAME = b"ringfence-init"
 _KNOWN = (
-    *("tag_key", "netlink_sockets", "rlimits", "id_helpers", "memory_watchdog_bytes", "rests"),
-    "programs_cgroup",
+    *("tag_key", "netlink_sockets", "connects", "rlimits", "id_helpers", "memory_watchdog_bytes"),
+    *("rests", "programs_cgroup"),
 )
 
 

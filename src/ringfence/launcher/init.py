@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import _signal as signal
 import _socket as socket
+import _struct as struct
 import errno
 import posix as os
 import resource
 import select
 import time
 
-from ..linux import libc
+from ..linux import libc, on_behalf
 from . import (
     file_locks,
     forked,
-    netlink_sockets,
+    notifications,
     processes,
     programs,
     rest,
@@ -104,7 +105,10 @@ class Init:
         self.poll = select.poll()
         self.poll.register(control.fileno(), select.POLLIN)
         self.poll.register(signal_fd, select.POLLIN)
-        self.netlink = netlink_sockets.NetlinkSockets(listener_fd, plan["netlink_sockets"])
+        self.connect_key = plan["tag_key"] if plan["connects"] else 0
+        self.listener = notifications.Listener(
+            listener_fd, plan["netlink_sockets"], self.connect_key
+        )
         if listener_fd >= 0:
             self.poll.register(listener_fd, select.POLLIN)
 
@@ -128,10 +132,12 @@ class Init:
             if fd == self.signal_fd:
                 os.read(self.signal_fd, 4096)
                 self._reap()
-            elif fd == self.netlink.listener_fd:
-                self.netlink.serve_one()
+            elif fd == self.listener.fd:
+                self.listener.serve_one()
             elif not self._serve_one():
                 return False
+        if self.listener.connects is not None:
+            self.listener.connects.look()
         if self.watchdog.is_on:
             self.watchdog.look()
         for pid in self.file_locks.look():
@@ -183,6 +189,9 @@ class Init:
             waits.append(self.rest_at - time.monotonic())
         if self.watchdog.is_on:
             waits.append(self.watchdog.wait_s())
+        connect_s = self.listener.connects.wait_s() if self.listener.connects else None
+        if connect_s is not None:
+            waits.append(connect_s)
         look_s = self.file_locks.wait_s(is_busy=bool(self.execs) or has_children())
         if look_s is not None:
             waits.append(look_s)
@@ -517,7 +526,7 @@ class Init:
         return os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _do_dial(self, version: int, port: int) -> int:
-        return dial(version, port)
+        return dial(version, port, self.connect_key)
 
     def _do_mkdir(self, path: str, parents: bool) -> None:
         if parents:
@@ -542,12 +551,22 @@ class Init:
         return head.encode() + libc.path_bytes(link)
 
 
-def dial(version: int, port: int) -> int:
-    """A connection to a server inside, on its way: a full queue there must not stop us here."""
+def dial(version: int, port: int, key: int = 0) -> int:
+    """A connection to a server inside, on its way: a full queue there must not stop us here.
+
+    Args:
+        key: Of `notifications.guard`, where it asks about connections.
+    """
     family, address = _LOOPBACK[version]
     kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     sock = wire.Socket(family, kind)
-    failed = sock.connect_ex((address, port))
+    if key:
+        packed = struct.pack("=H", family) + struct.pack(">H", port)
+        packed += socket.inet_pton(family, address) if version == 4 else bytes(4)
+        packed += bytes(8) if version == 4 else socket.inet_pton(family, address) + bytes(4)
+        failed = on_behalf.connect(sock.fileno(), packed, key)
+    else:
+        failed = sock.connect_ex((address, port))
     if failed not in (0, errno.EINPROGRESS):
         sock.close()
         raise OSError(failed, os.strerror(failed))

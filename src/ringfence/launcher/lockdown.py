@@ -7,7 +7,7 @@ import posix as os
 import resource
 
 from ..linux import landlock, privileges, seccomp
-from . import netlink_sockets
+from . import notifications
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def seal(plan: Plan, *, with_parent: bool = True, serves: bool = False) -> int:
 
     Args:
         with_parent: Die with the parent process.
-        serves: Go on as who answers when others ask for netlink sockets.
+        serves: Go on as who answers when others ask for what the first filter does not decide.
 
     Returns:
-        Where these ask for them: see `netlink_sockets.guard`; -1: nowhere.
+        Where these ask: see `notifications.guard`; -1: nowhere.
 
     Precondition: the process already has its final ids and root.
     """
@@ -76,7 +76,8 @@ def seal(plan: Plan, *, with_parent: bool = True, serves: bool = False) -> int:
     restrict_file_system(plan)
     if not plan["seccomp"]:
         return -1
-    listener_fd = netlink_sockets.guard(serves=serves)
+    key = plan["tag_key"] if plan["connects"] else 0
+    listener_fd = notifications.guard(serves=serves, connect_key=key)
     seccomp.install_filter(plan["seccomp"])
     return listener_fd
 

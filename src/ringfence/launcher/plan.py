@@ -84,6 +84,7 @@ class Plan(Shape):
     no_new_privs: bool
     seccomp: bytes
     netlink_sockets: int  # that may be open in its network namespace
+    connects: bool  # PID 1 connects for all others: see `connects`
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
     memory_watchdog_bytes: int  # 0: off

@@ -47,6 +47,7 @@ def _plan_of(shape: Shape) -> Plan:
         "seccomp": bytes(_FILTER_BYTES),
         "terminals": 0,
         "netlink_sockets": 0,
+        "connects": False,
         "tag_key": 0,
         "landlock": None,
         "memory_watchdog_bytes": 0,

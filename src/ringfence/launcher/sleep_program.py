@@ -10,6 +10,7 @@ from __future__ import annotations
 import _struct as struct
 import errno
 
+from ..linux import privileges
 from . import still_program
 
 TYPE_CHECKING = False
@@ -46,7 +47,7 @@ def head(
         table_at = still_program.code_at() + len(still_program.code(0, registers))
         calls: list[tuple[int, ...]] = [(_PREAD, program, room, len(data), 0)]
         calls.append((_PRCTL, _PR_SET_NAME, closed + struct.calcsize(_POLLFD)))
-        calls.append((_PRCTL, _PR_SET_DUMPABLE, 0))
+        calls.append((_PRCTL, _PR_SET_DUMPABLE, 0, privileges.REALLY))
         calls.append((_POLL, room, len(waits), _FOR_EVER))
         calls.append((_POLL, closed, 1, 0))
         behind = len(calls) + 2

@@ -13,10 +13,11 @@ from .libc import declare, raise_errno
 SECCOMP_SET_MODE_FILTER = 1
 _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 3, 1 << 5
 RET_ALLOW, RET_USER_NOTIF, RET_ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
-_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_NOTIF_RECV, _NOTIF_SEND, _NOTIF_ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
 _FLAG_CONTINUE = 1
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
 _RESPONSE = struct.Struct("=QqiI")
+_ID = struct.Struct("=Q")
 
 
 class _SockFprog(cdata.Structure):
@@ -65,10 +66,11 @@ class Notification:
 
     Attributes:
         pid: The thread that makes it, as our PID namespace numbers it.
+        number, arguments: Of the call, as in its registers.
     """
 
-    def __init__(self, id: int, pid: int) -> None:
-        self.id, self.pid = id, pid
+    def __init__(self, id: int, pid: int, number: int, arguments: tuple[int, ...]) -> None:
+        self.id, self.pid, self.number, self.arguments = id, pid, number, arguments
 
 
 def receive(listener_fd: int) -> Notification:
@@ -79,8 +81,17 @@ def receive(listener_fd: int) -> Notification:
     """
     data = bytearray(_NOTIFICATION.size)
     fcntl.ioctl(listener_fd, _NOTIF_RECV, data)
-    id, pid, *_call = _NOTIFICATION.unpack(data)
-    return Notification(id, pid)
+    id, pid, _flags, number, _arch, _at, *arguments = _NOTIFICATION.unpack(data)
+    return Notification(id, pid, number, tuple(arguments))
+
+
+def is_waiting(listener_fd: int, asked: Notification) -> bool:
+    """Whether it still waits: what was read of its thread is then that thread's, and no successor's."""
+    try:
+        fcntl.ioctl(listener_fd, _NOTIF_ID_VALID, _ID.pack(asked.id))
+    except OSError:
+        return False
+    return True
 
 
 def go_on(listener_fd: int, asked: Notification) -> None:
@@ -91,8 +102,8 @@ def go_on(listener_fd: int, asked: Notification) -> None:
     _respond(listener_fd, _RESPONSE.pack(asked.id, 0, 0, _FLAG_CONTINUE))
 
 
-def refuse(listener_fd: int, asked: Notification, number: int) -> None:
-    """Answer with an errno."""
+def answer(listener_fd: int, asked: Notification, number: int) -> None:
+    """Answer with an errno, or with 0."""
     _respond(listener_fd, _RESPONSE.pack(asked.id, 0, -number, 0))
 
 

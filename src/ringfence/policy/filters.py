@@ -12,8 +12,10 @@ MACHINES = ("x86_64", "aarch64")
 SHIPPED: tuple[frozenset[str], ...] = (
     frozenset(),
     frozenset({"allow_af_unix"}),
+    frozenset({"allow_af_unix", "by_init"}),
     frozenset({"debug"}),
     frozenset({"debug", "allow_af_unix"}),
+    frozenset({"debug", "allow_af_unix", "by_init"}),
     frozenset({"strict"}),
     frozenset({"strict", "allow_af_unix"}),
 )
@@ -27,6 +29,7 @@ def load_filter(
     debug: bool = False,
     aio: bool = False,
     allow_af_unix: bool = False,
+    by_init: bool = False,
     strict: bool = False,
     tag_key: int | None = None,
     machine: str | None = None,
@@ -37,6 +40,7 @@ def load_filter(
         debug: Tracing inside the sandbox: ptrace, process_vm_readv and process_vm_writev.
         aio: The io_submit family.
         allow_af_unix: Unix sockets by path; only where no host directory can be reached.
+        by_init: Besides, PID 1 makes every connection: no datagrams, and nobody becomes undumpable.
         strict: No advisory file locks, for sandboxes that share files.
         tag_key: 64 bits, not 0: who puts the upper half into the upper half of prlimit64's `pid`
             (its lower half 0) and the lower half into the upper half of its `resource` may set the
@@ -47,7 +51,13 @@ def load_filter(
         Unsupported: There is no filter for this machine.
     """
     machine = machine or os.uname().machine
-    given = {"debug": debug, "aio": aio, "allow_af_unix": allow_af_unix, "strict": strict}
+    given = {
+        "debug": debug,
+        "aio": aio,
+        "allow_af_unix": allow_af_unix,
+        "by_init": by_init,
+        "strict": strict,
+    }
     options = frozenset(name for name, on in given.items() if on)
     if machine in MACHINES and options in SHIPPED:
         return with_key(_shipped(file_name(machine, options)), tag_key)

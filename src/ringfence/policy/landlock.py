@@ -106,6 +106,7 @@ def plan_landlock(
     writable: Iterable[str],
     writable_files: Iterable[str] = (),
     read_only: Iterable[str] = (),
+    without_sockets: Iterable[str] = (),
     network: bool = True,
 ) -> LandlockPlan:
     """Decide the rules for one sandbox.
@@ -115,11 +116,16 @@ def plan_landlock(
         writable: Directories whose whole tree may be written; /dev/shm is one if it is to be.
         writable_files: Mounts that are a single file; the kernel refuses a directory's rule there.
         read_only: Mounts that must not be written.
+        without_sockets: Of the writable ones, directories of the host: no Unix socket may be made
+            there, or in a tree that they are in.
         network: False refuses every TCP (and, from ABI 10, UDP) bind and connect.
     """
     if abi < 2:
         return LandlockPlan(0, 0, 0, (), _missing(abi, (), network))
-    asked = (abi, tuple(writable), tuple(writable_files), tuple(read_only), network)
+    asked = (
+        *(abi, tuple(writable), tuple(writable_files), tuple(read_only)),
+        *(tuple(without_sockets), network),
+    )
     if asked not in _decided:
         if len(_decided) >= _MOST_DECIDED:
             _decided.clear()
@@ -136,6 +142,7 @@ def _decide(
     writable: tuple[str, ...],
     writable_files: tuple[str, ...],
     read_only: tuple[str, ...],
+    without_sockets: tuple[str, ...],
     network: bool,
 ) -> LandlockPlan:
     handled_fs = _ABI_1 | sum(right for since, right in _FILE_RIGHTS if abi >= since)
@@ -143,7 +150,11 @@ def _decide(
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= 6 else 0
     trees = sorted({_checked(path) for path in writable})
     rules = [("/", _READ), ("/dev", _DEVICES & handled_fs)]
-    rules += [(path, _WRITE & handled_fs) for path in trees]
+    with_sockets = socket_trees(trees, without_sockets)
+    rules += [
+        (path, (_WRITE if path in with_sockets else _WRITE & ~MAKE_SOCK) & handled_fs)
+        for path in trees
+    ]
     rules += [(path, _FILE & handled_fs) for path in sorted(map(_checked, writable_files))]
     nested = tuple(
         f"read-only {path} lies in writable {tree}: its mount alone keeps it"
@@ -154,6 +165,20 @@ def _decide(
     return LandlockPlan(
         handled_fs, handled_net, scoped, tuple(rules), _missing(abi, nested, network)
     )
+
+
+def socket_trees(trees: Iterable[str], without: Iterable[str]) -> list[str]:
+    """Those of the writable trees in which sockets may be made: no directory of the host is in them.
+
+    Landlock adds up what the rules of a path and of all above it allow, so a tree cannot allow what
+    one in it does not.
+    """
+    hosts = [_checked(path) for path in without]
+    return [
+        tree
+        for tree in map(_checked, trees)
+        if not any(_is_beneath(path, tree) or _is_beneath(tree, path) for path in hosts)
+    ]
 
 
 def _missing(abi: int, nested: tuple[str, ...], network: bool) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ SECCOMP_RET_TRAP = 0x00030000
 SECCOMP_RET_ERRNO = 0x00050000
 SECCOMP_RET_LOG = 0x7FFC0000
 SECCOMP_RET_ALLOW = 0x7FFF0000
-_NOTIFICATIONS = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV, SEND
+_NOTIFICATIONS = 0xC0502100, 0xC0182101, 0x40082102  # SECCOMP_IOCTL_NOTIF_RECV, SEND, ID_VALID
 X32_SYSCALL_BIT = 0x40000000  # arch/x86/include/uapi/asm/unistd.h
 
 ACTIONS = {
@@ -70,6 +70,7 @@ class FilterOptions:
     debug: bool = False
     aio: bool = False
     allow_af_unix: bool = False
+    by_init: bool = False
     strict: bool = False
     tag_key: int | None = None
 

@@ -75,6 +75,7 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
     debug: bool = False,
     aio: bool = False,
     allow_af_unix: bool = False,
+    by_init: bool = False,
     strict: bool = False,
     tag_key: int | None = None,
 ) -> int:
@@ -133,6 +134,10 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
             return EPERM if low[4] & 4 else ALLOW
         case "socket" | "socketpair" if low[1] & ~0x8080F or low[1] & 0xF > 10:
             return EINVAL
+        case "socket" | "socketpair" if allow_af_unix and by_init and low[0] == 1:
+            return ALLOW if low[1] & 0xF in (1, 5) else fail(errno.ESOCKTNOSUPPORT)
+        case "pidfd_getfd":
+            return ALLOW if by_init else EPERM
         case "socket":
             if strict and low[0] == 16:
                 return fail(errno.EAFNOSUPPORT)
@@ -156,11 +161,13 @@ def judge(  # noqa: C901 - one long list of cases, as in the prose
                 return fail(errno.EINVAL) if args[3] else PRETEND
             return EPERM if sets and (low[0] == 1 or low[1] == 15) else ALLOW
         case "prctl":
+            if by_init and low[0] == 4 and args[1] == 0 and args[2] != 0x52464E44:
+                return PRETEND
             if low[0] in (35, 36):
                 return EPERM
             return fail(errno.EINVAL) if low[0] in (62, 67) else ALLOW
         case "ioctl":
-            if tag_key is not None and low[1] in (0xC0502100, 0xC0182101):
+            if tag_key is not None and low[1] in (0xC0502100, 0xC0182101, 0x40082102):
                 return ALLOW
             return ALLOW if low[1] in IOCTLS else fail(errno.ENOTTY)
         case "fcntl":

@@ -210,7 +210,7 @@ RULES = st.fixed_dictionaries(
 ARGUMENTS = st.tuples(
     *[
         st.one_of(
-            st.integers(0, 15),
+            st.integers(0, 31),
             st.integers(0, (1 << 64) - 1),
             st.builds(lambda low, high: high << 32 | low, st.integers(0, 7), st.integers(0, 7)),
         )
@@ -243,7 +243,7 @@ def _holds(rule: Rule, args: tuple[int, ...]) -> bool:
     rules=st.lists(RULES, max_size=10),
     default=st.sampled_from(["allow", "EPERM", "kill"]),
     on=st.fixed_dictionaries(
-        dict.fromkeys(["debug", "aio", "strict", "allow_af_unix"], st.booleans())
+        dict.fromkeys(["debug", "aio", "strict", "allow_af_unix", "by_init"], st.booleans())
     ),
     calls=st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=25),
 )

@@ -75,7 +75,7 @@ PROGRAMS = programs()
 
 @pytest.mark.parametrize("machine", MACHINES)
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 32), bits=st.integers(0, 15), keyed=st.booleans())
+@given(seed=st.integers(0, 1 << 32), bits=st.integers(0, 31), keyed=st.booleans())
 def test_every_system_call_with_any_arguments(
     machine: str, seed: int, bits: int, keyed: bool
 ) -> None:
@@ -215,10 +215,10 @@ def test_denied_by_name_on_x86_64(name: str) -> None:
 
 
 def test_programs_are_valid_short_and_without_dead_code() -> None:
-    for program in PROGRAMS.values():
+    for (_machine, on, _keyed), program in PROGRAMS.items():
         simulator.check(program)
         assert set() == simulator.unreachable(program)
-        assert len(program) < 430
+        assert len(program) < (450 if "by_init" in on else 430)
 
 
 # -- the way through the program ---------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_the_kernel_answers_the_hot_calls_from_its_cache(name: str) -> None:
 
 def test_no_call_takes_a_long_way() -> None:
     """The longest way through any program, whatever the arguments."""
-    for program in PROGRAMS.values():
+    for (_machine, on, _keyed), program in PROGRAMS.items():
         longest = [0] * len(program)
         for here in reversed(range(len(program))):
             code, yes, no, k = program[here]
@@ -277,7 +277,7 @@ def test_no_call_takes_a_long_way() -> None:
                 longest[here] = 1 + max(longest[here + 1 + yes], longest[here + 1 + no])
             else:
                 longest[here] = 1 + longest[here + 1]
-        assert longest[0] < 50
+        assert longest[0] < (60 if "by_init" in on else 50)
 
 
 # -- the policy's data --------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import socket
+import threading
+import time
 
 from .kit import (
     BOTH,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _IPC_STAT = 2
 SOCKET_OF_OWN = "own.socket"
+_RACE_S = 1.0
 
 
 # -- System V and POSIX objects ---------------------------------------------------------------
@@ -153,6 +156,81 @@ for _kind in _KINDS:
 def socket_by_host_path(context: dict[str, Any]) -> Outcome:
     """A socket of the host outside the mounts must not be reachable by its path."""
     return _connect(context["socket"], socket.SOCK_STREAM)
+
+
+@probe("ipc.socket-by-other-names", "critical", UNIX_SOCKETS, where=MOUNTED)
+def socket_by_other_names(context: dict[str, Any]) -> Outcome:
+    """Nor by a symlink, a descriptor of its directory, or what /proc has of this process."""
+    path, link = f"{context['ro']}/stream.socket", f"/tmp/{os.getpid()}.link"
+    os.symlink(path, link)
+    fd = os.open(context["ro"], os.O_PATH | os.O_DIRECTORY)
+    pinned = os.open(path, os.O_PATH)
+    before = os.getcwd()
+    os.chdir(context["ro"])
+    try:
+        names = (
+            *(
+                link,
+                "stream.socket",
+                f"/proc/self/fd/{fd}/stream.socket",
+                f"/proc/self/fd/{pinned}",
+            ),
+            *(f"/proc/{os.getpid()}/root{path}", "/proc/thread-self/cwd/stream.socket"),
+        )
+        return first_escape([_connect(name, socket.SOCK_STREAM) for name in names])
+    finally:
+        os.chdir(before)
+        os.close(fd)
+        os.close(pinned)
+        os.unlink(link)
+
+
+@probe("ipc.socket-swapped-by-threads", "critical", UNIX_SOCKETS, where=MOUNTED)
+def socket_swapped_by_threads(context: dict[str, Any]) -> Outcome:
+    """Nor while other threads change the address and what the descriptor is."""
+    own, host = f"\0{os.getpid()}".encode(), f"{context['ro']}/stream.socket".encode()
+    size = max(len(own), len(host)) + 1
+    names = [b"\1\0" + name.ljust(size, b"\0") for name in (own, host)]
+    address = ctypes.create_string_buffer(names[0], 2 + size)
+    end = time.monotonic() + _RACE_S
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket() as other:
+        listener.bind(b"\0%b" % names[0][3:])
+        listener.listen(1)
+        listener.setblocking(False)
+        target = os.dup(other.fileno())
+
+        def swap_addresses() -> None:
+            while time.monotonic() < end:
+                ctypes.memmove(address, names[1], len(names[1]))
+                ctypes.memmove(address, names[0], len(names[0]))
+
+        def swap_descriptors() -> None:
+            while time.monotonic() < end:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+                    os.dup2(unix.fileno(), target)
+                os.dup2(other.fileno(), target)
+
+        threads = [threading.Thread(target=each) for each in (swap_addresses, swap_descriptors)]
+        for thread in threads:
+            thread.start()
+        reached = False
+        try:
+            while time.monotonic() < end and not reached:
+                if call("connect", target, address, len(names[1])) == 0:
+                    reached = not _has_caller(listener)  # whose else is it?
+        finally:
+            for thread in threads:
+                thread.join()
+            os.close(target)
+    return escaped("connected") if reached else held(f"not in {_RACE_S} s")
+
+
+def _has_caller(listener: socket.socket) -> bool:
+    try:
+        listener.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
 
 
 @probe("ipc.socketpair-sendto", "critical", UNIX_SOCKETS, where=MOUNTED)

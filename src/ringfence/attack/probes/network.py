@@ -284,13 +284,15 @@ for _name, _severity, _control, _kinds in _SOCKETS:
 
 @probe("network.unix-socket", "high", WITHOUT_MOUNTS, where=MOUNTED)
 def unix_socket(_context: dict[str, Any]) -> Outcome:
-    """With a host directory shown, no unix socket may be made: its sockets could be reached."""
-    result = call("socket", 1, _STREAM, 0)
-    return (
-        escaped("socket(AF_UNIX): worked")
-        if result >= 0
-        else held(f"socket(AF_UNIX): {said(result)}")
-    )
+    """With a host directory shown, no Unix datagram socket: sendmsg(2) could name any path."""
+    outcomes = []
+    for name, kind in (("DGRAM", _DGRAM), ("RAW", _RAW)):
+        result = call("socket", 1, kind, 0)
+        what = f"socket(AF_UNIX, SOCK_{name})"
+        outcomes.append(
+            escaped(f"{what}: worked") if result >= 0 else held(f"{what}: {said(result)}")
+        )
+    return first_escape(outcomes)
 
 
 @probe("network.host-connections", "medium", HOST)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from .sandbox import NativeSandbox
 
-_ATTACHED = "/mnt/attached"
-
 
 def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
     """Do it, in the sandbox's own namespaces, by a helper that resolves no symlink of the guest's.
@@ -47,8 +45,10 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
             refuse_sockets(tree["source"])
         target = mount.target
         link = ""
-        if mount.is_writable and not _is_writable(sandbox, target):
-            target, link = f"{_ATTACHED}/{len(sandbox.mounts)}", target
+        if mount.is_writable and (
+            not _is_writable(sandbox, target) or _may_make_sockets(sandbox, target)
+        ):
+            target, link = f"{planner.ATTACHED}/{len(sandbox.mounts)}", target
         protected = (
             protect_mount(_at(mount, target), sandbox.spec, tree)
             if mount.is_writable
@@ -80,7 +80,7 @@ def _attach_session_dir(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
     target, link = mount.target, ""
     steps: list[tuple[Any, ...]]
     if mount.is_writable and not _is_writable(sandbox, target):
-        target, link = f"{_ATTACHED}/{len(sandbox.mounts)}", target
+        target, link = f"{planner.ATTACHED}/{len(sandbox.mounts)}", target
     if mount.source:
         source = f"{sandbox.root}/{mount.source}"
         steps = [("session_dir", source), ("bind_inside", source, target, 0)]
@@ -129,6 +129,17 @@ def _is_writable(sandbox: NativeSandbox, target: str) -> bool:
     return any((target + "/").startswith(top + "/") for top in sandbox.landlock_writable)
 
 
+def _may_make_sockets(sandbox: NativeSandbox, target: str) -> bool:
+    """Whether Landlock lets Unix sockets be made there, which no directory of the host is to have."""
+    rules = sandbox.lockdown["landlock"]
+    if not sandbox.lockdown["connects"] or rules is None:
+        return False
+    return any(
+        access & landlock.MAKE_SOCK and (target + "/").startswith(top.rstrip("/") + "/")
+        for top, access in rules[-1]
+    )
+
+
 def _at(mount: Mount, target: str) -> Mount:
     from dataclasses import replace
 
@@ -137,7 +148,7 @@ def _at(mount: Mount, target: str) -> Mount:
 
 def may_reach_sockets(sandbox: NativeSandbox) -> bool:
     """Whether a host's socket in what is attached could be connected to, unasked for."""
-    if not sandbox.unix_sockets or sandbox.profile.unix_sockets:
+    if not sandbox.unix_sockets or sandbox.profile.unix_sockets or sandbox.lockdown["connects"]:
         return False
     rules = landlock.plan_landlock(host().landlock_abi, writable=(), writable_files=())
     return not (sandbox.profile.landlock and rules.refuses_host_sockets)

@@ -28,7 +28,7 @@ from ..local.session import (
     steps_of_own,
 )
 from ..local.sizes import Sizes, sizes
-from . import ids
+from . import connecting, ids
 from .profiles import Profile
 
 TYPE_CHECKING = False
@@ -50,6 +50,7 @@ LEAST = {
 # a quarter of the processes that there may be.
 _OF_ITS_OWN = 8 * _MIB, 800 * 1024, 4096
 _OF_THE_CALLERS = 2 * _MIB, 200 * 1024, 1024
+ATTACHED = "/mnt/attached"  # where live mounts are made that may be written to
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 
 
@@ -69,8 +70,10 @@ class Draft:
         self.writable: list[str] = []
         self.protected: list[Protected] = []
         self.writable_files: list[str] = []
+        self.writable_of_host: list[str] = []  # of the writable directories
         self.host_directory = False
         self.unix_sockets = False
+        self.connects = False  # PID 1 makes every connection
         self.trusted: Trusted | None = None
         self.image: Held | None = None
         self.note: str | None = None  # of the journal
@@ -190,8 +193,11 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
     draft.steps.append(("bind", mount.target, index))
     draft.mounts.append(ResolvedMount(mount.target, mount.access, draft.trees[index]["source"]))
     if mount.is_writable:
-        is_dir = os.path.isdir(draft.trees[index]["source"])
-        (draft.writable if is_dir else draft.writable_files).append(mount.target)
+        if os.path.isdir(draft.trees[index]["source"]):
+            draft.writable.append(mount.target)
+            draft.writable_of_host.append(mount.target)
+        else:
+            draft.writable_files.append(mount.target)
         protected = protect_mount(mount, draft.spec, draft.trees[index])
         draft.protected.append(protected)
         draft.steps += protected.steps
@@ -220,14 +226,27 @@ def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
     return tree
 
 
+def _without_sockets(draft: Draft) -> list[str]:
+    """Where a socket that a guest makes would be one that the host's programs find."""
+    if not draft.host_directory:
+        return []
+    if any(target.startswith("/home/") for target in draft.writable_of_host):
+        draft.writable.append(
+            template.HOME
+        )  # then the rest of /home has none, and this its own rule
+    return [*draft.writable_of_host, ATTACHED]
+
+
 def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
     spec, size = draft.spec, sizes(draft.spec, host)
     rules = landlock.plan_landlock(
         host.landlock_abi if profile.landlock else 0,
         writable=draft.writable,
         writable_files=draft.writable_files,
+        without_sockets=_without_sockets(draft),
     )
-    draft.unix_sockets = unix_sockets_allowed(draft, profile, rules, isolated)
+    draft.connects = connects_by_init(draft, profile, rules, isolated)
+    draft.unix_sockets = draft.connects or unix_sockets_allowed(draft, profile, rules, isolated)
     tag_key = new_key()
     return {
         "id": draft.id,
@@ -251,8 +270,9 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "rlimits": _rlimits(spec, size, host),
         "terminals": size.terminals,
         "no_new_privs": profile.no_new_privs,
-        "seccomp": _filter(profile, draft.unix_sockets, tag_key),
+        "seccomp": _filter(profile, draft, tag_key),
         "netlink_sockets": MOST_NETLINK_SOCKETS,
+        "connects": draft.connects,
         "tag_key": tag_key,
         "landlock": None if rules.is_empty else _landlock(rules, host),
         "cgroup_dirs": [],
@@ -355,12 +375,38 @@ def unix_sockets_allowed(
     return by_path and (isolated or rules.refuses_abstract_sockets)
 
 
-def _filter(profile: Profile, unix_sockets: bool, tag_key: int) -> bytes:
+def connects_by_init(
+    draft: Draft, profile: Profile, rules: landlock.LandlockPlan, isolated: bool
+) -> bool:
+    """Whether Unix sockets are safe because PID 1 makes every connection: see `launcher.connects`.
+
+    Landlock must keep sockets from being made in the host's directories. PID 1 has one user's rights,
+    and a filter of the caller's own might keep it from what it does.
+    """
+    return (
+        draft.host_directory
+        and not rules.refuses_host_sockets
+        and profile.unix_sockets is None
+        and profile.seccomp
+        and profile.policy is None
+        and profile.drop_capabilities
+        and not profile.root_capabilities
+        and bool(rules.handled_fs & landlock.MAKE_SOCK)
+        and (isolated or rules.refuses_abstract_sockets)
+        and not connecting.why_not()
+    )
+
+
+def _filter(profile: Profile, draft: Draft, tag_key: int) -> bytes:
     if not profile.seccomp:
         return b""
+    unix_sockets = draft.unix_sockets
     if profile.policy is None:
         return filters.load_filter(
-            allow_af_unix=unix_sockets, debug=profile.tracing, tag_key=tag_key
+            allow_af_unix=unix_sockets,
+            by_init=draft.connects,
+            debug=profile.tracing,
+            tag_key=tag_key,
         )
     from ...policy.seccomp import FilterOptions, compile_filter
 

@@ -17,6 +17,7 @@ from ..local.netns import of_network
 from ..local.readback import cores, cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_all
 from ..local.sizes import DEFAULT_TERMINALS
+from . import connecting
 from .attach import may_reach_sockets
 from .inspection import Inspection
 
@@ -146,8 +147,14 @@ def _landlock(seen: Inspection) -> Protection:
 def _unix_sockets(seen: Inspection) -> Protection:
     sandbox, name = seen.sandbox, "unix_sockets"
     if not sandbox.unix_sockets:
+        lacks = connecting.why_not()
+        why = f"; for PID 1 to connect instead, this host lacks {lacks}" if lacks else ""
         return Protection(
-            name, ENFORCED, "cannot be opened: a host directory is mounted, and may hold some"
+            name, ENFORCED, f"cannot be opened: a host directory is mounted, and may hold some{why}"
+        )
+    if sandbox.lockdown["connects"]:
+        return Protection(
+            name, ENFORCED, "only those made inside: PID 1 makes each connection; no datagrams"
         )
     if sandbox.host_directory and sandbox.profile.unix_sockets:
         return Protection(
