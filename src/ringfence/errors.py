@@ -76,8 +76,8 @@ class SandboxNotFound(RingfenceError):
 
     code = "sandbox_not_found"
     usual_hint = (
-        "it has ended or is not yours, and asking again finds no more: "
-        "`ringfence list` and GET /v1/sandboxes have those that live"
+        "it has ended or belongs to another key: "
+        "`ringfence list` and GET /v1/sandboxes list running sandboxes"
     )
 
 
@@ -86,8 +86,7 @@ class SnapshotNotFound(RingfenceError):
 
     code = "snapshot_not_found"
     usual_hint = (
-        "it was removed or is not yours, and asking again finds no more: "
-        "Sandbox.snapshots(), on a server `ringfence snapshot list` or GET /v1/snapshots, has those kept"
+        "list snapshots with Sandbox.snapshots(), `ringfence snapshot list` or GET /v1/snapshots"
     )
 
 

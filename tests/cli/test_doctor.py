@@ -48,7 +48,7 @@ def test_what_is_not_enforced_has_a_reason_and_a_fix() -> None:
 
 
 def test_the_table_says_the_same() -> None:
-    result = ringfence_command("doctor")
+    result = ringfence_command("doctor", "--verbose")
     lines = result.stdout.decode().splitlines()
 
     assert 0 == result.returncode

@@ -77,8 +77,17 @@ def name_of(backend: Backend | str | None) -> str | None:
         from ..errors import InvalidRequest
 
         said = f"must be a backend or its name, not {type(backend).__name__}"
-        raise InvalidRequest(said, field="backend", hint=f"one of {', '.join(NAMES)}")
+        raise InvalidRequest(said, field="backend", hint=_meant(""))
     return name
+
+
+def _meant(name: str) -> str:
+    """The backend that a misspelt name means, else all of them."""
+    import difflib
+
+    known = [each for each in names() if each not in TEST_DOUBLES]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
 
 
 def tier_of(name: str) -> str:
@@ -212,7 +221,7 @@ def _make_own(name: str, **options: Any) -> Backend:
     raise InvalidRequest(
         f"unknown backend {name!r}",
         field="backend",
-        hint=f"one of {', '.join(names())}, or describe it in {settings().path}",
+        hint=f"{_meant(name)} (or describe it in {settings().path})",
     )
 
 

@@ -35,13 +35,21 @@ RUN = Command(
             words="<files>",
         ),
         Option(
+            "here",
+            "",
+            "show this directory at /work and start there; read-only unless =rw",
+            words="rw ro",
+        ),
+        Option(
             "net",
             "none|unrestricted|HOST,...",
-            "what can be reached: name, *.domain, address or network, each with :PORTS; ! denies",
+            "allowed hosts: name, *.domain, address or network, each with :PORTS; ! denies; default: none",
             field="network",
             words="none unrestricted",
         ),
-        Option("net-policy", "FILE", "what can be reached, as a policy in JSON", words="<files>"),
+        Option(
+            "net-policy", "FILE", "allowed hosts and rules, as a policy in JSON", words="<files>"
+        ),
         Option(
             "secret",
             "HOST=ENVVAR[:HEADER]",
@@ -52,13 +60,13 @@ RUN = Command(
         Option(
             "net-log",
             "FILE",
-            "record what was asked of the network, as JSON lines",
+            "write each connection and its verdict to FILE, as JSON lines",
             words="<files>",
         ),
         Option(
             "net-learn",
             "",
-            "let through what no rule denies, and propose a --net at the end",
+            "learning mode: allow all public hosts, record them, and print a suggested --net",
             field="learn",
         ),
         Option(
@@ -128,17 +136,20 @@ RUN = Command(
         Option(
             "profile",
             "NAME",
-            "how much of the lock-down is in force",
+            "hardening profile: os_hardened (default), own_root, debug or unrestricted",
             words="os_hardened own_root debug unrestricted",
         ),
         Option(
             "backend",
             "NAME",
-            "what isolates",
+            "isolation backend; default: the best one of the tier that works here",
             words="native gvisor microvm docker bubblewrap codex lxc",
         ),
         Option(
-            "tier", "light|strong", "how strongly; never replaced silently", words="light strong"
+            "tier",
+            "light|strong",
+            "minimum isolation level: the host's kernel (default) or one of its own; fails if unavailable",
+            words="light strong",
         ),
         Option(
             "allow-degraded",
@@ -157,10 +168,16 @@ RUN = Command(
         Option("json", "", "print one JSON object instead of passing the streams through"),
         HELP,
     ),
+    groups={
+        "Files": "mount here protect unprotect deny image pull workdir memory-dir python-env",
+        "Network": "net net-policy secret net-log net-learn",
+        "Limits": "timeout memory cpus pids disk inodes open-files output-bytes",
+        "Isolation": "tier backend profile allow-degraded user",
+    },
     details="""\
-stdin, stdout and stderr are the command's own, as streams. Without --mount, the script to run is
-shown read-only in the working directory (./step.sh, or step.py in `python3 step.py`), and nothing
-else.
+stdin, stdout and stderr are the command's own, as streams. Nothing of yours is inside but what
+--mount and --here show; without them, the script to run (./step.sh, or step.py in
+`python3 step.py`), read-only.
 
 Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
 failed, and stderr says why; 126 not executable; 127 not found.""",
@@ -171,7 +188,7 @@ failed, and stderr says why; 126 not executable; 127 not found.""",
         ),
         (
             "a build that may write this directory only",
-            "ringfence run --mount .:/work:rw --workdir /work -- make",
+            "ringfence run --here=rw -- make",
         ),
         ("limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
         (
@@ -190,6 +207,7 @@ DOCTOR = Command(
     arguments="[OPTIONS]",
     options=(
         JSON,
+        Option("verbose", "", "every protection of every backend, with its reason", short="v"),
         Option("attack", "", "run the bundled escape probes inside a sandbox here"),
         Option("backend", "NAME", "with --attack: the backend that is attacked"),
         HELP,
@@ -197,6 +215,7 @@ DOCTOR = Command(
     details="Exits 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",
     examples=(
         ("what holds here", "ringfence doctor"),
+        ("all of it", "ringfence doctor --verbose"),
         ("for a program", "ringfence doctor --json > host.json"),
         ("see it attacked", "ringfence doctor --attack"),
     ),
@@ -235,9 +254,7 @@ SERVE = Command(
     arguments="[OPTIONS]",
     options=(
         Option("state-dir", "DIR", "where it keeps what survives a restart", words="<directories>"),
-        Option(
-            "backend", "NAME", "what isolates; repeatable, the first that can is taken", repeat=True
-        ),
+        Option("backend", "NAME", "isolation backend; the first that works is used", repeat=True),
         Option("listen", "HOST:PORT", "also on TCP, where callers need a key"),
         Option("allow-public", "", "let --listen be an address that others can reach, without TLS"),
         Option("tls-certificate", "FILE", "for --listen, in PEM", words="<files>"),
@@ -248,6 +265,7 @@ SERVE = Command(
         Option(
             "outlive", "SECONDS", "how long sandboxes live on when it was killed; 0: not at all"
         ),
+        Option("detach", "", "return once it listens; it logs to serve.log in the state directory"),
         Option(
             "take-over", "", "have the daemon that serves there leave, and go on with its sandboxes"
         ),
@@ -269,7 +287,7 @@ The unix socket is ringfence.sock in the state directory; only this user and roo
 One daemon serves a state directory. SIGTERM ends it and its sandboxes; requests under way have 5 s.
 When it is killed, or ended by SIGUSR1, they run on for the next one.""",
     examples=(
-        ("for yourself", "ringfence serve"),
+        ("for yourself", "ringfence serve --detach"),
         ("restarted, while sandboxes keep running", "ringfence serve --take-over"),
         ("for a team's machine, with keys", "ringfence serve --listen 127.0.0.1:7878"),
         (

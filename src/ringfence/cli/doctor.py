@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SAID_WHY = (SECRETS, SEVERAL_USERS)  # abilities that whoever reads this can come by
 _COLOUR_OF = {"enforced": "green", "degraded": "yellow", "missing": "red"}
 _LONGEST_NAME = 26
+_LONGEST_WHY = 110
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
     reports = _reports()
     if "json" in given:
         _print_json(reports)
-    else:
+    elif "verbose" in given:
         _print(reports)
+    else:
+        _print_short(reports)
     return 0 if any(report.available for report in reports) else 1
 
 
@@ -101,6 +104,32 @@ def _print(reports: Sequence[BackendReport]) -> None:
     print("\n".join([*_summary(reports), *_left_behind()]))
 
 
+def _print_short(reports: Sequence[BackendReport]) -> None:
+    """A screen: what runs here, what is weaker than it could be and how to mend that."""
+    colours = Colours(sys.stdout.fileno())
+    print("\n".join([*(_tier(tier, reports) for tier in TIERS), ""]))
+    for report in (each for each in reports if each.available):
+        print(f"backend {colours.paint('bold', report.backend)}: {_counts(report)}")
+        weak = [each for each in report.protections if each.status != "enforced"]
+        width = max([len(each.name) for each in weak] + [0])
+        for each in weak:
+            why, fix = _shortened(each.why), _shortened(each.fix)
+            status = colours.paint(_COLOUR_OF[each.status], f"{each.status:<8}")
+            print(f"  {each.name:<{width}}  {status}  {why}".rstrip())
+            if fix:
+                print(f"  {'':<{width}}  {'':<8}  {colours.paint('bold', 'fix')}: {fix}")
+    missing = [report for report in reports if not report.available]
+    for report in missing:
+        print(f"backend {report.backend}: not usable here: {_shortened(report.reason)}")
+    left = _left_behind()
+    print("\n".join(["", *left, "Every protection with its reason: ringfence doctor --verbose"]))
+
+
+def _shortened(text: str) -> str:
+    """As much as a line of a screen holds."""
+    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 1].rstrip()}…"
+
+
 def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
     """One backend's table: what, status, why, and the fix below it."""
     tiers = f" (tier {', '.join(report.tiers)})" if report.tiers else ""
@@ -134,14 +163,15 @@ def _protection_lines(each: Protection, width: int, colours: Colours) -> list[st
     return lines
 
 
+def _counts(report: BackendReport) -> str:
+    counts = dict.fromkeys(_COLOUR_OF, 0)
+    for each in report.protections:
+        counts[each.status] += 1
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+
+
 def _summary(reports: Sequence[BackendReport]) -> list[str]:
-    lines = []
-    for report in reports:
-        counts = dict.fromkeys(_COLOUR_OF, 0)
-        for each in report.protections:
-            counts[each.status] += 1
-        said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        lines.append(f"{report.backend}: {said}")
+    lines = [f"{report.backend}: {_counts(report)}" for report in reports]
     return [*lines, *(_tier(tier, reports) for tier in TIERS)]
 
 
@@ -163,4 +193,4 @@ def _tier(tier: str, reports: Sequence[BackendReport]) -> str:
     if chosen is not None:
         return f"tier {tier}: {chosen}"
     reasons = "; ".join(f"{each.backend}: {each.reason or 'by name only'}" for each in asked)
-    return f"tier {tier}: nobody, and asking for it is refused ({reasons})"
+    return f"tier {tier}: unavailable ({reasons})"

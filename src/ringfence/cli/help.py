@@ -34,7 +34,7 @@ def overview() -> str:
 def help_of(command: Command) -> str:
     """The help of one command."""
     parts = [f"Usage: ringfence {command.name} {command.arguments}\n\n{command.summary}\n"]
-    parts.append("Options:\n" + "".join(_option(option) for option in command.options))
+    parts += _grouped(command)
     if command.details:
         parts.append(command.details + "\n")
     shown = "".join(f"  # {what}\n  {line}\n" for what, line in command.examples)
@@ -42,9 +42,20 @@ def help_of(command: Command) -> str:
     return "\n".join(parts)
 
 
+def _grouped(command: Command) -> list[str]:
+    """The options under their headings; those of none are last."""
+    rest = {option.name: option for option in command.options}
+    parts = []
+    for heading, names in command.groups.items():
+        found = [rest.pop(name) for name in names.split() if name in rest]
+        parts.append(f"{heading}:\n" + "".join(map(_option, found)))
+    return [*parts, "Options:\n" + "".join(map(_option, rest.values()))]
+
+
 def _option(option: Option) -> str:
     short = f"-{option.short}, " if option.short else ""
-    head = f"{short}{option.flag} {option.value}".rstrip()
+    choice = f"[={option.words.replace(' ', '|')}]" if option.words and not option.value else ""
+    head = f"{short}{option.flag}{choice} {option.value}".rstrip()
     text = option.help + ("; repeatable" if option.repeat else "")
     first = " " * _INDENT + head.ljust(_COLUMN - _INDENT)
     if len(head) > _COLUMN - _INDENT - 1:

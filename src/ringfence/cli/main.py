@@ -123,6 +123,15 @@ def _starts_native(argv: Sequence[str]) -> bool:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    if len(argv) > 1 and argv[0] == "help":
+        from .commands import COMMANDS
+        from .help import help_of
+
+        asked = next((command for command in COMMANDS if command.name == argv[1]), None)
+        if asked is None:
+            raise _no_such_command(argv[1])
+        sys.stdout.write(help_of(asked))
+        return 0
     if not argv or argv[0] in ("-h", "--help", "help"):
         from .help import overview
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest, RingfenceError
+from ..model.jsonform import within
 from ..model.network import NetworkPolicy
 from .terminal import say
 
@@ -54,7 +55,12 @@ def _policy(given: dict[str, Any]) -> NetworkPolicy:
     if "net-policy" not in given:
         # Denies alone are a mistake in a policy, but not in one that learns.
         learn = "net-learn" in given and given.get("net") != "unrestricted"
-        return NetworkPolicy.parse(given["net"], learn=learn) if "net" in given else NetworkPolicy()
+        if "net" not in given:
+            return NetworkPolicy()
+        policy: NetworkPolicy = within(
+            "network", NetworkPolicy.check_meant, NetworkPolicy.parse(given["net"], learn=learn)
+        )
+        return policy
     if "net" in given:
         raise InvalidRequest("give --net or --net-policy, not both", field="net-policy")
     return _from_file(given["net-policy"])

@@ -6,7 +6,7 @@ from ..errors import InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 
@@ -14,7 +14,7 @@ class Option:
     """One `--name`; without a `value` it is a switch.
 
     Args:
-        value: What the help calls its value.
+        value: What the help calls its value; empty for a switch, which takes one of `words` after `=`.
         field: Where errors say it is, when that is not its own name.
         words: What completion offers; `<files>` and `<directories>` stand for those.
     """
@@ -42,9 +42,22 @@ class Option:
 
 
 class Command:
-    """One sub-command: what it is called, takes and does."""
+    """One sub-command: what it is called, takes and does.
 
-    __slots__ = ("arguments", "details", "examples", "name", "options", "summary", "words")
+    Args:
+        groups: Names of options by the heading that the help shows them under.
+    """
+
+    __slots__ = (
+        "arguments",
+        "details",
+        "examples",
+        "groups",
+        "name",
+        "options",
+        "summary",
+        "words",
+    )
 
     def __init__(
         self,
@@ -56,8 +69,10 @@ class Command:
         details: str = "",
         examples: Sequence[tuple[str, str]] = (),
         words: str = "",
+        groups: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.summary, self.arguments = name, summary, arguments
+        self.groups = groups or {}
         self.options, self.details, self.examples, self.words = options, details, examples, words
 
     def flag_of(self, field: str) -> str:
@@ -95,9 +110,10 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
         if option is None:
             raise _unknown(flag, known, command)
         if not option.value:
-            if equals:
-                raise InvalidRequest("takes no value", field=option.flag)
-            given[option.name] = True
+            if equals and value not in option.words.split():
+                known_words = f": only {option.words.replace(' ', ' or ')}" if option.words else ""
+                raise InvalidRequest(f"takes no value {value!r}{known_words}", field=option.flag)
+            given[option.name] = value if equals else True
             continue
         if not equals:
             if at == len(argv) or argv[at] == "--":
@@ -116,8 +132,12 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
 def _unknown(flag: str, known: dict[str, Option], command: Command) -> InvalidRequest:
     import difflib
 
+    from .hints import OPTIONS
+
     close = difflib.get_close_matches(flag, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"see `ringfence {command.name} --help`"
+    if command.name in ("run", "mcp"):
+        hint = OPTIONS.get(flag, hint)
     return InvalidRequest(f"unknown option {flag}", field=flag, hint=hint)
 
 

@@ -27,6 +27,7 @@ _SAME = {
     "python-env": "python_env",
 }
 _HOME = "/home/sandbox"
+_WORK = "/work"  # where --here shows the current directory
 
 
 def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
@@ -36,6 +37,8 @@ def make_spec(given: dict[str, Any], argv: Sequence[str]) -> SandboxSpec:
         InvalidRequest: A value is malformed; `field` names it.
     """
     parts: dict[str, Any] = {_SAME[name]: given[name] for name in _SAME if name in given}
+    if "here" in given:
+        parts.setdefault("workdir", _WORK)
     if "backend" in given and "tier" not in given:
         from ..backends.registry import tier_of
 
@@ -114,8 +117,12 @@ def limits(given: dict[str, Any]) -> Limits:
 
 def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
     """The mounts that are given; without any, the script to run."""
-    if "mount" in given:
-        return tuple(Mount.parse(text, relative_to=_here("mounts")) for text in given["mount"])
+    if "mount" in given or "here" in given:
+        found = [Mount.parse(text, relative_to=_here("mounts")) for text in given.get("mount", ())]
+        if "here" in given:
+            access = "ro" if given["here"] is True else given["here"]
+            found.append(Mount(_WORK, _here("here"), access))
+        return tuple(found)
     scripts = scripts_of(argv, given.get("workdir", _HOME)) if argv else []
     try:
         return tuple(Mount(target, source) for source, target in scripts)

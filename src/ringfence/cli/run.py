@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import BackendSandbox
     from ..model.exec import ExecRequest
+    from ..model.spec import SandboxSpec
     from .network import Record
     from .signals import Bell
     from .supervise import Supervisor
@@ -91,13 +92,24 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
                 from .result import run_for_json
 
                 return run_for_json(supervisor, sandbox, spec.limits.output_bytes)
-            return supervisor.run_through()
+            code = supervisor.run_through()
+            if code and not supervisor.timed_out and supervisor.ended_itself:
+                _hint(command, code, spec, given)
+            return code
         finally:
             sandbox.terminate()
             if record is not None:
                 record.close(sandbox)
     finally:
         close_all()
+
+
+def _hint(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, Any]) -> None:
+    from .hints import hints
+    from .terminal import say
+
+    for each in hints(argv, code, spec, given):
+        say(f"hint: {each}")
 
 
 def _record(given: dict[str, Any]) -> Record | None:
@@ -122,17 +134,24 @@ def _supervisor(
 
 
 def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None:
-    """One line for each limit that holds less than asked, unless that was allowed by name."""
+    """One line about limits that hold less than asked, unless that was allowed by name."""
     allowed = given.get("allow-degraded", ())
     options = {name: option for option, name in LIMITS.items() if option in given}
     if not options or "*" in allowed:
         return
     from .terminal import say
 
-    for each in sandbox.protections():
-        if each.name in options and each.status != "enforced" and each.name not in allowed:
-            fix, flag = f" ({each.fix})" if each.fix else "", options[each.name]
-            say(f"warning: --{flag} is degraded: {each.name} {each.status}: {each.why}{fix}")
+    weak = [
+        each
+        for each in sandbox.protections()
+        if each.name in options and each.status != "enforced" and each.name not in allowed
+    ]
+    if weak:
+        flags = " and ".join(f"--{options[each.name]}" for each in weak)
+        how = ", ".join(dict.fromkeys(each.status for each in weak))
+        say(
+            f"warning: {flags}: {how} on this host; `ringfence doctor --verbose` says why and the fix"
+        )
 
 
 def wants_terminal(given: dict[str, Any]) -> bool:

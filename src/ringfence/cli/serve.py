@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
         found = succession.stop(config.state_dir)
         print("stopped" if found else f"nothing serves {config.state_dir}")
         return 0
+    if "detach" in given:
+        return _detach([word for word in argv if word != "--detach"], config.state_dir)
     _use_malloc()
     # Until it serves, nothing is made that could be thrown away: looking for it takes a tenth of the time.
     gc.disable()
@@ -64,6 +66,35 @@ def _use_malloc() -> None:
     if sys.argv[1:] == sys.orig_argv[1 - len(sys.argv) :]:  # not in a program of somebody else's
         again = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, again, {**os.environ, _ALLOCATOR: "malloc"})
+
+
+def _detach(argv: Sequence[str], state_dir: str) -> int:
+    """Start a server that outlives this command, and wait until it listens or has failed."""
+    import subprocess
+
+    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    path = os.path.join(state_dir, "serve.log")
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    begin = os.fstat(log).st_size
+    # -P: a module of the current directory is not taken for one of ours.
+    command = [sys.executable, "-P", "-m", "ringfence", "serve", *argv]
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    first = server.stdout.readline()
+    if first:
+        sys.stdout.buffer.write(first)
+        return 0
+    code = server.wait()
+    with open(path, "rb") as file:
+        file.seek(begin)
+        sys.stderr.buffer.write(file.read())
+    return code or 1
 
 
 def _load() -> None:

@@ -178,6 +178,11 @@ class Supervisor:
         return self.exit_code
 
     @property
+    def ended_itself(self) -> bool:
+        """Whether the command ended with an exit code of its own, or could not be found."""
+        return self.flows.failed is None and self.status is not None and self.status.signal is None
+
+    @property
     def elapsed_s(self) -> float:
         """Since it was started."""
         return time.monotonic() - self.started

@@ -292,10 +292,7 @@ def cannot_end_tls() -> str:
     import importlib.util
 
     if importlib.util.find_spec("cryptography") is None:
-        return (
-            "rules with methods, paths or credentials need the package cryptography "
-            "(pip install 'ringfence[egress]')"
-        )
+        return "rules with methods, paths or credentials need the package cryptography"
     return ""
 
 

@@ -124,7 +124,10 @@ def parse_network(network: Network) -> NetworkPolicy:
     if isinstance(network, NetworkPolicy):
         return network
     if isinstance(network, str):
-        return NetworkPolicy.parse(network)
+        text: NetworkPolicy = within(
+            "network", NetworkPolicy.check_meant, NetworkPolicy.parse(network)
+        )
+        return text
     if not isinstance(network, list | tuple) and not hasattr(network, "keys"):
         what = f"must be a text, a list of rules or a NetworkPolicy, not {network!r}"
         checks.refuse("network", what, "as 'none', 'unrestricted' or 'example.com,*.example.org'")
@@ -137,9 +140,8 @@ def _policy_of(rules: object) -> NetworkPolicy:
     """Of a list, whose items are texts or `NetworkRule`s."""
     given = checks.items(rules, "")
     texts = tuple(each for each in given if isinstance(each, str))
-    return NetworkPolicy(
-        allowed_hosts=texts, rules=tuple(each for each in given if not isinstance(each, str))
-    )
+    rules = tuple(each for each in given if not isinstance(each, str))
+    return NetworkPolicy(allowed_hosts=texts, rules=rules).check_meant()
 
 
 def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:

@@ -21,6 +21,16 @@ _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and 
 _PORT_MAX, _MOST_RANGES = 65535, 256
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
 _NO_URL = "the host alone, no URL"
+_MEANT = {
+    **dict.fromkeys(
+        ("all", "any", "full", "internet", "everything", "open", "public", "true", "yes", "on",
+         "enabled", "host", "bridge", "default", "allow"),
+        "for the whole network: unrestricted",
+    ),
+    **dict.fromkeys(("no", "off", "false", "disabled", "deny", "nothing"), "for no network: none"),
+    "localhost": "inside, localhost is the sandbox itself; a server on this host is 127.0.0.1:PORT",
+}  # fmt: skip
+"""Words that no host has for a name."""
 
 EVERY_PORT: Ranges = ((1, _PORT_MAX),)
 
@@ -29,6 +39,15 @@ def read_rule(given: str, field: str) -> tuple[bool, str, str]:
     """`[!]HOST[:PORTS]` as (denies, canonical host, canonical ports)."""
     host, ports = _split_ports(given.removeprefix("!"), field)
     return given.startswith("!"), read_host(host, field), read_ports(ports, field)
+
+
+def check_meant(denies: bool, host: str, ports: str, field: str) -> None:
+    """Refuse a name without a dot that is a word for something else, or that is of no host for sure."""
+    if host in _MEANT:
+        checks.refuse(field, f"{host!r} is not a host name", _MEANT[host])
+    if not denies and not ports and "." not in host and ":" not in host:
+        hint = f"as {host}.com; a host of this network by its port, as {host}:443"
+        checks.refuse(field, f"{host!r} has no dot, so it names no public host", hint)
 
 
 def write_rule(denies: bool, host: str, ports: str) -> str:
@@ -76,7 +95,7 @@ def read_name(given: str, field: str) -> str:
     if len(name) > _NAME_MAX or not all(_is_label(label) for label in name.split(".")):
         hint = _NO_URL if "/" in given else "as example.com or *.example.com"
         if given == "*":
-            hint = "all hosts there are is `unrestricted`, which nobody filters"
+            hint = "for unfiltered access use `unrestricted`"
         checks.refuse(field, f"{given!r} is not a host name", hint)
     if ends_in_number(name):
         checks.refuse(field, f"{given!r} is read as an address by some and as a name by others")

@@ -91,7 +91,8 @@ class Mount(Noun):
             head, options = given, []
         source, colon, target = (head if options else given).rpartition(":")
         if not colon or not target:
-            checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]")
+            hint = "the target is missing: as .:/work or .:/work:rw"
+            checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
         if ":" in source and not target.startswith("/"):
             said = "neither an access, ro or rw, nor an absolute path inside"
             checks.refuse("mount.target", f"{target!r} is {said}")

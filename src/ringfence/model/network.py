@@ -141,6 +141,20 @@ class NetworkPolicy(Noun):
         )
         return policy
 
+    def check_meant(self) -> NetworkPolicy:
+        """Return the policy as a person wrote it.
+
+        Raises:
+            InvalidRequest: A rule is a word such as `all`, or `localhost`, that would reach nothing.
+        """
+        from . import hosts
+
+        for i, text in enumerate(self.allowed_hosts):
+            hosts.check_meant(*hosts.split_rule(text), f"allowed_hosts[{i}]")
+        for i, rule in enumerate(self.rules):
+            hosts.check_meant(rule.denies, rule.host, rule.ports, f"rules[{i}].host")
+        return self
+
     @property
     def all_rules(self) -> tuple[NetworkRule, ...]:
         """Every rule, those in text form first."""

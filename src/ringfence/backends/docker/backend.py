@@ -362,7 +362,7 @@ def _wait_for_agent(control: wire.Socket, container: Any) -> list[int]:
 
 def _said(container: Any) -> str:
     text = container.logs(tail=3).decode("utf-8", "replace").strip()
-    return text.replace("\n", " / ")[:1000] or "without a word"
+    return text.replace("\n", " / ")[:1000] or "it printed no error"
 
 
 def _remove(container: Any, place: str) -> None:

@@ -376,6 +376,6 @@ def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
     except SandboxLost as exc:
         said = last_words(errors, waits.SAYS)
         raise IsolationError(
-            f"gVisor did not start: {said or 'it ended without a word'}",
+            f"gVisor did not start: {said or 'it exited without printing an error'}",
             hint="run `ringfence doctor` to see what this host allows",
         ) from exc

@@ -89,7 +89,8 @@ def of_rules(names: Sequence[str], apply: Callable[[NetworkPolicy], None]) -> li
     if not reason:
         from ...egress.client import cannot_end_tls  # not read by a run that reports on its sandbox
 
-        reason = cannot_end_tls()
+        if reason := cannot_end_tls():
+            reason += ": pip install 'ringfence[egress]'"
     return [*found, Capability(can.SECRETS, not reason, reason)]
 
 

@@ -482,7 +482,7 @@ def _said(started: Started, timeout_s: float) -> bytes:
     except Refused as exc:
         raise error_of(exc) from exc
     except IsolationError as exc:
-        said = last_words(started.errors) or "it ended without a word"
+        said = last_words(started.errors) or "it exited without printing an error"
         raise IsolationError(
             f"the machine did not start: {exc.message or said}",
             hint="run `ringfence doctor` to see what this host allows",

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 READY_S = 60.0
+CRASHED = (
+    "create a new sandbox; if that fails too, the helper process crashes on this Python or kernel: "
+    "report what it printed on stderr with `ringfence doctor --json`"
+)
 _BEHIND_THE_CGROUP = 8  # processes
 
 
@@ -148,7 +152,8 @@ def _launch(
     except Refused as exc:
         ours.close()
         if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
-            raise SandboxLost(str(exc.strerror), hint="create a new sandbox") from exc
+            text = f"the sandbox's first process ended while it was made: {exc.strerror}"
+            raise SandboxLost(text, hint=CRASHED) from exc
         from ..local.refusals import error_of
 
         raise error_of(exc) from exc
