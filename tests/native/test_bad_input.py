@@ -38,7 +38,7 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
     ("user a bool", {"user": True}, InvalidRequest, "user"),
     ("unknown tier", {"tier": "medium"}, InvalidRequest, "tier"),
     ("tier of no backend", {"tier": "strong"}, Unsupported, "tier"),
-    ("unknown option", {"memroy": "1g"}, InvalidRequest, "spec"),
+    ("unknown option", {"memroy": "1g"}, InvalidRequest, "memroy"),
     ("id not a name", {"id": "../up"}, InvalidRequest, "id"),
     ("id too long", {"id": "x" * 64}, InvalidRequest, "id"),
     ("relative workdir", {"workdir": "work"}, InvalidRequest, "workdir"),
@@ -56,7 +56,7 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
     ("protect that climbs", {"protect": ["../x"]}, InvalidRequest, "protect[0]"),
     ("relative memory_dir", {"memory_dir": "memory"}, InvalidRequest, "memory_dir"),
     ("missing memory_dir", {"memory_dir": "/no/such"}, InvalidRequest, "memory_dir"),
-    ("mounts a string", {"mounts": "/tmp:/work"}, InvalidRequest, "mounts"),
+    ("mounts a string without target", {"mounts": "/tmp"}, InvalidRequest, "mount"),
     ("mounts a number", {"mounts": 5}, InvalidRequest, "mounts"),
     ("mounts of tuples", {"mounts": [("/tmp", "/work")]}, InvalidRequest, "mounts[0]"),
     ("mount with an access unknown", {"mounts": ["/tmp:/work:rx"]}, InvalidRequest, "mount.target"),
@@ -97,7 +97,7 @@ BAD_TARGETS = [
 ]  # fmt: skip
 BAD_LIMITS: list[tuple[str, Any]] = [
     *((name, value) for name in ("wall_time_s", "idle_timeout_s", "cpus")
-      for value in (0, -1, -0.5, math.nan, math.inf, -math.inf, True, "1", 1e30)),
+      for value in (0, -1, -0.5, math.nan, math.inf, -math.inf, True, "soon", 1e30)),
     *((name, value) for name in ("memory_bytes", "pids", "disk_bytes", "inodes", "open_files")
       for value in (0, -1, 1.5, True, "64", math.nan, 2**80)),
     ("output_bytes", -1),

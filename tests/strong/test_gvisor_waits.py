@@ -53,7 +53,7 @@ def test_what_it_says_of_that_is_not_why_it_ended() -> None:
         errors, b"W1 membarrier.go:48] membarrier(REGISTER) failed: not implemented\nno room\n" * 2
     )
     try:
-        assert "no room / no room" == last_words(errors, idle=waits.SAYS)
+        assert "no room / no room" == last_words(errors, waits.SAYS)
         assert "membarrier" in last_words(errors), "the control"
     finally:
         os.close(errors)

@@ -142,6 +142,8 @@ class Boot:
         """Join our cgroups, hide their names, and take ids of our own."""
         shape = self.shape
         if shape["programs_cgroup"]:
+            if len(tasks) < 2:  # the kernel passed on only as many as we may have open
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.around = [tasks.pop(-2), tasks.pop()]
         self.join(tasks, cgroups.Apart(tuple(self.around)))
         if not shape["deny_setgroups"]:

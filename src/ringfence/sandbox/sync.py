@@ -123,8 +123,8 @@ class Sandbox:
             workdir: Where commands start and relative paths begin, absolute inside.
             ttl_s: Seconds after which the sandbox is terminated whatever it does.
             python_env: Also show this Python and its packages, read-only.
-            protect: Paths inside writable mounts that stay read-only, or a preset such as `agents`;
-                None is the built-in set, and `unprotect` takes away from it.
+            protect: Paths inside writable mounts that stay read-only; None is the
+                built-in set, and `unprotect` takes away from it.
             deny: Paths that can be neither read nor written.
             memory_dir: Host directory behind /mnt/memory.
             labels: To find it by.

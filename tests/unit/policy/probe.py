@@ -17,6 +17,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 from ringfence.policy.seccomp import MACHINES
 
@@ -117,7 +118,7 @@ simple("tipc pair", "socketpair", 30, 1, 0, ADDRESS)
 
 # What Linux itself refuses, by arguments that the filter looks at: the filter may not answer otherwise.
 ALL = (1 << 32) - 1
-for label, request in {
+_INVALID: dict[str, tuple[Any, ...]] = {
     "memfd of all flags": ("memfd_create", path("all"), ALL),
     "huge memfd of an unknown flag": ("memfd_create", path("new"), 0x24),
     "huge memfd, to be run and not": ("memfd_create", path("new"), 0x1C),
@@ -142,7 +143,8 @@ for label, request in {
     "priority of what is none": ("setpriority", 3, 1, 0),
     "I/O priority of what is none": ("ioprio_set", 0, 1, 0),
     "prctl of no option": ("prctl", 0x7FFF, 0, 0, 0, 0),
-}.items():
+}
+for label, request in _INVALID.items():
     simple(f"invalid: {label}", *request)
 
 

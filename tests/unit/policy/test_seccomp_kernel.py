@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,7 +196,8 @@ def test_what_linux_refuses_itself_has_its_own_answer(
 
     assert "EINVAL" == told["invalid: memfd of all flags"]
     assert "ok" not in told.values()
-    for on in ({}, {"allow_af_unix": True}, {"strict": True}):
+    kinds: tuple[dict[str, Any], ...] = ({}, {"allow_af_unix": True}, {"strict": True})
+    for on in kinds:
         found = run_probes(load_filter(**on))
         assert told == {name: found[name] for name in told}, on
 

@@ -77,7 +77,7 @@ class FileAnswer(Answer):
     )
     size_bytes: int
     next_offset: int | None = Field(
-        None, description="Where the rest begins; absent: none is left."
+        default=None, description="Where the rest begins; absent: none is left."
     )
 
     def lines(self) -> list[str]:
