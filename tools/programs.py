@@ -24,9 +24,10 @@ a writable host directory (`--mount DIR:/work:rw`), as root and as an ordinary u
 This page is made of `tests/programs/programs.toml` by `tools/programs.py --write`.
 
 - **yes**: the test passes.
-- **socket**: the test passes where Unix sockets work beside a host directory: see `unix_sockets` in
-  `ringfence doctor`. Keep them in the sandbox's own files (`/tmp`), not in the mounted directory.
 - **no**: it does not work, for the reason in the note.
+
+Beside a mount, Unix sockets must lie in the sandbox's own files (`/tmp`), not in the mounted directory. They
+need Linux 5.9 with Landlock: see `unix_sockets` in `ringfence doctor`.
 """
 
 
@@ -57,7 +58,7 @@ def _row(program: Program, notes: list[str]) -> str:
 def _cell(program: Program, place: str, notes: list[str]) -> str:
     if place in program.cannot:
         return f"no {_number(program.cannot[place], notes)}"
-    return "socket" if program.unix and "native+mount" == place else "yes"
+    return "yes"
 
 
 def _number(note: str, notes: list[str]) -> str:

@@ -36,7 +36,6 @@ class Program:
     script: str
     expect: str
     note: str = ""
-    unix: bool = False
     optional: bool = False
     profile: str | None = None
     cannot: dict[str, str] = field(default_factory=dict)
