@@ -141,7 +141,7 @@ def _policy_of(rules: object) -> NetworkPolicy:
     given = checks.items(rules, "")
     texts = tuple(each for each in given if isinstance(each, str))
     rules = tuple(each for each in given if not isinstance(each, str))
-    return NetworkPolicy(allowed_hosts=texts, rules=rules).check_meant()
+    return NetworkPolicy(allowed_hosts=texts, rules=rules).check_meant(takes_localhost=True)
 
 
 def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:

@@ -141,8 +141,11 @@ class NetworkPolicy(Noun):
         )
         return policy
 
-    def check_meant(self) -> NetworkPolicy:
+    def check_meant(self, *, takes_localhost: bool = False) -> NetworkPolicy:
         """Return the policy as a person wrote it.
+
+        Args:
+            takes_localhost: A program that asks the proxy by that name reaches it; no other does.
 
         Raises:
             InvalidRequest: A rule is a word such as `all`, or `localhost`, that would reach nothing.
@@ -150,6 +153,8 @@ class NetworkPolicy(Noun):
         from . import hosts
 
         for i, text in enumerate(self.allowed_hosts):
+            if takes_localhost and "localhost" == hosts.split_rule(text)[1]:
+                continue
             hosts.check_meant(*hosts.split_rule(text), f"allowed_hosts[{i}]")
         for i, rule in enumerate(self.rules):
             hosts.check_meant(rule.denies, rule.host, rule.ports, f"rules[{i}].host")
