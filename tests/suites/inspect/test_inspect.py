@@ -195,6 +195,7 @@ def test_a_sample_whose_time_ends_leaves_no_sandbox(
 
 
 @pytest.mark.once
+@anyios_warning
 async def test_fifty_at_once(tmp_path: Path) -> None:
     async def one(number: int) -> int:
         environment = await make(mounts=[at_once.mount(tmp_path)])
@@ -214,6 +215,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+@anyios_warning
 async def test_over_a_server(tmp_path: Path) -> None:
     with serving() as server:
         made = await RingfenceEnvironment.sample_init("task", RingfenceConfig(server=server), {})

@@ -32,7 +32,7 @@ from tests.images.conftest import small
 from tests.suites import at_once, imports, left, remote
 from tests.suites.examples import output_of
 from tests.suites.mcp import asking, plain
-from tests.suites.places import options
+from tests.suites.places import backend, options
 
 pytestmark = pytest.mark.anyio
 
@@ -230,7 +230,8 @@ async def test_errors_are_for_the_model(url: str) -> None:
         ("edit_file", {"path": "twice", "old": "a", "new": "b"}, "2 times"),
         ("run_command", {"command": "pwd", "cwd": "/nope"}, "/nope: No such file"),
         ("run_command", {"command": "a\0b"}, "NUL"),
-        ("run_command", {"command": "x" * 200_000}, "131"),
+        # gVisor has no bound of one argument: there the shell says that the name is too long.
+        *([] if "gvisor" == backend() else [("run_command", {"command": "x" * 200_000}, "131")]),
         ("start_process", {"command": "pwd", "cwd": "/nope"}, "/nope: No such file"),
         ("run_command", {"command": "pwd", "workdir": "/"}, "no argument 'workdir'"),
         ("run_command", {"command": "pwd", "timeout_s": 0}, "timeout_s: Input should be"),
