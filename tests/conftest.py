@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
 from tests.leaks import Census, take_census, wait_for_calm
-from tests.once import ELSEWHERE, is_run_elsewhere
+from tests.passes import Claims, is_left_out, is_of_another_gear
 
 # How long an example takes says how busy the machine is, and nothing of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,13 +28,39 @@ for _ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 _PATIENCE_S = 30.0
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out, unread, the files of another gear and of the other pass."""
+    return is_left_out(collection_path) or None
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run this pass's own tests, then files of the shared ones that the other pass has not begun."""
+    directory = os.environ.get("RINGFENCE_TEST_CLAIMS")
+    if not directory or session.testsfailed or session.config.option.collectonly:
+        return None
+    claims = Claims(Path(directory))
+    mine = claims.of(session.items)
+    item = next(mine, None)
+    while item is not None:
+        following = next(mine, None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        item = following
+    return True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that this identity can run; `make test` runs the others in its other pass."""
     am_root = 0 == os.geteuid()
     other = "rootless" if am_root else "root"
+    other_gear = set(filter(is_of_another_gear, items))
+    config.hook.pytest_deselected(items=list(other_gear))
+    items[:] = [item for item in items if item not in other_gear]
     not_mine = {item for item in items if item.get_closest_marker(other)}
     if os.environ.get("RINGFENCE_TEST_BOTH"):
-        not_mine |= set(filter(is_run_elsewhere, items))
         config.hook.pytest_deselected(items=list(not_mine))
         items[:] = [item for item in items if item not in not_mine]
         return
@@ -43,11 +70,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish() -> list[str]:
-    """Why so many are deselected."""
+    """Why some are deselected, and some that are collected do not run."""
     if not os.environ.get("RINGFENCE_TEST_BOTH"):
         return []
-    once = ", and what tests/once.py lists" if os.environ.get(ELSEWHERE) else ""
-    return [f"deselected: what only the other pass can run{once}"]
+    shared = "; tests marked `anyone` run in the pass that comes to them first"
+    return [
+        "deselected: tests that only the other pass can run"
+        + (shared if os.environ.get("RINGFENCE_TEST_CLAIMS") else "")
+    ]
 
 
 @pytest.fixture(name="require")
@@ -61,7 +91,7 @@ def _close_shared_backends() -> None:
     registry = sys.modules.get("ringfence.backends.registry")
     if registry is not None:
         registry.close_all()
-    egress = sys.modules.get("ringfence.egress.client")
+    egress = sys.modules.get("ringfence.egress.host.client")
     if egress is not None:
         egress.close_shared()
 

@@ -1,7 +1,6 @@
 """The conformance suite in two: what may come out otherwise for another user of the host, and what may not.
 
-Both are run by root and by an ordinary user, where the other pass does not run the second for both
-(tests/once.py).
+Both are run by root and by an ordinary user, but for the second where it is marked `anyone`.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from ringfence.testing.conformance.checkpoints import Checkpoints
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
-from ringfence.testing.conformance.errands import Errands
 from ringfence.testing.conformance.execs import Execs
 from ringfence.testing.conformance.files import Files
+from ringfence.testing.conformance.helper_tasks import HelperTasks
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
@@ -27,5 +26,5 @@ class ForEachUser(Files, Mounts, Network, Checkpoints, Suspension, LimitsThatBit
     """Files of the host and owners, limits and what holds: done with what the user may do."""
 
 
-class ForAnybody(Lifecycle, Execs, Endings, Environment, Requests, Trees, Errands, Warmth):
+class ForAnybody(Lifecycle, Execs, Endings, Environment, Requests, Trees, HelperTasks, Warmth):
     """What is asked for, and what happens inside."""

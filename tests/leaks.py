@@ -11,6 +11,7 @@ import glob
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ringfence.snapshots.catalogue import default_directory
@@ -21,7 +22,7 @@ Census = frozenset[tuple[str, str]]
 
 def take_census() -> Census:
     found = [("process", line) for line in _our_processes()]
-    found += [("cgroup", path) for path in _cgroups() if _may_be_ours(_owner(path))]
+    found += [("cgroup", path) for path in cgroups()]
     found += [("path", path) for path in _paths() if _may_be_ours(_owner(path))]
     if 0 == os.geteuid():
         found += [("mount", line) for line in _mounts()]
@@ -45,18 +46,29 @@ def _owner(path: str) -> int | None:
         return None
 
 
-def wait_for_calm(before: Census, *, patience_s: float) -> list[tuple[str, str]]:
+def wait_for_calm(
+    before: Census, *, patience_s: float, take: Callable[[], Census] = take_census
+) -> list[tuple[str, str]]:
     """What grew since `before`, once teardown had `patience_s` seconds to finish."""
     deadline = time.monotonic() + patience_s
     while True:
-        grown = sorted(take_census() - before)
+        grown = sorted(take() - before)
         if not grown or time.monotonic() > deadline:
             return grown
         time.sleep(0.05)
 
 
+def descendants() -> list[str]:
+    """Processes below this one: `pid command`."""
+    return [line for line, is_ours in _processes() if is_ours]
+
+
 def _our_processes() -> list[str]:
-    """Our descendants, and orphans anywhere whose command line names ringfence: `pid command`."""
+    """Our descendants, and orphans anywhere whose command line names ringfence."""
+    return [line for line, _ in _processes()]
+
+
+def _processes() -> list[tuple[str, bool]]:
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         stat = _stat(pid)
@@ -64,8 +76,8 @@ def _our_processes() -> list[str]:
             continue  # it ended while we looked
         command = _command(pid) or f"[nameless] {stat[0]}"
         stray = "1" == stat[1] and "ringfence" in command and _may_be_ours(_user(pid))
-        if _is_ours(pid) or stray:
-            found.append(f"{pid} {command}")
+        if (is_ours := _is_ours(pid)) or stray:
+            found.append((f"{pid} {command}", is_ours))
     return found
 
 
@@ -109,14 +121,16 @@ def _mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
 
 
-def _cgroups() -> list[str]:
-    return [
+def cgroups() -> list[str]:
+    """The cgroups of sandboxes that are not a neighbour's."""
+    found = [
         str(Path(root, name))
         for root, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
         # The run itself may sit in "ringfence-host", below a cgroup that was delegated to it.
         if name.startswith("ringfence.") and not _is_a_neighbours(name)
     ]
+    return [path for path in found if _may_be_ours(_owner(path))]
 
 
 def _is_a_neighbours(name: str) -> bool:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 _PROGRAM = Path(__file__).parent / "on_each_python.py"
 
 
-def _interpreter(version: str) -> str | None:
+def interpreter(version: str) -> str | None:
     """Where this version is installed: on PATH, or by pyenv."""
     installed = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
     for path in (shutil.which(f"python{version}"), *installed):
@@ -29,16 +31,16 @@ def _interpreter(version: str) -> str | None:
     return None
 
 
-def _claimed() -> list[str]:
+def claimed() -> list[str]:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     names = [line.rpartition(" :: ")[2] for line in project["classifiers"]]
     return [name for name in names if name.startswith("3.")]
 
 
-@pytest.mark.parametrize("version", _claimed())
+@pytest.mark.parametrize("version", claimed())
 def test_sandboxes_run_on(version: str, tmp_path: Path) -> None:
     """Creates, loops, threads, rules, snapshots and hibernation work on each claimed version."""
-    python = _interpreter(version)
+    python = interpreter(version)
     if python is None:
         pytest.skip(f"Python {version} is not installed")
     environment = {

@@ -53,7 +53,7 @@ make_stage() {
 has_ranges() {
   no_ranges="this user has no range of ids: see ringfence doctor"
   if [ "$(id -u)" != 0 ]; then
-    .venv/bin/python -c 'from ringfence.backends.local import ranges; ranges.find()' 2>/dev/null
+    .venv/bin/python -c 'from ringfence.backends.local.host import ranges; ranges.find()' 2>/dev/null
     return
   fi
   no_ranges="newuidmap, of Debian's uidmap, could not be installed"

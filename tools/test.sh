@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The whole test suite. As root: all of it as root and, at the same time, again as an unprivileged user, whose
-# output is shown when root's is done. Arguments go to pytest. As root it first installs what the tests need (needs.sh).
+# The test suite. As root it runs as root and, at the same time, again as an unprivileged user, whose output is shown
+# when root's is done. RINGFENCE_TEST_GEAR is first, rest or all (tests/passes.py). Arguments go to pytest; then the gear is all.
+# As root it first installs what the tests need (needs.sh).
 # At most five that failed run once more, alone: one that passes then is named FLAKY (docs/decisions/0063).
 # The last line is "N passed, N failed, N skipped"; a part that cannot run here is one skip, and in CI one failure.
 set -uo pipefail
@@ -9,7 +10,9 @@ cd "$(dirname "$0")/.."
 . tools/needs.sh
 . tools/again.sh
 
-reports=build/reports
+if [ $# -gt 0 ]; then gear=all; else gear=${RINGFENCE_TEST_GEAR:-all}; fi
+export RINGFENCE_TEST_GEAR=$gear
+reports=build/reports/$gear
 rm -rf "$reports"
 mkdir -p "$reports"
 passed=0 failed=0 skipped=0
@@ -71,25 +74,30 @@ make_stage() {  # fills `stage`
 }
 
 run_rootless() {  # pytest arguments
-  cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_ONCE_ELSEWHERE=1 LANG=C.UTF-8 \
+  cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_GEAR="$gear" \
+    RINGFENCE_TEST_CLAIMS="${RINGFENCE_TEST_CLAIMS:-}" LANG=C.UTF-8 \
     HOME="$stage/home" XDG_RUNTIME_DIR="$stage/run" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
     PATH="$stage/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$stage/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
     "$python" -m pytest "$@" </dev/null
 }
 
-# Both identities at once, on as many processors. What tests/once.py lists is left to one of them.
+# Both identities at once, on as many processors. What is marked `anyone` runs in the pass that comes to it first.
 run_both() {  # pytest arguments
   export RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_NEIGHBOURS="$uid 23457" # and tools/suites.sh
   trap 'kill $rootless 2>/dev/null; wait; rm -rf "$stage"' EXIT
   if find_rootless; then
     stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
+    mkdir "$stage/claims"
+    chmod 1777 "$stage/claims"
+    export RINGFENCE_TEST_CLAIMS=$stage/claims
     say "tests as an unprivileged user (uid $uid) begin, and are shown when root's are done"
     (make_stage && run_rootless --cache-clear --junitxml="$stage/rootless.xml" "$@") >"$reports/rootless.log" 2>&1 &
     rootless=$!
   fi
   say "tests as root"
-  RINGFENCE_TEST_ONCE_ELSEWHERE=$rootless run_root --cache-clear --junitxml="$reports/root.xml" "$@" | tee "$reports/root.log"
+  run_root --cache-clear --junitxml="$reports/root.xml" "$@" | tee "$reports/root.log"
   [ -z "$rootless" ] || show_rootless
+  unset RINGFENCE_TEST_CLAIMS # what failed runs again in its own pass
   add_report root "$@"
   [ -z "$stage" ] || report_rootless "$@"
 }
@@ -104,7 +112,7 @@ show_rootless() {
 
 report_rootless() {  # pytest arguments
   if [ -e "$reports/rootless.why" ]; then
-    cannot_run "rootless-tests, and with them what tests/once.py lists" "$(cat "$reports/rootless.why")"
+    cannot_run rootless-tests "$(cat "$reports/rootless.why")"
   else
     add_report rootless "$@"
   fi

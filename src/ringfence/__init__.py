@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
     from .model.acquire import RequiredCapabilities as RequiredCapabilities
+    from .model.base.ids import check_id as check_id
+    from .model.base.ids import new_id as new_id
     from .model.capabilities import BackendReport as BackendReport
     from .model.capabilities import Capability as Capability
     from .model.capabilities import Protection as Protection
@@ -78,18 +80,18 @@ if TYPE_CHECKING:
     from .model.client_session import SessionTimeouts as SessionTimeouts
     from .model.create import CreateRequest as CreateRequest
     from .model.event import Event as Event
-    from .model.exec import ExecRequest as ExecRequest
-    from .model.exec import ExecResult as ExecResult
-    from .model.exec import ExecStatus as ExecStatus
-    from .model.exec import ResourceUsage as ResourceUsage
-    from .model.exec_start import StartRequest as StartRequest
-    from .model.exec_view import ExecProblem as ExecProblem
-    from .model.exec_view import ExecState as ExecState
-    from .model.exec_view import ExecView as ExecView
-    from .model.execution import ExecutionRequest as ExecutionRequest
-    from .model.execution import ExecutionResult as ExecutionResult
-    from .model.execution import ExecutionStatus as ExecutionStatus
-    from .model.execution_config import ExecutionConfig as ExecutionConfig
+    from .model.execs.exec import ExecRequest as ExecRequest
+    from .model.execs.exec import ExecResult as ExecResult
+    from .model.execs.exec import ExecStatus as ExecStatus
+    from .model.execs.exec import ResourceUsage as ResourceUsage
+    from .model.execs.exec_start import StartRequest as StartRequest
+    from .model.execs.exec_view import ExecProblem as ExecProblem
+    from .model.execs.exec_view import ExecState as ExecState
+    from .model.execs.exec_view import ExecView as ExecView
+    from .model.execution.config import ExecutionConfig as ExecutionConfig
+    from .model.execution.execution import ExecutionRequest as ExecutionRequest
+    from .model.execution.execution import ExecutionResult as ExecutionResult
+    from .model.execution.execution import ExecutionStatus as ExecutionStatus
     from .model.files import FileInfo as FileInfo
     from .model.found import AllReplaced as AllReplaced
     from .model.found import FileChange as FileChange
@@ -98,8 +100,6 @@ if TYPE_CHECKING:
     from .model.found import FoundLines as FoundLines
     from .model.found import Replaced as Replaced
     from .model.granted import SandboxCapabilities as SandboxCapabilities
-    from .model.ids import check_id as check_id
-    from .model.ids import new_id as new_id
     from .model.limits import Limits as Limits
     from .model.limits import parse_duration as parse_duration
     from .model.limits import parse_size as parse_size
@@ -108,11 +108,11 @@ if TYPE_CHECKING:
     from .model.manager_stats import ManagerStats as ManagerStats
     from .model.manager_stats import Percentiles as Percentiles
     from .model.mount import Mount as Mount
-    from .model.netlimits import NetworkLimits as NetworkLimits
-    from .model.netlog import NetworkEvent as NetworkEvent
-    from .model.network import NetworkPolicy as NetworkPolicy
-    from .model.rules import Credential as Credential
-    from .model.rules import NetworkRule as NetworkRule
+    from .model.net.netlimits import NetworkLimits as NetworkLimits
+    from .model.net.netlog import NetworkEvent as NetworkEvent
+    from .model.net.network import NetworkPolicy as NetworkPolicy
+    from .model.net.rules import Credential as Credential
+    from .model.net.rules import NetworkRule as NetworkRule
     from .model.sandbox import SandboxView as SandboxView
     from .model.session import ResolvedMount as ResolvedMount
     from .model.session import Session as Session
@@ -156,6 +156,9 @@ _SESSIONS = (
 )
 
 
+_PACKAGES = ("cli", "integrations", "testing")
+
+
 def _first_use(name: str) -> object:
     """Import `name` from the library, the model or the errors (PEP 562)."""
     if name == "__all__":
@@ -171,10 +174,12 @@ def _first_use(name: str) -> object:
             return value
     hint = ""
     if name[0].isupper():  # not a module, which `_public` itself looks for
-        import difflib
+        from .model.mistakes import closest
 
-        close = difflib.get_close_matches(name, _public(), n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        close = closest(name, _public())
+        hint = f" ({close})" if close else ""
+    elif name in _PACKAGES:
+        hint = f" (first: import ringfence.{name})"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
@@ -216,7 +221,9 @@ def _public() -> set[str]:
 
 
 def _for_everybody() -> list[str]:
-    """What `from ringfence import *` brings: the client only where its extra is installed."""
+    """List the names for `from ringfence import *`: with the client only where its extra is
+    installed.
+    """
     from importlib.util import find_spec
 
     has_client = all(find_spec(name) for name in ("httpx2", "anyio"))

@@ -41,7 +41,7 @@ class RingfenceError(Exception):
             self.retryable = retryable
 
     def __str__(self) -> str:
-        """One line with cause and fix: what a person sees when nobody catches it."""
+        """Format the error as one line with cause and fix, for tracebacks and logs."""
         where = f"{self.field}: " if self.field else ""
         return f"{where}{self.message}" + (f" ({self.hint})" if self.hint else "")
 
@@ -69,6 +69,9 @@ class BadJson(RingfenceError):
     """The text is not JSON at all."""
 
     code = "bad_json"
+    usual_hint = (
+        'as {"name": "text", "count": 1}: names and texts in double quotes, no comma at the end'
+    )
 
 
 class SandboxNotFound(RingfenceError):
@@ -101,7 +104,7 @@ class ImageNotFound(RingfenceError):
 
     code = "image_not_found"
     usual_hint = (
-        "`ringfence image list` has those of this machine, `ringfence image pull` fetches others"
+        "`ringfence image list` shows those of this machine, `ringfence image pull` fetches others"
     )
 
 
@@ -123,8 +126,7 @@ class ExecNotFound(RingfenceError):
 
     code = "exec_not_found"
     usual_hint = (
-        "asking again finds no more: "
-        "`ringfence logs --list SANDBOX` and GET /v1/sandboxes/ID/execs have those that are kept"
+        "`ringfence logs --list SANDBOX` and GET /v1/sandboxes/ID/execs list those that are kept"
     )
 
 
@@ -256,9 +258,7 @@ class NotFound(RingfenceError):
     """The server has nothing at this address."""
 
     code = "not_found"
-    usual_hint = (
-        "asking again finds no more: GET /v1/openapi.json has every address and its methods"
-    )
+    usual_hint = "GET /v1/openapi.json lists every path and its methods"
 
 
 class Unauthenticated(RingfenceError):
@@ -297,9 +297,7 @@ class ExecutionNotFound(RingfenceError):
     """The execution service knows no execution of this id, or it is another client's."""
 
     code = "execution_not_found"
-    usual_hint = (
-        "it is kept no longer or is not yours, and asking again finds no more: execute it again"
-    )
+    usual_hint = "it is no longer kept, or belongs to another key: execute it again"
 
 
 class ExecutionTimeout(RingfenceError):
@@ -366,6 +364,7 @@ class FileNotFound(FileError):
     """The path, or a directory on the way to it, does not exist."""
 
     code = "file_not_found"
+    usual_hint = "check the path with files.list(DIRECTORY); files.make_dir(PATH) makes one"
 
 
 class NotADirectory(FileError):
@@ -396,6 +395,7 @@ class PermissionDenied(FileError):
     """The sandbox's user may not do this to the path."""
 
     code = "permission_denied"
+    usual_hint = "write below the home directory, /tmp or a mount with :rw"
 
 
 _FILE_ERRORS: dict[int, type[FileError]] = {
@@ -411,7 +411,7 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def file_error(number: int, path: str, text: str = "") -> RingfenceError:
+def file_error(number: int, path: str, text: str = "", hint: str = "") -> RingfenceError:
     """The typed error for errno `number` met at `path` inside a sandbox.
 
     A full disk or quota becomes `StorageFull`: the path is not at fault.
@@ -421,7 +421,13 @@ def file_error(number: int, path: str, text: str = "") -> RingfenceError:
     message = f"{path}: {text or os.strerror(number)}"
     if number in _NO_ROOM:
         return StorageFull(message, hint="free space in the sandbox or raise disk/inodes")
-    return _FILE_ERRORS.get(number, FileError)(message, path=path)
+    return _FILE_ERRORS.get(number, FileError)(message, path=path, hint=hint)
+
+
+def host_file_error(number: int, path: str) -> RingfenceError:
+    """The typed error for errno `number` met at `path` on the host, by the library itself."""
+    hint = "a path on this host, where a relative one starts from the current directory"
+    return file_error(number, path, hint=hint)
 
 
 def error_from_json(data: Mapping[str, Any]) -> RingfenceError:

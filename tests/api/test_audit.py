@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ringfence.api import audit
-from ringfence.api.audit import Audit, LogFile, address_of
+from ringfence.api.access import audit
+from ringfence.api.access.audit import Audit, LogFile, address_of
 from tests.api.conftest import Daemon, StartDaemon
 from tests.native.outside import until
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.api import bodies, permissions
+from ringfence.api import bodies
+from ringfence.api.access import permissions
 from ringfence.errors import BadJson, TooLarge
 
 NOTES = 256 << 10

@@ -13,6 +13,8 @@ import threading
 import httpx
 import pytest
 
+pytestmark = pytest.mark.anyone
+
 TAR = {"content-type": "application/x-tar"}
 
 

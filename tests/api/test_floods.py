@@ -1,7 +1,7 @@
 """What a guest or a client sends holds neither the daemon's loop nor its memory.
 
-Each door is attacked by a program of its own, while two clients go on asking. They may wait for 50 ms
-longer than on a machine that is as busy with something else: neighbours' load is not the daemon's.
+Each door is attacked by a program of its own, while two clients go on asking. Here they must be answered
+at all: a held loop answers nobody for seconds. How soon, `ringfence bench --floods` judges: p99 within 50 ms.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from ringfence.bench.measures.floods import EXEC, INFO, Attack, Clients
 from ringfence.daemon.memory import resident_bytes
 from tests.api.conftest import Daemon, StartDaemon
 
-# An exec is served by other processes, too, and how long those wait for a processor is not left out.
-MOST_MS = {INFO: 50.0, EXEC: 250.0}
+pytestmark = pytest.mark.full
+
+# Beyond what the same requests take without an attack; no measure of speed, on any machine.
+STALLED_MS = {INFO: 1000.0, EXEC: 3000.0}
 MEASURED_S = 1.5
 BACK_S = 60.0
 MOST_LATER, CODE_BYTES = (
     1.2,
     4 << 20,
 )  # of the memory before; code that is read when it is first needed
-TRIES = 3  # of a measure on a machine with neighbours
 OF_BYTES = (
     "preview-interim", "preview-chunks", "preview-headers", "preview-upload",
     "ws-messages", "ws-pings", "ws-fragments", "ws-sent", "tcp-much", "tcp-sent",
@@ -32,6 +33,7 @@ OF_BYTES = (
 )  # fmt: skip
 OF_OBJECTS = (
     "list", "watch", "labels", "body-deep", "body-exec", "body-replace", "pipelined",
+    "snapshots-list", "metrics",
 )  # fmt: skip
 
 
@@ -93,12 +95,8 @@ def memory_later(flooded: Daemon, enough: float) -> int:
 
 def others_are_answered(door: str, clients: Clients) -> None:
     assert door in DOORS
-    for _attempt in range(TRIES):
-        control = clients.control_ms(MEASURED_S / 2)
-        with Attack(clients.address, door):
-            found = clients.p99_ms(MEASURED_S)
-        over = {kind: ms for kind, ms in found.items() if ms > MOST_MS[kind] + control[kind]}
-        print(f"{door}: info {found[INFO]:.1f} ms, exec {found[EXEC]:.1f} ms; control {control}")
-        if not over:
-            return
-    assert not over
+    control = clients.control_ms(MEASURED_S / 2)
+    with Attack(clients.address, door):
+        found = clients.p99_ms(MEASURED_S)
+
+    assert {} == {kind: ms for kind, ms in found.items() if ms > STALLED_MS[kind] + control[kind]}

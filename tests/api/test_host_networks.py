@@ -94,7 +94,7 @@ def test_wide_networks_and_names_do_not_lead_to_the_host(
     places = [("127.0.0.1", service), (own, service)]
     wide = ["0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1", "::/0", "10.0.0.0/7", "172.0.0.0/7"]
     sandbox_id = alice.post(
-        "/v1/sandboxes", json={"network": _policy(*wide, f"{name}.", "localtest.me")}
+        "/v1/sandboxes", json={"network": _policy(*wide, f"{name}.:{service}", "localtest.me")}
     ).json()["id"]
     try:
         refused = _reached(alice, sandbox_id, *places, (name, service), ("localhost", service))

@@ -28,12 +28,14 @@ from ringfence.api.schema import schema_of
 from ringfence.api.service import Service
 from ringfence.errors import RingfenceError
 from ringfence.model import ExecRequest, NetworkPolicy, StartRequest
+from ringfence.model.base.model import Model
 from ringfence.model.create import CreateRequest
-from ringfence.model.execution import ExecutionRequest
-from ringfence.model.noun import Noun
+from ringfence.model.execution.execution import ExecutionRequest
 from tests.api.conftest import Daemon, StartDaemon
+from tests.api.fuzz_rules import CANNOT_BE_SAID, cannot_be_said
 
-# `positive_data_acceptance` is not among them: what a path or a policy may say is more than JSON Schema can.
+pytestmark = pytest.mark.anyone
+
 CHECKS = [
     status_code_conformance,
     content_type_conformance,
@@ -106,7 +108,7 @@ def test_the_document_is_whole(daemon: Daemon) -> None:
             where = f"{method} {path}"
             assert {"401", "403", "404", "422", "429", "503"} <= set(operation["responses"]), where
             assert operation.get("description"), where
-    assert "x-ringfence-noun" not in str(DOCUMENT)
+    assert "x-ringfence-model" not in str(DOCUMENT)
     with daemon.client() as client:
         assert DOCUMENT == client.get("/v1/openapi.json").json()
 
@@ -123,6 +125,15 @@ def test_every_route_is_in_the_reference() -> None:
     assert served == {each for each in listed if each[0] not in ("WS", "ANY")}
 
 
+def test_what_the_document_cannot_say_is_in_the_reference() -> None:
+    """Each rule that the fuzzing tool lets pass, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text()
+    table = page.partition("## What the document does not say")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE)
+
+    assert {rule for _, _, rule in CANNOT_BE_SAID} == {*rows} - {"rule"}
+
+
 def test_every_method_of_a_path_is_named_where_one_is_refused(daemon: Daemon) -> None:
     """RFC 9110 15.5.6: whatever route each of them has."""
     with daemon.client() as client:
@@ -134,24 +145,24 @@ def test_every_method_of_a_path_is_named_where_one_is_refused(daemon: Daemon) ->
             assert {method.upper() for method in operations} <= allowed, path
 
 
-def _read() -> Iterator[tuple[type[Noun], dict[str, Any]]]:
-    """Nouns that come in, and how they are described."""
+def _read() -> Iterator[tuple[type[Model], dict[str, Any]]]:
+    """Models that come in, and how they are described."""
     for name, form in DOCUMENT["components"]["schemas"].items():
-        for found in _all_below(Noun):
+        for found in _all_below(Model):
             if name == found.__name__ and "title" not in form:
                 yield found, form
 
 
-def _all_below(cls: type[Noun]) -> Iterator[type[Noun]]:
+def _all_below(cls: type[Model]) -> Iterator[type[Model]]:
     for each in cls.__subclasses__():
         yield each
         yield from _all_below(each)
 
 
-def _objection(noun: type[Noun], key: str) -> str:
+def _objection(model: type[Model], key: str) -> str:
     """To a body with nothing but this key; that others are missing is another matter."""
     try:
-        noun.from_json({key: None})
+        model.from_json({key: None})
     except RingfenceError as exc:
         return exc.message
     return ""
@@ -160,10 +171,10 @@ def _objection(noun: type[Noun], key: str) -> str:
 def test_what_is_said_of_a_body_is_what_is_read() -> None:
     """Each key that the document has is known to who reads it, and what it writes is described."""
     seen = set()
-    for noun, form in _read():
-        seen.add(noun)
-        unknown = [key for key in form["properties"] if "unknown key" in _objection(noun, key)]
-        assert [] == unknown, noun.__name__
+    for model, form in _read():
+        seen.add(model)
+        unknown = [key for key in form["properties"] if "unknown key" in _objection(model, key)]
+        assert [] == unknown, model.__name__
     assert {StartRequest, ExecutionRequest, CreateRequest, NetworkPolicy} <= seen
     command = StartRequest(ExecRequest(("true",))).to_json()
     assert command.keys() <= DOCUMENT["components"]["schemas"]["StartRequest"]["properties"].keys()
@@ -173,6 +184,18 @@ def test_what_is_said_of_a_body_is_what_is_read() -> None:
     ("name", "key", "wrong"),
     [
         ("ExecutionRequest", "command", ""),
+        ("SandboxSpec", "profile", ""),
+        ("SandboxSpec", "user", "Not A User"),
+        ("SandboxSpec", "env", {"1": ""}),
+        ("SandboxSpec", "labels", {"a": "b\nc"}),
+        ("SandboxSpec", "deny", ["proc"]),
+        ("Mount", "target", "/"),
+        ("SessionTimeouts", "idle_s", 0),
+        ("PoolConfig", "warm_ttl_s", 0),
+        ("PoolConfig", "warm_profiles", ["a\x00b"]),
+        ("ExecutionConfig", "no such key", 1),
+        ("ExecutionConfig", "max_pending", -1),
+        ("AttachRequest", "sandbox_id", ""),
         ("ExecRequest", "pty", [0, 0]),
         ("NetworkLimits", "connections", 0),
         ("NetworkLimits", "header_s", -1),
@@ -183,12 +206,13 @@ def test_what_is_said_of_a_body_is_what_is_read() -> None:
 def test_what_the_server_refuses_the_document_does_not_allow(
     name: str, key: str, wrong: Any
 ) -> None:
-    noun = next(each for each in _all_below(Noun) if name == each.__name__)
-    described = schema_of(noun, written=False)["properties"][key]
+    model = next(each for each in _all_below(Model) if name == each.__name__)
+    described = schema_of(model, written=False)
 
-    assert not jsonschema_rs.is_valid(described, wrong)
+    assert not jsonschema_rs.is_valid(described["properties"].get(key, False), wrong)
+    assert described["additionalProperties"] is False
     with pytest.raises(RingfenceError):
-        noun.from_json({"argv": ["x"], key: wrong} if name == "ExecRequest" else {key: wrong})
+        model.from_json({"argv": ["x"], key: wrong} if name == "ExecRequest" else {key: wrong})
 
 
 ODD = ["%2e%2e", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "a%00b", "-rf", "A", "x" * 64, "%ff", "a b"]
@@ -246,6 +270,8 @@ def test_whatever_is_sent(
             case.body["timeout_s"] = 5
         response = case.call(base_url=daemon.tcp, headers=headers, timeout=60)
         assert response.status_code < 500
+        if mode is GenerationMode.POSITIVE and response.status_code == 422:
+            assert cannot_be_said(response.json()), response.text
         case.validate_response(response, checks=CHECKS)
 
     send()

@@ -27,9 +27,9 @@ def asked(tmp_path: Path, early: bytes, late: bytes) -> tuple[Any, Any, Spool]:
         return found
 
     run = SimpleNamespace(spool=spool, sandbox_id="sbx-x", at_end=lambda _: lambda: None)
-    book = SimpleNamespace(find=lambda _: None)
-    manager = SimpleNamespace(book=book)
-    return SimpleNamespace(lanes=SimpleNamespace(call=call), manager=manager), run, spool
+    index = SimpleNamespace(find=lambda _: None)
+    manager = SimpleNamespace(index=index)
+    return SimpleNamespace(thread_pools=SimpleNamespace(call=call), manager=manager), run, spool
 
 
 async def body_of(response: Any) -> bytes:

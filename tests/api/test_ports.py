@@ -13,8 +13,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import unix_connect
 
-from ringfence.api.preview import located
+from ringfence.api.streaming.preview import located
 from tests.api.conftest import Daemon
+
+pytestmark = pytest.mark.anyone
 
 SERVER = r"""
 import hashlib, base64, http.server, json, socketserver

@@ -6,9 +6,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.api.conftest import StartDaemon
 from tests.api.test_attach import attached
 from tests.api.test_streams import Sandbox, data_of, until_cut
+
+pytestmark = pytest.mark.anyone
 
 LINES = "i=0; while [ $i -lt 200000 ]; do echo line $i; i=$((i+1)); done"
 

@@ -56,6 +56,32 @@ def test_a_sandbox_from_create_to_delete(client: httpx.Client) -> None:
     assert ("terminated", "terminated") == (shown.state, shown.reason)
 
 
+def test_a_sandbox_tells_how_it_was_made_and_when_it_ends(client: httpx.Client) -> None:
+    env = {"TOKEN": "not-shown", "A": "b"}
+    began = time.time()
+    made = client.post(
+        "/v1/sandboxes", json={"env": env, "workdir": "/tmp", "user": "root", "ttl_s": 600}
+    )
+    plain = client.post("/v1/sandboxes", json={}).json()
+    assert 201 == made.status_code, made.text
+    assert "not-shown" not in made.text
+    view = SandboxView.from_json(made.json())
+    client.delete(f"/v1/sandboxes/{view.id}")
+    gone = SandboxView.from_json(client.get(f"/v1/sandboxes/{view.id}").json())
+
+    assert ("/tmp", "root", None, ("A", "TOKEN")) == (
+        view.workdir, view.user, view.image, view.env_names
+    )  # fmt: skip
+    assert view.expires_at is not None
+    assert began + 590 < view.expires_at < time.time() + 600.1
+    assert (None, None, None, []) == tuple(
+        plain[name] for name in ("workdir", "user", "expires_at", "env_names")
+    )
+    assert (None, None) == (view.ended_at, plain["ended_at"])
+    assert gone.ended_at is not None
+    assert began < gone.ended_at < time.time() + 0.1
+
+
 def test_an_error_is_the_librarys_own(client: httpx.Client) -> None:
     for body, code, field in (
         ('{"limits": {"memory": 3}}', "invalid_request", "limits.memory"),

@@ -30,15 +30,25 @@ def test_json_that_is_not_called_json(client: httpx.Client, sandbox_id: str, pat
         client.delete(f"/v1/sandboxes/{answer.json()['id']}")
 
 
-def test_all_names_are_told_where_one_is_misspelt(client: httpx.Client, sandbox_id: str) -> None:
+def test_the_nearest_name_is_told_where_one_is_misspelt(
+    client: httpx.Client, sandbox_id: str
+) -> None:
     made = refused(client.post("/v1/sandboxes", json={"nmae": "x"}))
-    assert "nmae" == made["field"]
-    for name in ("name", "snapshot_id", "idle_timeout_s", "mounts"):
-        assert f" {name}," in made["hint"] or f" {name}" in made["hint"].split(":")[1]
+    assert ("nmae", "did you mean name?") == (made["field"], made["hint"])
 
     body = {"argv": ["true"], "timeout": 3}
     started = refused(client.post(f"/v1/sandboxes/{sandbox_id}/execs", json=body))
-    assert "timeout" == started["field"]
+    assert ("timeout", "did you mean timeout_s?") == (started["field"], started["hint"])
+
+
+def test_all_names_are_told_where_none_is_near(client: httpx.Client, sandbox_id: str) -> None:
+    made = refused(client.post("/v1/sandboxes", json={"qqqq": "x"}))
+    for name in ("name", "snapshot_id", "idle_timeout_s", "mounts"):
+        assert f" {name}," in made["hint"]
+
+    started = refused(
+        client.post(f"/v1/sandboxes/{sandbox_id}/execs", json={"argv": ["true"], "qqqq": 3})
+    )
     for name in ("wait", "script", "tty", "timeout_s", "stdin"):
         assert f" {name}" in started["hint"]
 

@@ -16,6 +16,8 @@ import pytest
 
 from tests.api.conftest import Daemon
 
+pytestmark = pytest.mark.anyone
+
 CHATTER = "for i in $(seq 30); do seq $i 4000; seq $i 2500 >&2; sleep 0.01; done"
 
 

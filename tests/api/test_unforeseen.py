@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ringfence.api.access.middleware import PEER
 from ringfence.api.app import make_app
-from ringfence.api.guard import PEER
 from ringfence.api.service import Service
 from ringfence.backends.fake.backend import FakeBackend
 from ringfence.sessions.manager import SessionManager
@@ -21,7 +21,7 @@ def service() -> Iterator[Service]:
     with SessionManager(backends=[FakeBackend()], background=False) as manager:
         made = Service(manager)
         yield made
-        made.lanes.close()
+        made.thread_pools.close()
 
 
 def post(service: Service, media_type: str) -> httpx.Response:

@@ -26,6 +26,8 @@ from ringfence.attack.result import (
 from ringfence.errors import NetworkPolicyError
 from tests.attack.controls import GROUPS, ControlMissingError, Controls
 
+pytestmark = pytest.mark.full
+
 INSIDE = inside.registered()
 OUTSIDE = outside.registered()
 EVERY: dict[str, Probe | OutsideProbe] = {**INSIDE, **OUTSIDE}

@@ -14,6 +14,8 @@ import pytest
 from ringfence.client.unpack import unpack
 from ringfence.errors import RingfenceError
 
+pytestmark = pytest.mark.full
+
 Member = tuple[str, bytes, str]  # name, type, link name or content
 
 

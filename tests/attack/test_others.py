@@ -30,6 +30,8 @@ from tests.engine import running_engine
 from tests.features import require
 from tests.machines import machine_backend, require_machines
 
+pytestmark = pytest.mark.full
+
 FROM_OUTSIDE = {
     "docker": (
         "files.working-directory",
@@ -149,7 +151,7 @@ def assert_most_say_something(found: list[ProbeResult], name: str) -> None:
     assert {CRITICAL, HIGH} <= {r.severity for r in held}
 
 
-def test_below_codex_they_escape_without_the_walls() -> None:
+def test_below_codex_they_escape_without_isolation() -> None:
     """Its helper is then PID 1 beside the guest: what beginning anew is for."""
     require("user namespaces")
     require("codex")
@@ -169,8 +171,8 @@ def test_below_codex_they_escape_without_the_walls() -> None:
 
 
 @pytest.mark.root  # an engine of one's own takes root
-def test_they_escape_without_the_walls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's own filter and masks alone: what the walls are for."""
+def test_they_escape_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own filter and masks alone: what isolation is for."""
     probes = [
         "identity.namespace-user",
         "identity.not-host-root",
@@ -193,7 +195,7 @@ def test_what_a_launcher_shows_inside_is_judged_by_the_host() -> None:
     require("user namespaces")
     require("bwrap")
     probes = ["identity.not-host-root", "syscalls.namespaces-left"]
-    alone = dataclasses.replace(launchers.bubblewrap(), within=())  # no walls of our agent's
+    alone = dataclasses.replace(launchers.bubblewrap(), within=())  # no isolation of our agent's
     backend = CommandBackend(alone)
     with Canaries() as canaries, Lab(backend, canaries).sandbox() as box:
         found = run_inside(box, probes, canaries.context)

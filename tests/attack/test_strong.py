@@ -17,6 +17,8 @@ from ringfence.backends.gvisor.backend import GvisorBackend
 from tests.attack.test_attack import KNOWN
 from tests.features import require
 
+pytestmark = pytest.mark.full
+
 EVERY = {**inside.registered(), **outside.registered()}
 FROM_OUTSIDE = (
     *("files.download-links", "files.set-id-file-mapped", "resources.memory-private"),

@@ -10,6 +10,8 @@ from ringfence.bench.measures import adapters
 from ringfence.bench.rows import Missing
 from ringfence.bench.settings import Settings
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 
 @pytest.mark.parametrize(
     ("name", "framework"), [("langchain", "deepagents"), ("mcp.server", "mcp"), ("adk", "google")]

@@ -24,6 +24,8 @@ from ringfence.errors import ResourceExhausted
 from tests.features import require
 from tests.native.outside import init_pid
 
+pytestmark = pytest.mark.full
+
 
 def _calm() -> bool:
     """Whether nothing sandboxed is left; the zygote ends what it kept ready for a burst."""

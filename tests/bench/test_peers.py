@@ -16,6 +16,8 @@ from ringfence.bench.peers.gather import Gathered
 from ringfence.bench.peers.peer import CommandPeer, PeerMissingError, call
 from ringfence.bench.rows import Missing
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(name="no_programs")
 def fixture_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:

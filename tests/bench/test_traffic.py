@@ -11,6 +11,8 @@ from ringfence.bench import traffic
 from ringfence.bench.peers import networks
 from ringfence.bench.peers.peer import PeerMissingError
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module", name="server")
 def fixture_server() -> Iterator[traffic.Server]:

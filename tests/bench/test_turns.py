@@ -8,6 +8,8 @@ import pytest
 
 from ringfence.bench.turns import OURS, take_turns
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 
 class Watch:
     """A clock that goes only when somebody works."""

@@ -11,6 +11,8 @@ from ringfence.cli.commands import COMMANDS
 from ringfence.cli.completion import script_for
 from tests.cli.command import ringfence_command
 
+pytestmark = pytest.mark.anyone
+
 ASK_BASH = """
 COMP_WORDS=({words}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _ringfence

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.backends.local.readback import cores
+from ringfence.backends.local.host.readback import cores
 from ringfence.cli import doctor
 from ringfence.model.capabilities import STATUSES
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run_json

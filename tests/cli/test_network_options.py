@@ -16,6 +16,8 @@ from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPoli
 from ringfence.model.spec import SandboxSpec
 from tests.cli.command import run
 
+pytestmark = pytest.mark.anyone
+
 TOKEN = Credential("TOKEN")
 
 

@@ -109,7 +109,7 @@ def test_doctor_lists_every_backend_and_what_is_wrong_with_one(installed: str, t
         ("broken", "ModuleNotFoundError: No module named 'a_plugin_that_is_not_there'"),
         ("lacking", "NoBackend has no report, prewarm"),
         ("misnamed", "calls itself 'something-else'"),
-        ("wrong", "launchers.wrong.argv: '{rooot}' names what is not known"),
+        ("wrong", "launchers.wrong.argv: '{rooot}' has an unknown placeholder"),
         ("codex", "'/opt/nothing-here/codex' is not installed"),
     ):
         assert not reports[name]["available"]
@@ -131,7 +131,7 @@ def test_run_takes_a_launcher_of_ones_own(installed: str, tables: str, name: str
     [
         ("broken", b"No module named 'a_plugin_that_is_not_there'"),
         ("wrong", b"known: {root}"),
-        ("nobodys", b"describe it in "),
+        ("nobodys", b"describe one of your own in "),
     ],
 )
 def test_run_says_why_there_is_none(installed: str, tables: str, name: str, why: bytes) -> None:
@@ -186,7 +186,7 @@ def test_one_made_in_a_program_is_given_no_more_than_it_takes(
 ) -> None:
     monkeypatch.syspath_prepend(installed)
 
-    backend = registry.new_backend("in-memory", state_dir="/kept", holder=None)
+    backend = registry.new_backend("in-memory", state_dir="/kept", fd_store=None)
 
     assert "/kept" == vars(backend)["state_dir"]
     assert registry.keeps_state("in-memory")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run
 
+pytestmark = pytest.mark.anyone
+
 REFUSED = [
     ([], "CMD", "argv"),
     (["--"], "CMD", "argv"),

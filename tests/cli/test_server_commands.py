@@ -256,10 +256,10 @@ def test_what_is_used_is_told(type_: Type, sandbox: str) -> None:
     [
         (("exec", "x"), "no command given"),
         (("exec",), "no command given"),
-        (("rm",), "give SANDBOX... or --all"),
+        (("rm",), "SANDBOX: is missing"),
         (("create", "--label", "bare"), "not K=V"),
         (("create", "--snapshot", "x", "--memory", "1g"), "--memory"),
-        (("keys", "forge"), "unknown 'forge'"),
+        (("keys", "forge"), "unknown verb 'forge'"),
         (("list", "surplus"), "unexpected argument"),
         (("logs",), "missing"),
         (("list", "--server", "ftp://x"), "is no server"),
@@ -303,7 +303,7 @@ def test_sessions_are_left_and_come_back_to(type_: Type) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), b"COMMAND"),
+        ((), b"VERB"),
         (("aquire",), b"acquire"),
         (("detach",), b"ID"),
         (("detach", "sess-none"), b"sess-none"),

@@ -8,6 +8,8 @@ from tools.crowd import History, Span
 
 from ringfence.bench.daemon import Daemon
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 
 def test_a_crowd_finds_nothing_wrong() -> None:
     with Daemon(max_sandboxes=60, max_waiting=100) as daemon:

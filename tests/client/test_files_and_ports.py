@@ -20,6 +20,8 @@ from ringfence.errors import (
 )
 from tests.api.conftest import Daemon
 
+pytestmark = pytest.mark.anyone
+
 SERVER = """
 import socket
 with socket.create_server(("127.0.0.1", 8000)) as listener:

@@ -11,6 +11,8 @@ from ringfence import AsyncSandbox, Sandbox
 from ringfence.client import AsyncClient, Client, RemoteSandbox
 from ringfence.errors import FileError, FileNotFound, InvalidRequest, Unsupported
 
+pytestmark = pytest.mark.anyone
+
 AnySandbox = Sandbox | RemoteSandbox
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import re
 import socket
@@ -15,7 +17,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from ringfence.client import Client, RemoteSandbox
+from ringfence.client import AsyncClient, Client, RemoteSandbox, _async, _sync
 from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
 from ringfence.client._sync.sessions import RemoteSessions
@@ -23,6 +25,8 @@ from ringfence.client._sync.stream import RemoteStream
 from ringfence.errors import ServerUnreachable
 from tests.api.conftest import Daemon
 from tests.daemon.servers import Server
+
+pytestmark = pytest.mark.anyone
 
 PATIENCE_S = 60.0
 _REQUEST = re.compile(rb"[A-Z]+ /[^ ]* HTTP/1.1\r\n")
@@ -348,6 +352,62 @@ def test_a_killed_daemon_is_waited_for(tmp_path: Path) -> None:
                 assert b"x\n" == runs.result(PATIENCE_S).stdout
     finally:
         server.stop()
+
+
+# httpcore2 leaves a unix socket that did not connect to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", [_sync.transport, _async.transport])
+def test_a_restart_is_waited_for_by_a_client_that_was_never_answered(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed daemon leaves its socket: it was there. The control is a path where no daemon ever was."""
+    pauses, late = itertools.count(1), threading.Event()
+    waits = kind.pause
+
+    def counted(seconds: float) -> Any:
+        if next(pauses) > kind._UNHEARD:
+            late.set()
+        return waits(seconds)
+
+    monkeypatch.setattr(kind, "pause", counted)
+
+    def ask(path: Path) -> Any:
+        if kind is _sync.transport:
+            with Client(f"unix:{path}", retries=100) as client:
+                return client.health()
+
+        async def asked() -> Any:
+            async with AsyncClient(f"unix:{path}", retries=100) as client:
+                return await client.health()
+
+        return asyncio.run(asked())
+
+    with pytest.raises(ServerUnreachable):
+        ask(tmp_path / "nowhere")
+    assert (kind._UNHEARD + 1, False) == (next(pauses), late.is_set())
+
+    pauses = itertools.count(1)
+    server = Server(tmp_path / "state")
+    server.start(faulty=False)
+    server.kill()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, server.state / "ringfence.sock")
+            asked.add_done_callback(lambda _: late.set())
+            assert late.wait(PATIENCE_S)
+            assert not asked.done(), asked.exception()
+            server.start(faulty=False)
+            assert asked.result(PATIENCE_S).ok
+    finally:
+        server.stop()
+
+
+def test_an_answer_that_breaks_off_shows_a_server(bad_line: Line, tmp_path: Path) -> None:
+    """The first request of a client is asked again as often as `retries` says, be no answer heard yet."""
+    with Client(f"unix:{tmp_path}/line", retries=5) as through:
+        bad_line.lost = 5
+        assert through.list() is not None
+        assert (0, 6) == (bad_line.lost, bad_line.asked)
 
 
 def _all_of(file: BinaryIO) -> bytes:

@@ -27,6 +27,8 @@ from ringfence.errors import (
 from ringfence.model.state import State
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 
 def test_exec_has_everything(sandbox: RemoteSandbox) -> None:
     pieces: list[bytes] = []

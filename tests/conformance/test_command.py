@@ -25,6 +25,8 @@ from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.reports import Reports
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _bubblewrap() -> None:
@@ -41,6 +43,7 @@ class TestBubblewrap(Bubblewrap, ForEachUser):
     pass
 
 
+@pytest.mark.anyone
 class TestBubblewrapForAnybody(Bubblewrap, ForAnybody):
     pass
 
@@ -78,7 +81,7 @@ def test_nothing_leaves_its_tree_under_our_filter(filtered: bool) -> None:
     assert (not filtered, not filtered) == (left, told)
 
 
-def test_without_walls_of_the_agents_mounts_are_refused_and_the_launchers_stay() -> None:
+def test_without_the_agents_isolation_mounts_are_refused() -> None:
     """A launcher that lets nobody make a user namespace: its agent is refused, and it is started without."""
     tight = launchers.bubblewrap()
     backend = CommandBackend(dataclasses.replace(tight, within=tight.argv))

@@ -37,7 +37,7 @@ from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.snapshots import Snapshots
 from ringfence.testing.conformance.suspension import Suspension
 
-pytestmark = pytest.mark.root  # an engine of one's own takes root
+pytestmark = [pytest.mark.root, pytest.mark.full]
 _socket: list[str] = []
 
 
@@ -112,7 +112,12 @@ ENGINES_ALONE: dict[str, Any] = {
     "settings of /proc": True,
 }
 ENGINES_ALONE["told"] = {"degraded"}
-WALLS = {"seccomp": 2, "own user namespace": True, "settings of /proc": False, "told": {"enforced"}}
+ISOLATION = {
+    "seccomp": 2,
+    "own user namespace": True,
+    "settings of /proc": False,
+    "told": {"enforced"},
+}
 
 
 def what_holds(backend: DockerBackend, **options: Any) -> dict[str, Any]:
@@ -130,11 +135,11 @@ def what_holds(backend: DockerBackend, **options: Any) -> dict[str, Any]:
     }
 
 
-def test_the_agent_puts_up_walls_that_the_engine_has_not(engine: str) -> None:
-    assert WALLS == what_holds(DockerBackend(engine))
+def test_the_agent_isolates_more_than_the_engine(engine: str) -> None:
+    assert ISOLATION == what_holds(DockerBackend(engine))
 
 
-def test_a_host_that_allows_no_walls_has_the_engines_and_ours_behind_them_and_says_so(
+def test_a_host_that_allows_no_isolation_falls_back_to_the_engines_and_says_so(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's own filter left around it: it refuses the first call."""
@@ -149,7 +154,7 @@ def test_without_our_filter_the_engines_stays(engine: str) -> None:
     assert {**ENGINES_ALONE, "seccomp": 1} == found
 
 
-def test_what_takes_walls_is_refused_without_them(engine: str) -> None:
+def test_what_takes_isolation_is_refused_without_it(engine: str) -> None:
     backend = DockerBackend(engine)
     for asked in ({"mounts": [Mount("/data", "/usr")]}, {"network": NetworkPolicy.parse("x.test")}):
         with pytest.raises(Unsupported) as refused:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ringfence.backends.fake import FakeBackend
 from ringfence.model import capabilities as can
 from ringfence.testing.claimed import ClaimingBackend
 from ringfence.testing.conformance import BackendConformance
+
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
 
 
 class TestFake(BackendConformance):

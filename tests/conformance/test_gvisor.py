@@ -14,6 +14,8 @@ from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.testing.conformance import ConformanceBase
 
+pytestmark = pytest.mark.full
+
 _state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")
 
 
@@ -38,5 +40,6 @@ class TestGvisor(Gvisor, ForEachUser):
     pass
 
 
+@pytest.mark.anyone
 class TestGvisorForAnybody(Gvisor, ForAnybody):
     pass

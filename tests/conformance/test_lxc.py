@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.command.lxc import lxc
 from ringfence.testing.conformance import BackendConformance
 
-pytestmark = pytest.mark.root
-MUST_CREATE_IN_S = 0.5
+pytestmark = [pytest.mark.root, pytest.mark.full]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,17 +39,13 @@ def left_behind() -> list[str]:
     return [path for top in (*tops, "/run/lxc") for path in glob.glob(top)]
 
 
-def test_a_container_starts_in_half_a_second_and_leaves_nothing() -> None:
+def test_a_container_has_its_protections_and_leaves_nothing() -> None:
     before = left_behind()
-    took = []
     with closing(CommandBackend(lxc())) as backend:
         for _ in range(3):
-            began = time.monotonic()
             with Sandbox.create(backend=backend) as sandbox:
-                took.append(time.monotonic() - began)
                 held = {each.name: each.status for each in sandbox.protections()}
 
-    assert MUST_CREATE_IN_S >= min(took)
     for name in ("namespaces", "capabilities", "seccomp", "memory_limit", "read_only_mounts"):
         assert "enforced" == held[name]
     assert before == left_behind()

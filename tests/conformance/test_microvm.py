@@ -15,9 +15,9 @@ from ringfence.testing.conformance import BackendConformance, ConformanceBase
 from ringfence.testing.conformance.checkpoints import Checkpoints
 from ringfence.testing.conformance.endings import Endings
 from ringfence.testing.conformance.environment import Environment
-from ringfence.testing.conformance.errands import Errands
 from ringfence.testing.conformance.execs import Execs
 from ringfence.testing.conformance.files import Files
+from ringfence.testing.conformance.helper_tasks import HelperTasks
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
@@ -27,6 +27,8 @@ from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
 from ringfence.testing.conformance.trees import Trees
 from ringfence.testing.conformance.warmth import Warmth
+
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +61,7 @@ class TestMicrovm(
     Requests,
     Files,
     Trees,
-    Errands,
+    HelperTasks,
     Suspension,
     Warmth,
     Reports,

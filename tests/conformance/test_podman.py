@@ -19,7 +19,7 @@ from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.snapshots import Snapshots
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.full]
 _socket: list[str] = []
 
 
@@ -58,7 +58,7 @@ if os.environ.get("RINGFENCE_TEST_ALL_OF") == "podman":
         """Everything: each of its sandboxes takes a second."""
 
 
-def test_the_agent_has_walls_of_its_own(engine: str) -> None:
+def test_the_agent_has_isolation_of_its_own(engine: str) -> None:
     backend = DockerBackend(engine)
     with Sandbox.create(backend=backend) as sandbox:
         told = {each.name: each.status for each in sandbox.protections()}

@@ -15,7 +15,7 @@ import pytest
 from tests.connecting import Connecting
 from tests.far import Host, far_host
 from tests.features import require
-from tests.test_pythons import _interpreter
+from tests.test_pythons import interpreter
 
 from ringfence import Sandbox
 from ringfence.backends.command.stream import StreamBackend
@@ -28,7 +28,7 @@ from ringfence.testing.conformance.files import Files
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.reports import Reports
 
-pytestmark = pytest.mark.root  # sshd lets root log in as anybody
+pytestmark = [pytest.mark.root, pytest.mark.full]
 MUST_END_IN_S = 10
 MARK = "4242.125"
 _host: Host | None = None
@@ -38,7 +38,7 @@ _host: Host | None = None
 def host() -> Iterator[Host]:
     for name in ("sshd", "ssh", "bwrap"):
         require(name)
-    oldest = _interpreter("3.9")
+    oldest = interpreter("3.9")
     home = str(Path(oldest).resolve().parent.parent) if oldest else ""
     global _host
     with far_host(home if oldest and not home.startswith("/usr") else "") as _host:
@@ -172,7 +172,7 @@ def test_both_ends_notice_when_the_line_is_silent(host: Host) -> None:
 
 
 def test_an_older_python_there_will_do(host: Host) -> None:
-    oldest = _interpreter("3.9")
+    oldest = interpreter("3.9")
     if oldest is None:
         pytest.skip("Python 3.9 is not installed")
     backend = host.backend(oldest)

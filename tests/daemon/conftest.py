@@ -35,4 +35,4 @@ def server(place: Path) -> Iterator[Server]:
     yield made
     made.stop()
     if made.state.exists():
-        assert not (made.state / "holder.sock").exists()
+        assert not (made.state / "fd-store.sock").exists()

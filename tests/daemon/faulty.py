@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.backends.native.keeping import Keeping
+from ringfence.backends.native.fd_store.handover import Handover
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.cli.main import main
 from ringfence.execs.execs import Execs
 from ringfence.execs.pump import SpooledPump
-from ringfence.sessions.book import Book
+from ringfence.sessions.catalogue.index import SessionIndex
 from ringfence.sessions.maker import Maker
 from ringfence.sessions.manager import SessionManager
 from ringfence.snapshots.catalogue import Catalogue
@@ -31,10 +31,10 @@ from ringfence.store.store import Store
 CLASSES: dict[str, type] = {
     each.__name__: each
     for each in (
-        Book,
+        SessionIndex,
         Catalogue,
         Execs,
-        Keeping,
+        Handover,
         Maker,
         NativeBackend,
         NativeSandbox,
@@ -48,18 +48,18 @@ STEPS = {
     "create": (
         "Store.add_sandbox",
         "NativeBackend.provision",
-        "Keeping.begin",
+        "Handover.begin",
         "Store.add_session",
-        "Book.enter",
+        "SessionIndex.enter",
     ),
     "exec": (
         "Execs._put",
-        "Keeping.begin_exec",
+        "Handover.begin_exec",
         "NativeSandbox.send",
         "Execs._attend",
         "Spool.take",
         "SpooledPump.result",
-        "Keeping._end_exec",
+        "Handover._end_exec",
     ),
     "snapshot": (
         "NativeSandbox.snapshot",
@@ -70,10 +70,10 @@ STEPS = {
     "resume": ("NativeSandbox.resume", "Store.change_session"),
     "delete": (
         "SessionManager.end",
-        "Keeping.end",
+        "Handover.end",
         "NativeSandbox.terminate",
         "Maker.ended",
-        "Book.leave",
+        "SessionIndex.leave",
     ),
 }
 """What is done, and where the daemon is killed while it does it: before each, and after the last."""

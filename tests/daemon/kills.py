@@ -3,14 +3,17 @@
     python -m tests.daemon.kills --kills 100 --clients 50 --burners 11
 
 Each client makes sandboxes, runs commands whose output and exit code it knows, and compares. Then
-everything that could leak is counted; see `tests.leaks`.
+everything of this daemon that could leak is counted, whatever else runs on the machine; see `Own`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import glob
 import json
+import os
 import random
 import subprocess
 import sys
@@ -25,10 +28,13 @@ from pathlib import Path
 from ringfence import Client
 from ringfence.errors import RingfenceError
 from tests.daemon.servers import Server
-from tests.leaks import take_census, wait_for_calm
+from tests.leaks import Census, cgroups, descendants, wait_for_calm
+from tests.native.outside import children_of
 
 _CALM_S = 60.0
 _RETRIES = 60
+_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")  # each a hierarchy of version 1
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _EARLY = 0.2  # of the kills come before the daemon answers
 
 
@@ -63,42 +69,106 @@ class Report:
         yield from (f"  {kind}: {what}" for kind, what in self.left[:20])
 
 
+class Own:
+    """What only the daemons of this run can have made: nobody else's work on the machine is counted.
+
+    Every process of them is a descendant of this one, which is a subreaper: prctl(2). Their temporary
+    directories are below the state directory's, and so are their cgroups below one of this run's where
+    root can make such (version 1); elsewhere it is their names that say whose they are.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._place, self._before = str(state.parent), frozenset(children_of(os.getpid()))
+        self._temporary = state.parent / f"{state.name}.tmp"
+        self._temporary.mkdir()
+        self.env = {"TMPDIR": str(self._temporary)}
+        self._cgroups: list[Path] = []
+        roots = [Path("/sys/fs/cgroup", name) for name in _CONTROLLERS]
+        if 0 == os.geteuid() and all((each / "tasks").exists() for each in roots):
+            name = f"kills-{os.getpid()}"
+            self._cgroups = [each / name for each in roots]
+            self.env["RINGFENCE_CGROUP"] = f"/{name}"
+
+    def census(self) -> Census:
+        """Everything there is of it. The state directory itself stays."""
+        found = [("process", line) for line in descendants()]
+        found += [("path", path) for path in glob.glob(f"{self._temporary}/**", recursive=True)]
+        found += [("path", path) for path in glob.glob(f"{self._place}/**/*.sock", recursive=True)]
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        found += [("mount", line) for line in lines if self._place in line]
+        for each in glob.glob("/sys/block/loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):  # it has just gone
+                if self._place in Path(each).read_text():
+                    found.append(("loop device", each))
+        names = [path for each in self._cgroups for path in glob.glob(f"{each}/*/")]
+        found += [("cgroup", path) for path in (names if self._cgroups else cgroups())]
+        return frozenset(found)
+
+    def __enter__(self) -> Own:
+        for each in self._cgroups:
+            each.mkdir()
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0)
+        for each in self._cgroups:
+            with contextlib.suppress(OSError):  # what is left in it has been told
+                each.rmdir()
+
+    def reap(self, server: Server) -> None:
+        """Forget who has ended of those that a killed daemon left to us."""
+        known = server.process.pid if server.process else 0
+        for pid in children_of(os.getpid()):
+            if pid not in (known, *self._before):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
 def run(
     state: Path, kills: int, clients: int, *, seed: int = 0, pause_s: float = 1.5
 ) -> tuple[Report, Server]:
     """Kill a daemon so often while clients work; it is stopped at the end."""
-    before, report, chance = take_census(), Report(), random.Random(seed)
+    report, chance = Report(), random.Random(seed)
     config = state.parent / f"{state.name}.json"
     config.write_text(json.dumps({"manager": {"max_sandboxes": 4 * clients}}))
     options = ("--config", str(config), "--log-level", "error")
-    server, over = Server(state), threading.Event()
-    server.start(*options, faulty=False)
-    threads = [
-        threading.Thread(target=_work, args=(server, over, report, seed * 1000 + each))
-        for each in range(clients)
-    ]
-    for each in threads:
-        each.start()
-    try:
-        for _ in range(kills):
-            over.wait(chance.uniform(0.1, pause_s))
-            _kill(server, report)
-            if chance.random() < _EARLY:
-                server.begin(*options, faulty=False)
-                over.wait(chance.uniform(0.0, pause_s / 2))
-                _kill(server, report)
-            began = time.monotonic()
-            server.start(*options, faulty=False)
-            server.ask("GET", "/info")
-            report.restarts_s.append(time.monotonic() - began)
-    finally:
-        over.set()
+    with Own(state) as own:
+        before = own.census()
+        server, over = Server(state, own.env), threading.Event()
+        server.start(*options, faulty=False)
+        threads = [
+            threading.Thread(target=_work, args=(server, over, report, seed * 1000 + each))
+            for each in range(clients)
+        ]
         for each in threads:
-            each.join()
-    left = server.ask("GET", "/sandboxes")["items"]
-    report.left = [("sandbox", each["id"]) for each in left]
-    server.stop()
-    report.left += wait_for_calm(before, patience_s=_CALM_S)
+            each.start()
+        try:
+            for _ in range(kills):
+                over.wait(chance.uniform(0.1, pause_s))
+                _kill(server, report)
+                if chance.random() < _EARLY:
+                    server.begin(*options, faulty=False)
+                    over.wait(chance.uniform(0.0, pause_s / 2))
+                    _kill(server, report)
+                own.reap(server)
+                began = time.monotonic()
+                server.start(*options, faulty=False)
+                server.ask("GET", "/info")
+                report.restarts_s.append(time.monotonic() - began)
+        finally:
+            over.set()
+            for each in threads:
+                each.join()
+        left = server.ask("GET", "/sandboxes")["items"]
+        report.left = [("sandbox", each["id"]) for each in left]
+        server.stop()
+
+        def take() -> Census:
+            own.reap(server)
+            return own.census()
+
+        report.left += wait_for_calm(before, patience_s=_CALM_S, take=take)
     return report, server
 
 

@@ -23,10 +23,12 @@ class Server:
     Attributes:
         step: A file; with a label of `faulty.STEPS` in it, the daemon kills itself there.
         module: Which runs the daemon, and is told that file first.
+        env: Added to the daemon's environment.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, env: dict[str, str] | None = None) -> None:
         self.state, self.step = state, state.parent / f"{state.name}.step"
+        self.env = env or {}
         self.module = "tests.daemon.faulty"
         self.process: subprocess.Popen[str] | None = None
         transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"))
@@ -48,6 +50,7 @@ class Server:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
                 "PYTHONMALLOC": "malloc",  # what it would start itself again with
+                **self.env,
             },
         )
 

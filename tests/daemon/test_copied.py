@@ -13,6 +13,8 @@ import pytest
 from tests.daemon.servers import SERVE, Server
 from tests.native.outside import pids_with, until
 
+pytestmark = pytest.mark.full
+
 
 def copy(server: Server, name: str, how: str = "-a") -> Server:
     place = server.state.parent / f"{server.state.name}.{name}"
@@ -62,6 +64,31 @@ def test_copies(running: tuple[Server, str, str]) -> None:
     check_runs(original, sandbox, marker)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_restored_backup(running: tuple[Server, str, str], is_killed: bool) -> None:
+    """A backup of a running daemon, served elsewhere beside it, or before it is started again."""
+    original, sandbox, marker = running
+    saved = original.state.with_name(f"{original.state.name}.saved")
+    restored = Server(original.state.with_name(f"{original.state.name}.r"))
+    ringfence("backup", "--state-dir", str(original.state), str(saved))
+    if is_killed:
+        original.kill()
+    ringfence("restore", "--state-dir", str(restored.state), str(saved))
+    restored.start(faulty=False)
+    assert "terminated" == restored.ask("GET", f"/sandboxes/{sandbox}")["state"]
+    restored.ask("DELETE", f"/sandboxes/{sandbox}")
+    restored.stop()
+    if is_killed:
+        original.start(faulty=False)
+    check_runs(original, sandbox, marker)
+
+
+def ringfence(*command: str) -> str:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*SERVE, *command], env=env, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
 def test_a_copys_lock_file_does_not_lead_to_the_original(running: tuple[Server, str, str]) -> None:
     """Neither --stop on a copy nor on one whose daemon has just locked it ends the original."""
     original, sandbox, marker = running
@@ -80,7 +107,7 @@ def test_a_copys_lock_file_does_not_lead_to_the_original(running: tuple[Server, 
 
 
 def test_links_are_refused(running: tuple[Server, str, str]) -> None:
-    """`cp -al`: the same files under another name, the holder's socket among them."""
+    """`cp -al`: the same files under another name, the fd store's socket among them."""
     original, sandbox, marker = running
     linked = copy(original, "l", "-al")
     linked.http.close()
@@ -109,7 +136,7 @@ def test_moved(running: tuple[Server, str, str]) -> None:
     moved.state.rename(again.state)  # while it runs
     other = Server(moved.state)
     other.start(faulty=False)
-    sockets = ("ringfence.sock", "holder.sock")
+    sockets = ("ringfence.sock", "fd-store.sock")
     other.make()
     assert not again.http.get("/v1/health").json()["ok"]
     with contextlib.closing(again.http), contextlib.closing(moved.http):

@@ -18,6 +18,8 @@ from tests.daemon.faulty import LABELS
 from tests.daemon.servers import SERVE, Server
 from tests.native.outside import PATIENCE_S, cgroups_of, pids_with, survivors, until
 
+pytestmark = pytest.mark.full
+
 # -- killed while things run -----------------------------------------------------------------------
 
 
@@ -113,6 +115,7 @@ def stepping(place: Path) -> Iterator[Server]:
         assert [] == survivors(family, PATIENCE_S)
 
 
+@pytest.mark.anyone
 @pytest.mark.parametrize(("verb", "label"), LABELS, ids=[" ".join(each) for each in LABELS])
 def test_killed_at(verb: str, label: str, stepping: Server) -> None:
     server, marker = stepping, f"68{os.getpid():07d}{LABELS.index((verb, label)):04d}"

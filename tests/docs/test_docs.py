@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
-from tests.docs.blocks import Block, blocks_of, matches, run_console, run_python
+from ringfence.cli import commands, options
+from ringfence.errors import InvalidRequest
+from tests.docs.blocks import (
+    Block,
+    blocks_of,
+    matches,
+    run_console,
+    run_python,
+)
 from tests.docs.conftest import Reader
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 RUN = {"console", "python", "output"}
 NEEDS = {"docs/how-to/browsers.md": "chromium"}
 NOT_RUN = [
@@ -28,7 +42,21 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    """What a how-to guide says holds for every user; the README is for the first gear."""
+    return ([pytest.mark.anyone] if "how-to" in name else []) + (
+        [] if "README.md" == name else [pytest.mark.full]
+    )
+
+
+def _pages() -> list[object]:
+    """Each page as a parameter."""
+    return [
+        pytest.param(page, id=name, marks=_marks(name)) for page in PAGES for name in [_name(page)]
+    ]
+
+
+@pytest.mark.parametrize("page", _pages())
 def test_page_runs_as_printed(page: Path, reader: Reader, require: Callable[[str], None]) -> None:
     desk, env = reader
     blocks = [
@@ -52,6 +80,45 @@ def test_page_runs_as_printed(page: Path, reader: Reader, require: Callable[[str
 @pytest.mark.parametrize("block", NOT_RUN)
 def test_block_is_not_run(block: Block) -> None:
     pytest.skip(f"not run: {block.not_run}")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a YAML document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _check_options(line: str) -> None:
+    """Raise InvalidRequest where a line gives `ringfence` an option that it does not have."""
+    words = shlex.split(line)
+    for at, word in enumerate(words[:-1]):
+        if word.rpartition("/")[2] == "ringfence":
+            for command in commands.COMMANDS:
+                if words[at + 1] == command.name:
+                    options.parse(command, words[at + 2 :])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_that_are_not_run_have_options_that_exist(page: Path) -> None:
+    """In YAML, which parses, and in console blocks that need what is not here."""
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        lines: list[str] = []
+        if "yaml" == block.language:
+            for document in yaml.safe_load_all(block.text):
+                lines += _strings(document)
+        elif "console" == block.language and block.not_run:
+            lines = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+        for line in lines:
+            if "ringfence " in line:
+                _check_options(line)
+
+
+def test_an_option_that_does_not_exist_is_noticed() -> None:
+    with pytest.raises(InvalidRequest):
+        _check_options("/bin/ringfence run --no-such-option -- true")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "PROMISES.md", ROOT / "CHANGELOG.md"], ids=_name)

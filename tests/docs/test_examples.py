@@ -52,3 +52,9 @@ def test_three_lines(reader: Reader) -> None:
 
 def test_build_in_mount(reader: Reader) -> None:
     assert "built by Python" in _run(["sh", "examples/build_in_mount.sh"], reader)
+
+
+def test_protected_repository(reader: Reader) -> None:
+    told = _run([sys.executable, "examples/protected_repository.py"], reader)
+
+    assert "main.c: int main() { return 0; }\nAGENTS.md: Be brief.\n" in told

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ringfence.api import permissions
-from ringfence.api.caller import SCOPES
+from ringfence.api.access import permissions
+from ringfence.api.access.caller import SCOPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md"
 

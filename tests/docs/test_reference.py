@@ -22,6 +22,8 @@ from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import NEXT
 from ringfence.sessions import BashConfig, ManagerConfig, PoolConfig, SessionManager
 
+pytestmark = pytest.mark.anyone
+
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 
 
@@ -58,18 +60,18 @@ def test_every_field_of_the_spec_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "noun", [NetworkPolicy, NetworkRule, Credential, NetworkLimits, NetworkEvent]
+    "model", [NetworkPolicy, NetworkRule, Credential, NetworkLimits, NetworkEvent]
 )
-def test_every_field_of_a_network_policy_is_listed(noun: type[Any]) -> None:
+def test_every_field_of_a_network_policy_is_listed(model: type[Any]) -> None:
     page = (REFERENCE / "network-policy.md").read_text(encoding="utf-8")
-    section = page.split(f"`{noun.__name__}`**" if noun is Credential else f"`{noun.__name__}`\n")[
-        1
-    ]
+    section = page.split(
+        f"`{model.__name__}`**" if model is Credential else f"`{model.__name__}`\n"
+    )[1]
     listed = set(
         re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|(.*?)\|", section, re.MULTILINE)))
     )
 
-    assert set() == {field.name for field in fields(noun)} - listed
+    assert set() == {field.name for field in fields(model)} - listed
 
 
 def test_the_states_are_the_table() -> None:
@@ -120,7 +122,7 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 @pytest.mark.parametrize(
-    "noun",
+    "model",
     [
         AcquireOptions,
         ClientSession,
@@ -132,11 +134,11 @@ def test_every_decision_is_in_the_index() -> None:
         SessionTimeouts,
     ],
 )
-def test_every_field_of_sessions_is_named(noun: type) -> None:
+def test_every_field_of_sessions_is_named(model: type) -> None:
     page = (REFERENCE / "sessions.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", page))))
 
-    assert set() == {field.name for field in fields(noun)} - named
+    assert set() == {field.name for field in fields(model)} - named
 
 
 def test_every_field_of_the_bash_tool_is_named() -> None:

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringfence.egress.http import exchange
-from ringfence.egress.loop import Loop, Task, current, pause
+from ringfence.egress.http.exchange import exchange
+from ringfence.egress.http.scrub import Secrets
+from ringfence.egress.http.site import Site
+from ringfence.egress.io.loop import Loop, Task, current, pause
+from ringfence.egress.io.streams import SocketStream
 from ringfence.egress.refused import Refused
-from ringfence.egress.scrub import Secrets
-from ringfence.egress.site import Site
-from ringfence.egress.streams import SocketStream
-from ringfence.model.network import NetworkLimits, NetworkPolicy
-from ringfence.model.rules import NetworkRule
+from ringfence.model.net.network import NetworkLimits, NetworkPolicy
+from ringfence.model.net.rules import NetworkRule
 from ringfence.policy.network import Judge
 
 if TYPE_CHECKING:
-    from ringfence.egress.streams import Stream
+    from ringfence.egress.io.streams import Stream
 
 Script = Callable[["Stream"], Coroutine[None, None, None]]
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from ringfence.egress import ca
-from ringfence.egress.ca import Authority
 from ringfence.egress.refused import Refused
+from ringfence.egress.tls import ca
+from ringfence.egress.tls.ca import Authority
 from tests.features import require
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import ringfence
 from ringfence.egress import confine
-from ringfence.egress.line import Line
+from ringfence.egress.host.line import Line
 from ringfence.linux import landlock
 
 SOURCE = Path(ringfence.__file__).parents[1]
@@ -52,7 +52,7 @@ _STARTED_WITH_GROUPS = """
 import os, sys
 sys.path[:0] = [{source!r}]
 os.setgroups([0, 4, 998])
-from ringfence.egress.line import Line
+from ringfence.egress.host.line import Line
 line = Line("plain")
 line.flush()
 print(open("/proc/self/status").read().partition("Groups:")[2].splitlines()[0])
@@ -102,7 +102,8 @@ _TRIES = """
 import json, os, sys
 sys.path[:0] = [{source!r}]
 import socket
-from ringfence.egress import confine, resolve
+from ringfence.egress import confine
+from ringfence.egress.dns import resolve
 if {confined}:
     confine.confine()
 def tried(what):
@@ -230,4 +231,3 @@ def test_it_ends_when_it_is_told(line: Line) -> None:
     line.close()
 
     assert not Path(f"/proc/{pid}").exists()
-    line._ended.release()  # the fixture closes it once more

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.egress.dial import connect
-from ringfence.egress.loop import Deadline, Loop, sleep
+from ringfence.egress.io.loop import Deadline, Loop, sleep
 
 
 @pytest.fixture(name="loop")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ringfence.egress.first import HOLD, HTTP, PASS, RAW, TLS, Opening
 
+pytestmark = pytest.mark.anyone
+
 
 def verdict(data: bytes) -> str:
     opening = Opening()
@@ -137,3 +139,17 @@ def test_a_line_without_end_costs_no_more_for_every_byte() -> None:
         assert PASS == opening.feed(b"y")
 
     assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"get / HTTP/1.1\r\n", b"\r\nGET / http/1.1\r\n", b"!x / HTTP/1.1\r\n", b"PROXY TCP4 x\r\n"],
+)
+def test_byte_by_byte_it_is_cut_as_in_one_piece(data: bytes) -> None:
+    assert "cut" == fed(data, [])[0] == fed(data, list(range(1, len(data))))[0]
+
+
+def test_a_line_of_a_request_is_held_so_long_and_no_longer() -> None:
+    for size, expected in ((16383, HOLD), (16384, HTTP)):
+        assert expected == verdict(b"GET /".ljust(size, b"a"))
+        assert expected.replace(HTTP, PASS) == verdict(b"COPY /".ljust(size, b"a"))

@@ -18,14 +18,16 @@ from ringfence import NetworkLimits, NetworkPolicy
 from ringfence.egress import connection as connections
 from ringfence.egress import reach
 from ringfence.egress.commons import Commons
-from ringfence.egress.loop import Loop, sleep
-from ringfence.egress.names import PROXY_V4
-from ringfence.egress.resolve import Found, Resolver
+from ringfence.egress.dns.names import PROXY_V4
+from ringfence.egress.dns.resolve import Found, Resolver
+from ringfence.egress.io.loop import Loop, sleep
+from ringfence.egress.io.streams import prepare
 from ringfence.egress.sandbox import Sandbox
-from ringfence.egress.streams import prepare
-from ringfence.egress.tls import client_hello
+from ringfence.egress.tls.hello import client_hello
 from tests.egress import smuggling
 from tests.egress.hellos import alpn, message, of_this_library, records, sni
+
+pytestmark = pytest.mark.anyone
 
 RESOLVER = bytes([127, 0, 0, 53])
 POLICY = NetworkPolicy(

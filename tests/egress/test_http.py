@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringfence.egress.http import BrokenOff
-from ringfence.egress.loop import sleep
+from ringfence.egress.http.exchange import BrokenOff
+from ringfence.egress.http.site import Site
+from ringfence.egress.io.loop import sleep
+from ringfence.egress.io.streams import SocketStream
 from ringfence.egress.refused import Refused
-from ringfence.egress.site import Site
-from ringfence.egress.streams import SocketStream
-from ringfence.model.network import NetworkLimits
-from ringfence.model.rules import NetworkRule
+from ringfence.model.net.network import NetworkLimits
+from ringfence.model.net.rules import NetworkRule
 from tests.egress.scene import (
     ANSWER,
     QUICK,
@@ -29,7 +29,9 @@ from tests.egress.scene import (
 from tests.egress.smuggling import CHUNKS, EVERY_HEAD, TE, head, post
 
 if TYPE_CHECKING:
-    from ringfence.egress.streams import Stream
+    from ringfence.egress.io.streams import Stream
+
+pytestmark = pytest.mark.anyone
 
 CLOSED = ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 WEBSOCKET = head(
@@ -371,7 +373,7 @@ class TestServersThatFail:
             (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 90 + b"B: " + b"x" * 70000, "65536 bytes"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", "length"),
             (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, "come to an answer"),
-            (SWITCHED, "was not asked for"),
+            (SWITCHED, "switched to another protocol"),
         ],
     )
     def test_an_answer_that_is_none(self, answer: bytes, words: str) -> None:
@@ -400,7 +402,7 @@ class TestServersThatFail:
             raise ConnectionRefusedError(111, "Connection refused")
 
         async def middle(stream: Stream, site: Site, _reach: object) -> None:
-            from ringfence.egress.http import exchange
+            from ringfence.egress.http.exchange import exchange
 
             await exchange(stream, site, unreachable)
 
@@ -515,7 +517,7 @@ class TestWebSockets:
         answer = SWITCHED.replace(b"s3pPLMBi", b"AAAAAAAA")
         outcome = play(saying(WEBSOCKET), answering(answer), a_site())
 
-        assert "was not asked for" in outcome.reason
+        assert "switched to another protocol" in outcome.reason
         assert outcome.received.startswith(b"HTTP/1.1 502 ")
 
     def test_no_switch_for_another_protocol(self) -> None:

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.egress import http_onward
-from ringfence.egress.http_answer import answer_length, parse_answer, switches
-from ringfence.egress.http_fields import CHUNKED, UNTIL_CLOSE
-from ringfence.egress.http_head import parse_request
+from ringfence.egress.http import onward as http_onward
+from ringfence.egress.http.answer import answer_length, parse_answer, switches
+from ringfence.egress.http.fields import CHUNKED, UNTIL_CLOSE, Fields, check_connection
+from ringfence.egress.http.head import parse_request
 from ringfence.egress.refused import Refused
 from tests.egress.smuggling import head, post
+
+pytestmark = pytest.mark.anyone
 
 
 def said(*lines: bytes, start: bytes = b"HTTP/1.1 200 OK") -> bytes:
@@ -48,6 +50,11 @@ def test_the_length_of_the_body(data: bytes, method: str, length: int) -> None:
         said(start=b"HTTP/1.1  200 OK"),
         said(start=b"HTTP/1.1 2000 OK"),
         said(start=b"HTTP/1.1 099 OK"),
+        said(start=b"HTTP/1.1 0200 OK"),
+        said(start=b"HTTP/1.1 2\xb20 OK"),
+        said(start=b"HTTP/1.1 200 O\0K"),
+        said(start=b"HTTP/1.1 200 O\rK"),
+        said(start=b"HTTP/1.1 200 O\x7fK"),
         said(b"A : b"),
         said(b"A: b\nC: d"),
         said(b"A: b", b" c"),
@@ -137,6 +144,8 @@ def test_no_switch_that_nobody_asked_for() -> None:
     answered = parse_answer(said(PROOF, start=b"HTTP/1.1 101 Switching Protocols"))
 
     assert not switches(parse_request(head()), answered)
+    key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    assert not switches(parse_request(head(key)), answered)
 
 
 class TestWithACredential:
@@ -192,3 +201,27 @@ class TestWithACredential:
 def test_arbitrary_bytes_are_refused_or_read(data: bytes) -> None:
     with contextlib.suppress(Refused):  # and nothing else
         answer_length(parse_answer(b"HTTP/1.1 200 OK\r\n" + data + b"\r\n\r\n"), "GET")
+
+
+HOP_BY_HOP = (
+    *("connection", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+    *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+)
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, "proxy_authorization", "TE", "x-named"])
+def test_what_is_of_one_connection_goes_no_further(name: str) -> None:
+    fields = Fields([("Connection", "close, X-Named"), (name, "secret"), ("X-Other", "stays")])
+
+    assert [("X-Other", "stays")] == [*fields.end_to_end()]
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "content-length", "cookie", "expect", "host", "transfer-encoding"]
+)
+def test_what_others_decide_by_is_not_dropped_on_the_way(name: str) -> None:
+    check_connection(Fields([("Connection", "close, x-named")]))
+    for value in (name, f"close, {name.title()}", f"{name},close"):
+        with pytest.raises(Refused) as refused:
+            check_connection(Fields([("Connection", value)]))
+        assert 400 == refused.value.status

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.egress.http_body import LAST_CHUNK, Body, chunk
-from ringfence.egress.http_fields import CHUNKED, UNTIL_CLOSE
+from ringfence.egress.http.body import LAST_CHUNK, Body, chunk
+from ringfence.egress.http.fields import CHUNKED, UNTIL_CLOSE
 from ringfence.egress.refused import Refused
 from tests.egress.readers import by_h11, by_the_standard_library
 from tests.egress.smuggling import CHUNKS, TE, post
+
+pytestmark = pytest.mark.anyone
 
 PIECES = st.lists(st.binary(max_size=40), max_size=8)
 CUTS = st.lists(st.integers(0, 400), max_size=8)
@@ -152,3 +154,26 @@ def test_trailers_that_came_together_are_passed_over_at_once() -> None:
     assert b"abc" == body.feed(b"3\r\nabc\r\n0\r\nA: b\r\nC: d\r\n\r\nbehind")
     assert body.done
     assert b"behind" == body.rest
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"0" * 15 + b"5\r\nhello\r\n0\r\n\r\n",
+        b";a\r\n",
+        b"5;a\rb\r\nhello\r\n0\r\n\r\n",
+        b"5;a\nb\r\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nA: b\nC: d\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nA: b\rC: d\r\n\r\n",
+    ],
+)
+def test_what_no_server_may_add_either(data: bytes) -> None:
+    with pytest.raises(Refused):
+        Body(CHUNKED, lenient=True).feed(data)
+
+
+def test_what_comes_after_the_body_is_kept_however_it_comes() -> None:
+    body = Body(2)
+
+    assert [b"ab", b"", b""] == [body.feed(piece) for piece in (b"abc", b"d", b"ef")]
+    assert b"cdef" == body.rest

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence.egress import http_onward
-from ringfence.egress.http_fields import CHUNKED, MOST_FIELDS, parse_fields
-from ringfence.egress.http_head import Authority, RequestHead, head_end, parse_request
+from ringfence.egress.http import onward as http_onward
+from ringfence.egress.http.fields import CHUNKED, MOST_FIELDS, parse_fields
+from ringfence.egress.http.head import (
+    Authority,
+    RequestHead,
+    check_beginning,
+    head_end,
+    parse_request,
+)
 from ringfence.egress.refused import Refused
 from tests.egress.readers import by_h11, by_the_standard_library
 from tests.egress.smuggling import CL, EVERY_HEAD, TE, head, post
+
+pytestmark = pytest.mark.anyone
 
 NAMES = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z]{2,8}){1,3}\Z")
 TOKENS = st.from_regex(r"\A[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}\Z")
@@ -98,6 +106,8 @@ def test_smuggling_forms_are_refused(data: bytes, status: int) -> None:
 CONTROLS = [
     head(),
     head(start=b"GET / HTTP/1.0"),
+    head(start=b"A" * 24 + b" / HTTP/1.1"),
+    head(start=b"M-SEARCH / HTTP/1.1"),
     head(host=b"host:a.test"),
     head(host=b"HOST: \t A.Test. \t"),
     head(host=b"Host: a.test:80"),
@@ -162,6 +172,25 @@ def test_a_request_behind_another_is_never_part_of_it(
     assert alone is not None
     assert request is not None
     assert alone.fields.pairs == request.fields.pairs
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"get", b"GET\t/", b"\r", b"\x16\x03\x01", b"A" * 25, b"-", b" ", b"G{", b"GET /\r\n"),
+        *(b"GET / HTTP/1.2\n", b"GET a#b HTTP/1.1\r\n", b"TRACE / HTTP/1.1\r\n"),
+    ],
+)
+def test_what_can_be_no_request_any_more_is_refused_before_its_head_ends(data: bytes) -> None:
+    """Who speaks another protocol would wait for an answer until its time is up."""
+    with pytest.raises(Refused):
+        check_beginning(data)
+
+
+@pytest.mark.parametrize("data", CONTROLS, ids=range(len(CONTROLS)))
+def test_a_request_is_waited_for(data: bytes) -> None:
+    for end in range(1, len(data) + 1):
+        check_beginning(data[:end])
 
 
 class TestTheEndOfAHead:
@@ -235,6 +264,15 @@ class TestWhatItSays:
         lines = [line for i, line in enumerate(self.WEBSOCKET) if i != left_out]
 
         assert not parse_request(head(*lines)).upgrades
+
+    @pytest.mark.parametrize("start", [b"POST / HTTP/1.1", b"GET / HTTP/1.0"])
+    def test_no_websocket_of_another_request(self, start: bytes) -> None:
+        assert not parse_request(head(*self.WEBSOCKET, start=start)).upgrades
+
+    def test_no_websocket_with_a_body_or_twice_the_same(self) -> None:
+        assert not parse_request(head(*self.WEBSOCKET, CL)).upgrades
+        for twice in self.WEBSOCKET[1:]:
+            assert not parse_request(head(*self.WEBSOCKET, twice)).upgrades
 
     def test_no_other_protocol(self) -> None:
         data = head(b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAM")

@@ -6,10 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 import h11
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.egress.http_body import LAST_CHUNK, chunk
+from ringfence.egress.http.body import LAST_CHUNK, chunk
 from ringfence.egress.refused import Refused
 from tests.egress.readers import by_h11, by_the_standard_library
 from tests.egress.scene import (
@@ -26,7 +27,9 @@ from tests.egress.scene import (
 from tests.egress.smuggling import head, post
 
 if TYPE_CHECKING:
-    from ringfence.egress.streams import Stream
+    from ringfence.egress.io.streams import Stream
+
+pytestmark = pytest.mark.anyone
 
 PIECES = st.lists(st.binary(min_size=1, max_size=60), max_size=5)
 CUTS = st.lists(st.integers(0, 400), max_size=4)

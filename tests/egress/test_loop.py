@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.egress.loop import Cancelled, Deadline, Loop, both, current, pause, sleep
-from ringfence.egress.streams import SocketStream
+from ringfence.egress.io.loop import Cancelled, Deadline, Loop, both, current, pause, sleep
+from ringfence.egress.io.streams import SocketStream
 
 
 @pytest.fixture(name="loop")

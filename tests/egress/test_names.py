@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.egress.names import PROXY_V4, PROXY_V6, Names, is_synthetic, number_of
+from ringfence.egress.dns.names import PROXY_V4, PROXY_V6, Names, is_synthetic, number_of
+
+pytestmark = pytest.mark.anyone
 
 V4 = ipaddress.ip_network("198.18.0.0/15")
 V6 = ipaddress.ip_network("2001:2::/48")
@@ -92,3 +95,41 @@ def test_other_addresses_have_no_name(address: bytes) -> None:
     assert inside == is_synthetic(address)
     assert inside == (number_of(address) is not None)
     assert Names("sbx-1").name_at(address) is None
+
+
+def test_thousands_of_names_share_no_address_and_none_is_of_the_first_or_last_of_a_network() -> (
+    None
+):
+    """So many that some begin their search at the number of another, or at one that no name may have."""
+    names = Names("sbx-1", most=16000)
+    taken = [names.addresses(f"{number}.test")[0] for number in range(16000)]
+
+    assert len(taken) == len(set(taken)) == len(names)
+    assert not [each for each in taken if each[3] in (0, 255) or each[:3] == b"\xc6\x12\0"]
+    assert [f"{number}.test" for number in range(16000)] == [names.name_at(each) for each in taken]
+
+
+def test_the_one_that_was_used_last_is_the_last_to_go() -> None:
+    names = Names("sbx-1", most=2)
+    first, second = (names.addresses(name)[0] for name in ("a.test", "b.test"))
+    names.addresses("a.test")
+    names.addresses("c.test")
+
+    assert ("a.test", None) == (names.name_at(first), names.name_at(second))
+
+
+def test_a_name_keeps_its_address_when_it_is_pinned_and_when_it_is_no_longer() -> None:
+    names = Names("sbx-1")
+    address = names.addresses("a.test")
+    for pinned in (["a.test"], []):
+        names.pin(pinned)
+        assert address == names.addresses("a.test")
+    assert 1 == len(names)
+
+
+def test_beside_the_two_networks_there_is_no_name() -> None:
+    names = Names("sbx-1")
+    for address in names.addresses("a.test"):
+        for bit in range(8 * len(address)):
+            other = int.from_bytes(address, "big") ^ 1 << bit
+            assert names.name_at(other.to_bytes(len(address), "big")) is None

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.egress import jsontext
-from ringfence.egress.loop import Loop, sleep
+from ringfence.egress.dns.own import OwnAddresses
+from ringfence.egress.io.loop import Loop, sleep
 from ringfence.egress.meter import SPENT, Meter, Rate
-from ringfence.egress.own import OwnAddresses
 from ringfence.egress.record import _BURST, Record
 from ringfence.linux import routes
 from ringfence.linux.destination import destination, packed, plain, shown
+
+pytestmark = pytest.mark.anyone
 
 PLAIN = st.recursive(
     st.none()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.egress.loop import Deadline, Loop, Task, sleep
-from ringfence.egress.resolve import _SHARE, MOST_THREADS, Found, Resolver, system_look_up
+from ringfence.egress.dns.resolve import _SHARE, MOST_THREADS, Found, Resolver, system_look_up
+from ringfence.egress.io.loop import Deadline, Loop, Task, sleep
 
 ANSWER: Found = ((socket.AF_INET, "192.0.2.1"),)
 
@@ -29,6 +30,8 @@ class Names:
         self.asked.append(name)
         if name.startswith("slow"):
             self.go_on.wait(20)
+        if name.startswith("worse"):
+            raise UnicodeError("not a name at all")
         if name.startswith("bad"):
             raise socket.gaierror(-2, "Name or service not known")
         return () if name.startswith("empty") else ANSWER
@@ -62,10 +65,14 @@ def test_an_answer(names: Names) -> None:
     assert [ANSWER] == names.wait(names.ask("one", "a.test"))
 
 
-@pytest.mark.parametrize(("name", "why"), [("bad.test", "not known"), ("empty.test", "no address")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("bad.test", "not known"), ("empty.test", "no address"), ("worse.test", "not a name")],
+)
 def test_no_answer(names: Names, name: str, why: str) -> None:
     with pytest.raises(OSError, match=why):
         names.wait(names.ask("one", name))
+    assert [ANSWER] == names.wait(names.ask("one", "a.test")), "its thread has ended with it"
 
 
 def test_those_who_ask_for_the_same_wait_together(names: Names) -> None:
@@ -98,6 +105,38 @@ def test_one_sandbox_cannot_have_every_thread(names: Names) -> None:
     assert len(names.asked) < MOST_THREADS
 
 
+def test_an_old_answer_is_asked_for_again(names: Names) -> None:
+    names.wait(names.ask("one", "a.test"))
+    asked_at, answer = names.resolver._kept["one", "a.test"]
+    names.resolver._kept["one", "a.test"] = asked_at - 2.0, answer
+
+    assert [ANSWER] == names.wait(names.ask("one", "a.test"))
+    assert ["a.test"] * 2 == names.asked
+
+
+def test_so_many_answers_are_kept_and_no_more(names: Names) -> None:
+    for start in range(0, 1200, 100):
+        names.wait(*(names.ask("one", f"{start + n}.test") for n in range(100)))
+
+    assert 1024 == len(names.resolver._kept)
+    assert ("one", "1199.test") in names.resolver._kept
+
+
+def test_who_asks_again_for_what_was_given_up_is_answered(names: Names) -> None:
+    """It had not had its turn: what was given up must not be waited for."""
+    held = [names.ask("one", f"slow-{number}.test") for number in range(_SHARE)]
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError), Deadline(0.01):
+            await names.resolver.resolve("one", "late.test")
+
+    names.wait(names.loop.spawn(impatient()))
+    again = names.ask("one", "late.test")
+    names.go_on.set()
+
+    assert [ANSWER] * (_SHARE + 1) == names.wait(*held, again)
+
+
 def test_who_waits_gets_a_turn_when_another_ends(names: Names) -> None:
     tasks = [names.ask("one", f"slow-{number}.test") for number in range(40)]
     names.go_on.set()
@@ -106,8 +145,9 @@ def test_who_waits_gets_a_turn_when_another_ends(names: Names) -> None:
 
 
 def test_too_many_at_once_are_refused(names: Names) -> None:
-    for number in range(1100):
-        names.ask("one", f"slow-{number}.test")
+    while not (names.tasks and names.tasks[-1].done):
+        names.ask("one", f"slow-{len(names.tasks)}.test")
+    assert 1024 == len(names.tasks) - 1 - names.resolver._running["one"]
 
     with pytest.raises(OSError, match="too many"):
         names.wait(names.ask("one", "a.test"))
@@ -131,3 +171,31 @@ def test_who_gives_up_leaves_the_queue(names: Names) -> None:
 
 def test_the_system_s_own() -> None:
     assert {"127.0.0.1", "::1"} & {address for _, address in system_look_up("localhost")}
+
+
+def test_of_many_addresses_the_first_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [(socket.AF_INET, 1, 6, "", (f"192.0.2.{n // 2}", 0)) for n in range(80)]
+    monkeypatch.setattr("_socket.getaddrinfo", lambda *_: many)
+
+    assert tuple((socket.AF_INET, f"192.0.2.{n}") for n in range(16)) == system_look_up("a.test")
+
+
+@pytest.mark.parametrize("names_asked", [0, 1, 20])
+def test_it_leaves_no_descriptor_and_is_not_called_again(names_asked: int) -> None:
+    names = Names()
+    event = names.resolver._event
+    names.wait(*(names.ask("one", f"{number}.test") for number in range(names_asked)))
+    names.resolver.close()
+
+    assert event not in names.loop._handlers
+    over = threading.Event()
+    while is_open(event):  # the last of the threads closes it, a moment after it is told
+        over.wait(0.01)
+    names.loop.close()
+
+
+def is_open(event: int) -> bool:
+    try:
+        return "eventfd" in os.readlink(f"/proc/self/fd/{event}")
+    except FileNotFoundError:
+        return False

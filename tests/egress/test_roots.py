@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.egress import roots
-from ringfence.egress.ca import Authority
+from ringfence.egress.tls import roots
+from ringfence.egress.tls.ca import Authority
 from ringfence.policy import trust
 from ringfence.policy.trust import certificates
 from tests.egress.test_ca import handshake

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.egress.scrub import Forms, Scrubber, spellings
+from ringfence.egress.http.scrub import Forms, Scrubber, Secrets, spellings
+
+pytestmark = pytest.mark.anyone
 
 # Few letters and short secrets: overlaps, repeats and near misses are the rule.
 SECRETS = st.lists(st.text("ab", min_size=1, max_size=5).map(str.encode), min_size=1, max_size=3)
@@ -176,3 +178,26 @@ def test_the_parts_of_a_basic_credential() -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(Scrubber(Forms([b"hunter2"])))
+    assert "Secrets(KEY)" == repr(Secrets({"KEY": "hunter2"}))
+
+
+@pytest.mark.parametrize(
+    ("secret", "data"), [(b"abab", b"xabababx"), (b"aa", b"xaaaax"), (b"aba", b"xabababax")]
+)
+def test_one_that_begins_inside_itself_is_covered_whole(secret: bytes, data: bytes) -> None:
+    scrubber = Scrubber(Forms([secret]))
+    covered = b"x" + b"*" * (len(data) - 2) + b"x"
+
+    assert covered == scrubber.whole(data)
+    assert covered == through(scrubber, [bytes([byte]) for byte in data])
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "hunter23", "hunter234"])
+def test_base64_at_the_end_with_padding_and_without(secret: str) -> None:
+    """Its last character has bits of the secret alone, so that it is covered too."""
+    for before in ("", "x", "xy"):
+        coded = base64.b64encode((before + secret).encode())
+        first = -(-8 * len(before) // 6)
+        for form in (coded, coded.rstrip(b"=")):
+            out = Scrubber(Forms(spellings(secret))).whole(form)
+            assert {ord("*")} == set(out[first:].rstrip(b"="))

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringfence.egress import terminate
-from ringfence.egress.ca import Authority
-from ringfence.egress.loop import sleep
-from ringfence.egress.roots import strict_context
-from ringfence.egress.site import Site
-from ringfence.egress.tls import Hello
-from ringfence.egress.tls_stream import TlsStream
-from ringfence.model.network import NetworkLimits
-from ringfence.model.rules import Credential, NetworkRule
+from ringfence.egress.http.site import Site
+from ringfence.egress.io.loop import sleep
+from ringfence.egress.tls import terminate
+from ringfence.egress.tls.ca import Authority
+from ringfence.egress.tls.hello import Hello
+from ringfence.egress.tls.roots import strict_context
+from ringfence.egress.tls.stream import TlsStream
+from ringfence.model.net.network import NetworkLimits
+from ringfence.model.net.rules import Credential, NetworkRule
 from tests.egress.hellos import of_this_library
 from tests.egress.scene import ANSWER, QUICK, Outcome, Script, a_site, all_of, play, until
 from tests.egress.smuggling import head, post
 
 if TYPE_CHECKING:
-    from ringfence.egress.streams import Stream
+    from ringfence.egress.io.streams import Stream
+
+pytestmark = pytest.mark.anyone
 
 SECRET = "hunter2-and-more"
 OF_SANDBOX = Authority.create(["a.test", "*.wild.test"])

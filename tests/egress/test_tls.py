@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfence.egress.refused import Refused
-from ringfence.egress.tls import MOST_BYTES, Hello, asks_again, client_hello
+from ringfence.egress.tls.hello import MOST_BYTES, Hello, asks_again, client_hello
 from tests.egress.hellos import (
     ALPN,
     ECH,
@@ -25,6 +25,8 @@ from tests.egress.hellos import (
     vector,
 )
 from tests.features import require
+
+pytestmark = pytest.mark.anyone
 
 PLAIN = message(sni(b"a.test"), alpn(b"h2", b"http/1.1"))
 
@@ -105,6 +107,8 @@ class TestWhatIsRead:
             client_hello(b"\x14\x03\x03\x00\x01\x02" + records(PLAIN), second=True)
 
 
+BARE = len(message(sni(b"a.test"), (21, b""))) - 4  # without the message's own header
+LONG = message(sni(b"a.test"), (21, bytes(6400)))
 ODD = {
     "not TLS": b"GET / HTTP/1.1\r\n\r\n",
     "an alert": b"\x15\x03\x01\x00\x02\x02\x28",
@@ -153,8 +157,32 @@ ODD = {
     "other letters in the name": records(message(sni("ä.test".encode()))),
     "an empty list of protocols": records(message((ALPN, b"\0\0"))),
     "an empty protocol": records(message(alpn(b"h2", b""))),
+    "bytes behind the protocols": records(message((ALPN, alpn(b"h2")[1] + b"x"))),
+    "no extensions, and some behind the message": records(message(no_extensions=True) + b"\0\0"),
+    "a byte too long": records(message(sni(b"a.test"), (21, bytes(MOST_BYTES - BARE + 1)))),
+    "cut into a record too many": records(LONG, -(-len(LONG) // 64) - 1),
     "protocols cut": records(message((ALPN, b"\0\x03\x05h2"))),
 }
+
+
+def test_one_as_long_and_in_as_many_records_as_may_be_is_read() -> None:
+    longest = records(message(sni(b"a.test"), (21, bytes(MOST_BYTES - BARE))))
+
+    assert "a.test" == whole(longest).server_name
+    assert "a.test" == whole(records(LONG, -(-len(LONG) // 64))).server_name
+    assert (None, ()) == (whole(records(message(no_extensions=True))).server_name, ())
+
+
+def test_a_change_of_cipher_comes_once_and_first() -> None:
+    change = b"\x14\x03\x03\x00\x01\x01"
+    halves = records(PLAIN[:20]), records(PLAIN[20:])
+    for data in (
+        change + change + b"".join(halves),
+        change.join(halves),
+        change.join((b"", *halves)),
+    ):
+        with pytest.raises(Refused):
+            client_hello(data, second=True)
 
 
 @pytest.mark.parametrize("data", ODD.values(), ids=ODD.keys())

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.egress.tls import Hello, client_hello
+from ringfence.egress.tls.hello import Hello, client_hello
 from tests.features import require
+
+pytestmark = pytest.mark.anyone
 
 PYTHON = """
 import socket, ssl

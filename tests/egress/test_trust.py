@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.egress.ca import Authority
+from ringfence.egress.tls.ca import Authority
 from ringfence.model import NetworkPolicy
-from ringfence.model.rules import NetworkRule
+from ringfence.model.net.rules import NetworkRule
 from ringfence.policy import trust
 from ringfence.policy.trust import (
     Trust,
@@ -27,6 +27,8 @@ from ringfence.policy.trust import (
 )
 from tests.egress.test_roots import THIS_HOSTS
 from tests.features import require
+
+pytestmark = pytest.mark.anyone
 
 AUTHORITY = Authority.create(["localhost"])
 OTHER = Authority.create(["localhost"])

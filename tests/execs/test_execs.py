@@ -13,12 +13,12 @@ import pytest
 
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import ExecNotFound, LifecycleError, SandboxLost
-from ringfence.execs import keeping
+from ringfence.execs import retention
 from ringfence.execs.execs import Execs
 from ringfence.execs.given import Given
 from ringfence.execs.pump import SpooledPump
 from ringfence.execs.run import Run
-from ringfence.model.exec import ExecRequest
+from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
@@ -40,7 +40,7 @@ def manager(tmp_path: Path) -> Iterator[SessionManager]:
 
 @pytest.fixture
 def live(manager: SessionManager) -> Live:
-    found = manager.book.find(manager.acquire(client_id="ann").id)
+    found = manager.index.find(manager.acquire(client_id="ann").id)
     assert found is not None
     return found
 
@@ -120,7 +120,7 @@ def test_output_that_ended_first_goes_first_and_its_loss_is_told(
 ) -> None:
     execs = Execs(manager, most_bytes=250, most_records=4)
     made = [run(execs, live, "echo " + "x" * 99) for _ in range(5)]
-    execs._keeping.tidy()
+    execs._retention.tidy()
     left = {each.id for each in execs.list(live.sandbox_id)}
     on_disk = {path.name for path in (tmp_path / "spool" / live.sandbox_id).iterdir()}
     gone = execs.find(live.sandbox_id, made[2].id)
@@ -139,11 +139,11 @@ def test_output_that_ended_first_goes_first_and_its_loss_is_told(
 def test_more_records_than_are_read_at_once_are_bounded_in_bytes(
     manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_BATCH", 2)
+    monkeypatch.setattr(retention, "_BATCH", 2)
     execs = Execs(manager)
     made = [run(execs, live, "echo " + "x" * 99) for _ in range(7)]
-    execs._keeping._most_bytes = 150
-    execs._keeping.tidy()
+    execs._retention._most_bytes = 150
+    execs._retention.tidy()
 
     left = [each.id for each in made if execs.find(live.sandbox_id, each.id).result().stdout]
     assert [made[6].id] == left
@@ -153,7 +153,7 @@ def test_more_records_than_are_read_at_once_are_bounded_in_bytes(
 def test_much_output_is_tidied_before_its_time(manager: SessionManager, live: Live) -> None:
     """The thread looks every 15 s; an eighth of what may be kept wakes it."""
     execs = Execs(manager, most_bytes=1000)
-    execs._keeping._survey_at = float("inf")
+    execs._retention._survey_at = float("inf")
     for _ in range(20):
         run(execs, live, "echo " + "x" * 99)
 
@@ -214,12 +214,12 @@ def test_two_that_tidy_at_once_remove_no_more_than_one(
     execs = Execs(manager, most_bytes=10_000)
     for _ in range(20):
         run(execs, live, "echo " + "x" * 999)
-    execs._keeping._most_bytes = 4000
+    execs._retention._most_bytes = 4000
     together = threading.Barrier(8)
 
     def tidy(_: int) -> None:
         together.wait(PATIENCE_S)
-        execs._keeping.tidy()
+        execs._retention.tidy()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(tidy, range(8)))
@@ -253,7 +253,7 @@ def test_what_belongs_to_no_sandbox_is_removed(
     stray.mkdir(parents=True)
     execs = Execs(manager)
     kept = run(execs, live, "echo kept")
-    execs._keeping.tidy()
+    execs._retention.tidy()
     execs.close()
 
     assert not stray.parent.exists()
@@ -262,7 +262,7 @@ def test_what_belongs_to_no_sandbox_is_removed(
 
 def test_without_a_state_directory_nothing_is_left(tmp_path: Path) -> None:
     with SessionManager(CONFIG, backends=[FakeBackend()]) as manager:
-        live = manager.book.find(manager.acquire(client_id="ann").id)
+        live = manager.index.find(manager.acquire(client_id="ann").id)
         assert live is not None
         execs = Execs(manager)
         assert b"x\n" == run(execs, live, "echo x").result().stdout
@@ -303,14 +303,14 @@ import ctypes, tempfile
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import ResourceExhausted
 from ringfence.execs.execs import Execs
-from ringfence.model.exec import ExecRequest
+from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions import ManagerConfig, PoolConfig, SessionManager
 libc = ctypes.CDLL(None, use_errno=True)
 place = tempfile.mkdtemp()
 assert 0 == libc.mount(b"none", place.encode(), b"tmpfs", 0, sys.argv[1].encode())
 config = ManagerConfig(pool=PoolConfig(enabled=False))
 manager = SessionManager(config, state_dir=place + "/state", backends=[FakeBackend()])
-live = manager.book.find(manager.acquire(client_id="ann").id)
+live = manager.index.find(manager.acquire(client_id="ann").id)
 execs = Execs(manager)
 running = execs.start(live, ExecRequest(("sh", "-c", "cat; exit 3"), stream_stdin=True))
 pump = running._pump
@@ -340,7 +340,7 @@ fill.close()
 os.unlink(place + "/filler")
 again = execs.start(live, ExecRequest(("sh", "-c", "echo again")))
 again.done.result(20)
-execs._keeping.tidy()
+execs._retention.tidy()
 kept_open = [kept_open, pump.run.done >= 0, execs._records.get(running.id).state, execs._unwritten]
 say([refused, view.status.exit_code, view.storage_fault, view.stdout_bytes, view.stdout_dropped_bytes,
      found == view, again.result().stdout.decode(), unwritten, kept_open])

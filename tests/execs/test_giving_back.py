@@ -15,7 +15,7 @@ from ringfence.errors import ExecNotFound, IoError, SandboxLost, StorageFull
 from ringfence.execs.execs import Execs, _with_input
 from ringfence.execs.given import Given
 from ringfence.execs.run import Run
-from ringfence.model.exec import ExecRequest
+from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
@@ -34,7 +34,7 @@ def manager(tmp_path: Path) -> Iterator[SessionManager]:
 
 @pytest.fixture
 def live(manager: SessionManager) -> Live:
-    found = manager.book.find(manager.acquire(client_id="ann").id)
+    found = manager.index.find(manager.acquire(client_id="ann").id)
     assert found is not None
     return found
 

@@ -10,8 +10,8 @@ import pytest
 
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.execution.service import ExecutionService
-from ringfence.model.execution import ExecutionRequest, ExecutionResult
-from ringfence.model.execution_config import ExecutionConfig
+from ringfence.model.execution.config import ExecutionConfig
+from ringfence.model.execution.execution import ExecutionRequest, ExecutionResult
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.features import require

@@ -14,9 +14,9 @@ import pytest
 from ringfence.errors import InvalidRequest, Unsupported
 from ringfence.execution.service import ExecutionService
 from ringfence.execution.specs import completed
-from ringfence.model.execution import ExecutionRequest
-from ringfence.model.execution_config import ExecutionConfig
-from ringfence.model.network import NetworkPolicy
+from ringfence.model.execution.config import ExecutionConfig
+from ringfence.model.execution.execution import ExecutionRequest
+from ringfence.model.net.network import NetworkPolicy
 from ringfence.policy.seccomp import SeccompPolicy
 from tests.execution.conftest import MakeService
 from tests.features import has

@@ -17,8 +17,8 @@ from ringfence.errors import (
     SandboxNotSupported,
 )
 from ringfence.execution.service import ExecutionService
-from ringfence.model.execution import EXECUTION_NEXT, ExecutionRequest, ExecutionResult
-from ringfence.model.execution_config import ExecutionConfig
+from ringfence.model.execution.config import ExecutionConfig
+from ringfence.model.execution.execution import EXECUTION_NEXT, ExecutionRequest, ExecutionResult
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.execution.conftest import MakeService, Run

@@ -25,6 +25,8 @@ from tests.features import require
 from tests.images.conftest import small
 from tests.images.making import Made, layer, program
 
+pytestmark = pytest.mark.full
+
 Create = Callable[..., Sandbox]
 Where = tuple[Any, dict[str, Any]]
 

@@ -18,6 +18,8 @@ from tests.features import require
 from tests.images.making import Made, layer, program
 from tests.machines import machine_backend, require_machines
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 # A rule that reads inside TLS: programs of the image must trust who ends it.
 SECRETS = {"TOKEN": "sk-5e1f77"}
 POLICY = NetworkPolicy(rules=(NetworkRule("a.test", "443", credential=Credential("TOKEN")),))

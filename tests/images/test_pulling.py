@@ -20,6 +20,8 @@ from tests.images.conftest import small
 from tests.images.making import Entry, Made, digest_of, layer
 from tests.images.registry import Wire, push, serving
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 BIG = os.urandom(3 << 20)  # not to be compressed away
 
 

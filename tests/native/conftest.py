@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local.cgroups import Layout
+from ringfence.backends.local.host.cgroups import Layout
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.profiles import Profile
 from tests.features import require

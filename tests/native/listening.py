@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 
 from ringfence import NetworkPolicy
-from ringfence.egress.client import Egress
-from ringfence.model.netlog import NetworkEvent
+from ringfence.egress.host.client import Egress
+from ringfence.model.net.netlog import NetworkEvent
 
 SO_ORIGINAL_DST = 80  # include/uapi/linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST is the same
 PATIENCE_S = 60.0

@@ -74,7 +74,7 @@ BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [
     ("source with NUL", {"mounts": ["/t\0mp:/work"]}, InvalidRequest, "mount"),
     ("spec and parts", {"spec": SandboxSpec(), "user": "root"}, InvalidRequest, "spec"),
     ("limits a number", {"limits": 5}, InvalidRequest, "limits"),
-    ("unknown limit", {"limits": {"memory": 1}}, InvalidRequest, "memory"),
+    ("unknown limit", {"limits": {"memory": 1}}, InvalidRequest, "limits.memory"),
     (
         "limit too small for PID 1",
         {"limits": {"open_files": 9}},
@@ -147,11 +147,14 @@ def test_a_bad_mount_target(started_nothing: NativeBackend, private_dir: Path, t
 
 @pytest.mark.parametrize(("name", "value"), BAD_LIMITS)
 def test_a_bad_limit(started_nothing: NativeBackend, name: str, value: Any) -> None:
-    for limits in (lambda: Limits(**{name: value}), lambda: {name: value}):
+    for limits, field in (
+        (lambda: Limits(**{name: value}), name),
+        (lambda: {name: value}, f"limits.{name}"),
+    ):
         with pytest.raises(InvalidRequest) as refusal:
             Sandbox.create(limits=limits(), backend=started_nothing)
 
-        assert name == refusal.value.field
+        assert field == refusal.value.field
 
 
 def test_a_missing_second_source_leaves_no_placeholder_in_the_first(

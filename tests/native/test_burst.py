@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, Sandbox, SandboxSpec
-from ringfence.backends.native import burst, making
+from ringfence.backends.native import making
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.prebuilt import burst
 from ringfence.errors import InvalidRequest
 from tests.native.callers import Caller
 from tests.native.outside import (
@@ -29,6 +30,8 @@ from tests.native.outside import (
     survivors,
     until,
 )
+
+pytestmark = pytest.mark.full
 
 GONE_WITHIN_S = 30.0
 LONG_S = 30.0
@@ -137,7 +140,7 @@ def test_a_twin_is_nobodys_who_asks_in_other_words(
     assert [] == survivors(pinned, GONE_WITHIN_S)
 
 
-def test_what_says_nothing_of_its_walls_may_differ(backend: NativeBackend) -> None:
+def test_what_says_nothing_of_its_isolation_may_differ(backend: NativeBackend) -> None:
     """Names and environments are told with each command."""
     ahead = twice(backend)
 
@@ -447,7 +450,8 @@ def test_the_zygote_is_killed(backend: NativeBackend) -> None:
 
 
 _BURST = """
-from ringfence.backends.native import burst, making
+from ringfence.backends.native import making
+from ringfence.backends.native.prebuilt import burst
 burst.KEEP_S = 30
 for _ in range(2):
     Sandbox.create().terminate()
@@ -471,7 +475,8 @@ def test_the_caller_is_killed() -> None:
 
 
 _FORK = """
-from ringfence.backends.native import burst, making
+from ringfence.backends.native import making
+from ringfence.backends.native.prebuilt import burst
 burst.KEEP_S = 30
 for _ in range(2):
     Sandbox.create().terminate()

@@ -23,7 +23,7 @@ from tests.native.outside import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 PATIENCE_S = 500  # a thousand of anything take minutes where twenty others want the processor
 _COUNTING = """
 import gc, time

@@ -11,6 +11,8 @@ from tests.bombs import BOMBS, MIB, limits_of, set_off
 from tests.features import require
 from tests.native.outside import children_of, init_pid, until
 
+pytestmark = pytest.mark.full
+
 _AT_ITS_LIMIT = (
     "out of memory",
     "processes limit",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local.host import host
+from ringfence.backends.local.host.facts import host
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import SandboxLost
 from tests.native.outside import init_pid, open_fds, until
@@ -39,7 +39,7 @@ def backend(tmp_path: Path) -> Iterator[NativeBackend]:
 _COUNTED = """
 import os, sys, time
 from ringfence import Sandbox
-from ringfence.backends.local.host import host
+from ringfence.backends.local.host.facts import host
 from ringfence.backends.native.backend import NativeBackend
 
 host().opens_namespaces = sys.argv[1] == "True"

@@ -28,7 +28,7 @@ from ringfence.errors import (
     IoError,
     RingfenceError,
 )
-from ringfence.launcher.trees import pack
+from ringfence.launcher.helpers.trees import pack
 from ringfence.model.mount import READ_WRITE, Mount
 from tests.native.callers import Caller
 from tests.native.outside import PATIENCE_S, status_kib

@@ -41,7 +41,7 @@ def run_python(index, code, user=None):
 
 def create_with(helper):
     from unittest import mock
-    from ringfence.backends.local import ranges
+    from ringfence.backends.local.host import ranges
     known = ranges.Ranges(ranges.find().slots, [helper] * 2)
     with mock.patch.object(ranges, "find", lambda: known):
         return create(profile="own_root")

@@ -289,7 +289,7 @@ def _keeps_only_its_own(sandbox: Sandbox) -> bool:
         "/dev/null",
         "/dev/null",
         "/dev/null",
-        "/memfd:ringfence-asleep (deleted)",
+        "/memfd:ringfence-hibernation (deleted)",
         "/proc/N/io",
         "anon_inode:[signalfd]",
         "socket:[N]",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringfence import Mount, Sandbox
-from ringfence.backends.local.protect import protect_mount
+from ringfence.backends.local.mounts.protect import protect_mount
 from ringfence.backends.native import attach
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, IsolationError
@@ -56,7 +56,7 @@ def test_a_mount_point_lives_as_long_as_the_sandbox(
 def test_whoever_has_a_copy_of_a_descriptor_keeps_no_placeholder(
     make: MakeSandbox, outer: Path
 ) -> None:
-    """A holder that has not yet heard of the end, a child that has not yet executed its program."""
+    """An fd store that has not yet heard of the end, a child that has not yet executed its program."""
     mounts = [Mount("/data", str(outer), READ_WRITE, protect=("kept",))]
     one, two = make(mounts=mounts), make(mounts=mounts)
     copies = [

@@ -638,7 +638,7 @@ sys.path.insert(0, sys.argv[1])
 from ringfence.backends.local.routes import plan_for
 from ringfence.launcher import build, network
 from ringfence.linux import namespaces
-from ringfence.model.network import NetworkPolicy
+from ringfence.model.net.network import NetworkPolicy
 namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNET)
 build.leave_host_network(namespaces.CLONE_NEWNET)
 with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as switch:

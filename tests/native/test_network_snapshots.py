@@ -10,7 +10,7 @@ import pytest
 from ringfence import NetworkPolicy, Sandbox
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest
-from ringfence.model.rules import Credential, NetworkRule
+from ringfence.model.net.rules import Credential, NetworkRule
 
 SECRET = "hunter2-hunter2"
 POLICY = NetworkPolicy(rules=(NetworkRule("a.test", "443", credential=Credential("TOKEN")),))

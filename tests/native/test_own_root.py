@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local import accounts
+from ringfence.backends.local.host import accounts
 from ringfence.errors import InvalidRequest, Unsupported
 from tests.native.conftest import MakeSandbox
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ringfence.backends.local import cgroups, owner
+from ringfence.backends.local.host import cgroups, owner
 from ringfence.cli.doctor import _left_behind
 from ringfence.launcher import cgroups as launcher_cgroups
 from tests.native.outside import until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local import repositories
+from ringfence.backends.local.mounts import repositories
 from ringfence.errors import InvalidRequest
 from tests.native.conftest import MakeSandbox
 

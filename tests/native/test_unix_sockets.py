@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Mount, Sandbox
-from ringfence.backends.local.host import host as local_host
+from ringfence.backends.local.host.facts import host as local_host
 from ringfence.backends.native import connecting
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.model.mount import READ_WRITE

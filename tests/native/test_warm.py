@@ -12,8 +12,8 @@ import pytest
 from ringfence import Limits, Mount, Sandbox, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, LifecycleError, SandboxLost
-from ringfence.launcher.processes import TAG_BASE
-from ringfence.model.network import NetworkPolicy
+from ringfence.launcher.pid1.processes import TAG_BASE
+from ringfence.model.net.network import NetworkPolicy
 from tests.native.callers import Caller
 from tests.native.outside import cgroups_of, open_fds, pin, survivors, until
 

@@ -28,7 +28,7 @@ INIT = {
     4: "anon_inode:[signalfd] rw nonblock cloexec",
     5: "/1/oom_score_adj w cloexec",
     6: "/proc/1/io r cloexec",
-    7: "/memfd:ringfence-asleep (deleted) r cloexec",
+    7: "/memfd:ringfence-hibernation (deleted) r cloexec",
     8: LISTENER,
     9: _NONE,
     10: _NONE,
@@ -42,7 +42,7 @@ def init(maker: int) -> dict[int, str]:
     return {**INIT, 9: "/tasks w cloexec", 10: "/tasks w cloexec"}
 
 
-def asleep(maker: int) -> dict[int, str]:
+def hibernated(maker: int) -> dict[int, str]:
     """While it sleeps, these outlive execve(2), with what it knew before."""
     held = {fd: text.removesuffix(" cloexec") for fd, text in init(maker).items()}
     return {**held, 11: "/memfd:known (deleted) rw"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox, SandboxSpec
-from ringfence.backends.native import burst
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.prebuilt import burst
 from tests.native.outside import children_of, init_pid, until
 from tests.posture import expected
 from tests.posture.reading import Process, anonymous, mounts_of, processes_in, read_process

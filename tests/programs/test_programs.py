@@ -12,11 +12,20 @@ from ringfence import Sandbox
 from tests.features import lack, require
 from tests.programs.table import PLACES, Program, programs
 
+pytestmark = pytest.mark.full
+
 TIMEOUT_S = 300  # what takes a second alone waits its turn beside thousands of tests
 SandboxWith = Callable[[str | None], Sandbox]
 
 
-@pytest.fixture(scope="module", params=PLACES)
+# What runs natively beside a mount depends on the user; the rest does not.
+_PLACES = [
+    pytest.param(name, marks=[] if name == "native+mount" else [pytest.mark.anyone])
+    for name in PLACES
+]
+
+
+@pytest.fixture(scope="module", params=_PLACES)
 def place(request: pytest.FixtureRequest) -> str:
     require("user namespaces")
     if request.param.startswith("gvisor"):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.programs.table import FILE, PLACES, programs
+
+pytestmark = pytest.mark.anyone
 
 ROOT = FILE.parent.parent.parent
 

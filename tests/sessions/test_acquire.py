@@ -18,8 +18,8 @@ from ringfence.errors import (
     Unsupported,
 )
 from ringfence.model.acquire import AcquireOptions, AttachRequest, RequiredCapabilities
+from ringfence.model.base.ids import check_id
 from ringfence.model.client_session import SessionTimeouts
-from ringfence.model.ids import check_id
 from ringfence.sessions.manager import SessionManager
 from tests.sessions.conftest import MakeManager
 

@@ -153,7 +153,7 @@ def test_a_bash_tool(run: Run, native: NativeBackend, persistent: bool) -> None:
     run(main)
 
 
-def test_the_nouns_that_users_know_are_at_the_top() -> None:
+def test_the_models_that_users_know_are_at_the_top() -> None:
     names = "ExecutionService ExecutionRequest ExecutionResult ExecutionConfig ExecutionStatus"
     for name in (*names.split(), "BashOutput", "Lease", "AsyncLease", "AsyncBashTool"):
         assert name in dir(ringfence)

@@ -25,6 +25,8 @@ from tests.native.outside import PATIENCE_S, cgroups_of, descendants_of, pin, su
 from tests.sessions.conftest import MakeManager
 from tests.sessions.test_restart import BY_HAND, records
 
+pytestmark = pytest.mark.anyone
+
 NOTHING = PoolConfig(enabled=False)
 
 

@@ -20,11 +20,13 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, RegistryError, Unsupported
 from ringfence.images.archive import load
 from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
-from ringfence.sessions.bash import BashOutput
+from ringfence.sessions.shells.bash import BashOutput
 from tests.images.conftest import small
 from tests.native.conftest import has_cgroups
 from tests.native.outside import PATIENCE_S, init_pid, new_length, pids_with, pin, survivors, until
 from tests.sessions.conftest import ALLOWED, MakeManager
+
+pytestmark = pytest.mark.anyone
 
 MakeBash = Callable[..., SandboxBash]
 MIB = 1 << 20

@@ -22,6 +22,8 @@ from ringfence.sessions.manager import SessionManager
 from tests.native.outside import PATIENCE_S, cgroups_of, init_pid, pin, survivors, until
 from tests.sessions.conftest import MakeManager
 
+pytestmark = pytest.mark.anyone
+
 IDLE_S = 0.6
 SPIN = ["/usr/bin/python3", "-I", "-S", "-c", "while True: pass"]
 

@@ -25,19 +25,21 @@ from tests.native.outside import cgroups_of, descendants_of, pids_with, pin, sur
 from tests.sessions import test_restart
 from tests.sessions.test_restart import STEPS, records
 
+pytestmark = pytest.mark.full
+
 OUTLIVE_S = 60.0
 PRELUDE = (
     test_restart._PRELUDE.replace("background=False)", "background=False, outlive_s=OUTLIVE_S)")
     + f"OUTLIVE_S = {OUTLIVE_S}\n"
     + """
-from ringfence.backends.local.holder import Holder
-from ringfence.backends.native.keeping import Keeping
-from ringfence.backends.local.execs import LocalExec
+from ringfence.backends.local.fd_store import FdStore
+from ringfence.backends.native.fd_store.handover import Handover
+from ringfence.backends.local.agents.execs import LocalExec
 from ringfence.model.acquire import AttachRequest
-from ringfence.model.exec import ExecRequest
+from ringfence.model.execs.exec import ExecRequest
 
 def inner(manager, lease):
-    return manager.book.find(lease.id).inner
+    return manager.index.find(lease.id).inner
 
 def begin(manager, lease, label, script, **options):
     return inner(manager, lease).start(ExecRequest(["sh", "-c", script], **options), label)
@@ -104,7 +106,7 @@ def collect(run: Any) -> tuple[bytes, Any]:
 
 
 def sandbox_of(manager: SessionManager, any_id: str) -> Any:
-    live = manager.book.find(any_id)
+    live = manager.index.find(any_id)
     assert live is not None
     return live.inner
 
@@ -308,27 +310,27 @@ def test_nobody_comes(state: str, kill: Any) -> None:
         assert [] == cgroups_of(records(state)[0][0])
 
 
-def test_the_holder_is_killed_too(state: str, kill: Any) -> None:
+def test_the_fd_store_is_killed_too(state: str, kill: Any) -> None:
     marker = f"66{os.getpid():07d}"
     family = kill(_ONE + "halt()", marker=marker)
     assert not all_end(family, 0.3)
-    end_holder(family)
+    end_fd_store(family)
     assert all_end(family, 30.0)
     with manage(state) as manager:
         assert "restart" == manager.get(session_id(state)).reason
 
 
-def test_the_holder_alone_is_killed(state: str, kill: Any) -> None:
+def test_the_fd_store_alone_is_killed(state: str, kill: Any) -> None:
     """Another one takes its place, and has all that it had."""
     kill(
         _ONE
         + """
 begin(m, l, "out", "echo one; exit 7")
-keeper = m.maker.backends["native"].keeping._holder
-old = keeper.pid
+store = m.maker.backends["native"].handover._fd_store
+old = store.pid
 os.kill(old, 9)
-while keeper.pid == old:
-    with keeper._lock:  # of whoever gives the new one everything
+while store.pid == old:
+    with store._lock:  # of whoever gives the new one everything
         pass
 halt()
 """
@@ -359,7 +361,7 @@ def test_another_version_s_notes_are_not_read(
         assert manager.acquire(client_id="ann").sandbox.exec(["true"]).ok
 
 
-def end_holder(family: dict[int, int]) -> None:
+def end_fd_store(family: dict[int, int]) -> None:
     for pid, pidfd in family.items():
         name = Path(f"/proc/{pid}/comm")
         if name.exists() and "ringfence-hold" == name.read_text().strip():
@@ -372,18 +374,19 @@ halting = test_restart.halting
 creating = test_restart.creating
 _ONE, _WARM = test_restart._ONE, test_restart._WARM
 MORE_STEPS = {
-    "create: before it is kept": creating("Keeping.begin", "before"),
-    "create: kept": creating("Keeping.begin", "after"),
-    "exec: before it is kept": creating("Keeping.begin_exec", "before"),
-    "exec: kept": creating("Keeping.begin_exec", "after"),
+    "create: before it is kept": creating("Handover.begin", "before"),
+    "create: kept": creating("Handover.begin", "after"),
+    "exec: before it is kept": creating("Handover.begin_exec", "before"),
+    "exec: kept": creating("Handover.begin_exec", "after"),
     "exec: closing": _ONE
-    + halting("Keeping._end_exec", "before")
+    + halting("Handover._end_exec", "before")
     + "begin(m, l, 'x', 'exit 3').close()",
-    "delete: no longer kept": _ONE + halting("Keeping.end", "after") + "m.terminate(l.id)",
+    "delete: no longer kept": _ONE + halting("Handover.end", "after") + "m.terminate(l.id)",
 }
 ALL_STEPS = {**STEPS, **MORE_STEPS}
 
 
+@pytest.mark.anyone
 @pytest.mark.parametrize("label", ALL_STEPS)
 def test_killed_at(label: str, state: str, kill: Any) -> None:
     """Gone on with or ended, never half of either; and nothing is left once the next one closes."""

@@ -13,9 +13,9 @@ import pytest
 
 from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.prebuilt.warm import NativeWarm
 from ringfence.backends.native.sandbox import NativeSandbox
-from ringfence.backends.native.warm import NativeWarm
-from ringfence.egress import client
+from ringfence.egress.host import client
 from ringfence.errors import InvalidRequest, ResourceExhausted, SandboxLost
 from ringfence.model import capabilities as can
 from ringfence.model.acquire import AcquireOptions
@@ -23,6 +23,8 @@ from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.native.outside import cgroups_of, init_pid, pids_with, until
 from tests.sessions.conftest import ALLOWED, MakeManager
+
+pytestmark = pytest.mark.anyone
 
 MIB = 1 << 20
 WARM = PoolConfig(min_warm=2, max_warm=4)

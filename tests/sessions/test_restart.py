@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ringfence import SandboxSpec
-from ringfence.backends.local.owner import start_time
+from ringfence.backends.local.host.owner import start_time
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import LifecycleError, StateInUse
 from ringfence.model.acquire import AcquireOptions, AttachRequest
@@ -33,6 +33,8 @@ from tests.native.outside import (
     survivors,
     until,
 )
+
+pytestmark = pytest.mark.full
 
 BY_HAND = ManagerConfig(pool=PoolConfig(enabled=False))
 
@@ -147,10 +149,10 @@ _PRELUDE = """
 from ringfence import SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.sandbox import NativeSandbox
-from ringfence.backends.native.warm import NativeWarm
+from ringfence.backends.native.prebuilt.warm import NativeWarm
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions import ManagerConfig, PoolConfig, SessionManager
-from ringfence.sessions.book import Book
+from ringfence.sessions.catalogue.index import SessionIndex
 from ringfence.store.store import Store
 state, step, marker = sys.argv[1:]
 
@@ -203,8 +205,8 @@ STEPS: dict[str, str] = {
     "create: made": creating("NativeBackend.provision", "after"),
     "create: before the session": creating("Store.add_session", "before"),
     "create: in the transaction": creating("Store.add_session", "after"),
-    "create: committed": creating("Book.enter", "before"),
-    "create: in the book": creating("Book.enter", "after"),
+    "create: committed": creating("SessionIndex.enter", "before"),
+    "create: in the index": creating("SessionIndex.enter", "after"),
     "exec: before": creating("NativeSandbox.start", "before"),
     "exec: runs": _ONE + "halt()",
     "exec: many run": "m = open_manager(); [busy(m) for _ in range(5)]; halt()",
@@ -229,7 +231,7 @@ STEPS: dict[str, str] = {
     "delete: gone": _ONE + halting("NativeSandbox.terminate", "after") + "m.terminate(l.id)",
     "delete: unwritten": _ONE + halting("Store.change_sandbox", "before") + "m.terminate(l.id)",
     "delete: half written": _ONE + halting("Store.change_sandbox", "after") + "m.terminate(l.id)",
-    "delete: written": _ONE + halting("Book.leave", "before") + "m.terminate(l.id)",
+    "delete: written": _ONE + halting("SessionIndex.leave", "before") + "m.terminate(l.id)",
     "delete: done": _ONE + "m.terminate(l.id); halt()",
     "closing: half way": _WARM
     + "l = busy(m); "
@@ -258,6 +260,7 @@ def assert_nothing_is_left(state: str, marker: str, family: dict[int, int]) -> N
         assert [] == cgroups_of(sandbox_id)
 
 
+@pytest.mark.anyone
 @pytest.mark.parametrize("label", STEPS)
 def test_killed_at(label: str, state: str) -> None:
     marker = f"6{os.getpid():07d}{list(STEPS).index(label):04d}"

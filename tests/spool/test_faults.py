@@ -7,11 +7,15 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from ringfence.spool.order import OUT
 from ringfence.spool.reader import Piece, Reader
 from ringfence.spool.spool import Spool
 from tests.features import require
 from tests.native.callers import Caller
+
+pytestmark = pytest.mark.anyone
 
 _WRITER = """
 import select

@@ -19,6 +19,8 @@ from ringfence.spool.order import ERR, OUT
 from ringfence.spool.reader import Piece, Reader
 from ringfence.spool.spool import Spool
 
+pytestmark = pytest.mark.anyone
+
 Steps = list[tuple[str, int, bytes]]
 Came = list[tuple[int, bytes]]
 BLOBS = st.binary(min_size=1, max_size=40)

@@ -13,6 +13,8 @@ from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.model.spec import SandboxSpec
 from tests.features import require
 
+pytestmark = pytest.mark.full
+
 PATIENCE_S = 60.0
 
 
@@ -33,10 +35,10 @@ def _life(backend: GvisorBackend, **options: object) -> str:
 
 def _wait_for(backend: GvisorBackend, live: int) -> set[str]:
     ends = time.monotonic() + PATIENCE_S
-    while len(backend._hulled) != live:
-        assert time.monotonic() < ends, f"{len(backend._hulled)} live, not {live}"
+    while len(backend._jailed) != live:
+        assert time.monotonic() < ends, f"{len(backend._jailed)} live, not {live}"
         time.sleep(0.01)
-    return set(backend._hulled)
+    return set(backend._jailed)
 
 
 def test_the_next_is_there_already_and_becomes_what_is_asked_for(
@@ -44,7 +46,7 @@ def test_the_next_is_there_already_and_becomes_what_is_asked_for(
 ) -> None:
     monkeypatch.setattr(ahead, "KEEP_S", PATIENCE_S)
     first = _life(backend)
-    assert not backend._hulled, "one alone is no burst"
+    assert not backend._jailed, "one alone is no burst"
     _life(backend)
     [waiting] = _wait_for(backend, 1)
 
@@ -65,7 +67,7 @@ def test_it_ends_with_its_backend(backend: GvisorBackend, monkeypatch: pytest.Mo
 
     backend.close()
 
-    assert not backend._hulled
+    assert not backend._jailed
 
 
 def test_it_is_gone_where_nobody_comes(
@@ -81,5 +83,5 @@ def test_it_is_gone_where_nobody_comes(
 
     made._let_go(made._next)  # as its thread does when its time is over
 
-    assert not backend._hulled
+    assert not backend._jailed
     assert made.take(SandboxSpec(tier="strong")) is None

@@ -12,10 +12,12 @@ import pytest
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.runsc import Runsc
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
-from ringfence.launcher import vforked
+from ringfence.launcher.machine_code import vforked
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.sandbox import Sandbox
 from tests.features import require
+
+pytestmark = pytest.mark.full
 
 _RETURNED = re.compile(r" (\w+) X (\w+)\(")
 _PATIENCE_S = 60.0
@@ -23,8 +25,8 @@ _PATIENCE_S = 60.0
 
 @pytest.fixture
 def told(backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch) -> GvisorBackend:
-    """One whose gVisor writes down every call of its guests', into its hull."""
-    require("root")  # to look into the hull
+    """One whose gVisor writes down every call of its guests', into its jail."""
+    require("root")  # to look into the jail
     flags = Runsc.flags
 
     def more(self: Runsc, *, rootless: bool, network: bool) -> list[str]:

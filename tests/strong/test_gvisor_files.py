@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ringfence import Sandbox
 from tests.features import require
+
+pytestmark = pytest.mark.full
 
 
 def test_a_file_goes_in_and_comes_out(tmp_path: Path) -> None:

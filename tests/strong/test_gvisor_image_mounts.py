@@ -15,6 +15,8 @@ from ringfence.sandbox import Sandbox
 from tests.features import require
 from tests.images.conftest import small
 
+pytestmark = pytest.mark.full
+
 DENY = ("/srv/app/new", "/usr/later")
 
 

@@ -11,6 +11,8 @@ import pytest
 from ringfence import Limits, Sandbox
 from tests.features import require
 
+pytestmark = pytest.mark.full
+
 HARD = 1024  # what many login shells and services have; a sandbox has 4096 unless told
 STARTS = (
     "from ringfence import Sandbox\n"

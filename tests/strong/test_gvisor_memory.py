@@ -25,7 +25,7 @@ from tests.images.conftest import small
 from tests.images.making import Entry, Made, layer
 from tests.strong.counting import check_two, start_counting, wait_for
 
-pytestmark = pytest.mark.root  # runsc restores nothing for an ordinary user
+pytestmark = [pytest.mark.root, pytest.mark.full]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a gVisor sandbox sees of the host's directories: decided in its hull, where no guest has a say."""
+"""What a gVisor sandbox sees of the host's directories: decided in its jail, where no guest has a say."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
-from ringfence.backends.local.mountinfo import MountLine
+from ringfence.backends.local.host.mountinfo import MountLine
 from ringfence.errors import InvalidRequest, Unsupported
 from ringfence.model.capabilities import ENFORCED, MISSING
 from ringfence.model.mount import READ_WRITE, Mount
 from ringfence.model.spec import OWN_ROOT, STRONG, SandboxSpec
 from ringfence.sandbox import Sandbox
 from tests.features import require
+
+pytestmark = pytest.mark.full
 
 _BARE = SandboxSpec(tier=STRONG)
 DENY = ("/rw/secret", "/rw/dir", "/usr/bin/env", "/tmp/own/later")

@@ -18,8 +18,8 @@ from ringfence.backends.gvisor import views
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.places import RUNSC
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
-from ringfence.backends.local import template
-from ringfence.backends.local.inside import descendants
+from ringfence.backends.local.agents.inside import descendants
+from ringfence.backends.local.mounts import template
 from ringfence.errors import RingfenceError
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
@@ -27,6 +27,8 @@ from ringfence.model.capabilities import DEGRADED, ENFORCED, Protection
 from ringfence.model.state import State
 from tests.features import require
 from tests.images.conftest import small
+
+pytestmark = pytest.mark.full
 
 _PATIENCE_S = 60.0
 _PAGE = 4096
@@ -61,7 +63,7 @@ def _made(*, own_pages: bool) -> Iterator[GvisorBackend]:
 
 
 def _busy(backend: GvisorBackend, owner: str, stack: ExitStack, **options: object) -> int:
-    """A sandbox of an owner's in which a program runs; PID 1 of its hull on the host."""
+    """A sandbox of an owner's in which a program runs; PID 1 of its jail on the host."""
     name = f"{owner}-{os.urandom(4).hex()}"
     backend.belongs_to(name, owner)
     sandbox = stack.enter_context(Sandbox.create(backend=backend, id=name, **options))  # type: ignore[arg-type]
@@ -78,13 +80,13 @@ def _keep_running(sandbox: Sandbox) -> None:
 
 
 def _pid(backend: GvisorBackend, sandbox: Sandbox) -> int:
-    found = backend._hulled[sandbox.id]
+    found = backend._jailed[sandbox.id]
     assert isinstance(found, GvisorSandbox)
     return found.pid
 
 
 def _regions(pid: int) -> list[tuple[int, list[str]]]:
-    """Every mapping of a file in the processes of a hull: proc_pid_maps(5). Not gVisor's own program."""
+    """Every mapping of a file in the processes of a jail: proc_pid_maps(5). Not gVisor's own program."""
     found = []
     for each in (pid, *descendants(pid)):
         for line in Path(f"/proc/{each}/maps").read_text().splitlines():
@@ -138,7 +140,7 @@ def test_no_page_of_an_image_is_two_tenants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of an overlay the kernel names the overlay's files, not those below: so by the pages themselves."""
-    if shared.views(shared.keeper()).why_images:
+    if shared.views(shared.jailer()).why_images:
         pytest.skip("this kernel maps no ids in a view")
     monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
     load(small().as_layout(tmp_path / "layout"), "small:1", store=ImageStore())
@@ -184,7 +186,7 @@ def test_where_it_cannot_be_had_it_is_said(
 
 def _servers(backend: GvisorBackend) -> set[int]:
     found = set()
-    for pid in descendants(backend.keeper().pid):
+    for pid in descendants(backend.jailer().pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             if Path(f"/proc/{pid}/comm").read_text() == "ringfence-view\n":
                 found.add(pid)

@@ -13,6 +13,8 @@ from tests.api.conftest import start
 from tests.features import require
 from tests.native.outside import until
 
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
+
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ringfence import Sandbox
 from ringfence.backends.gvisor.backend import GvisorBackend
+
+pytestmark = pytest.mark.full
 
 TRIES = """
 cp /usr/bin/true shell; chmod 4755 shell; chmod g+s shell; mkdir made; chmod 2777 made

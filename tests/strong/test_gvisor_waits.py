@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import os
 
+import pytest
+
 from ringfence import Sandbox
 from ringfence.backends.gvisor import waits
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
-from ringfence.backends.local import setid
-from ringfence.backends.local.words import last_words
+from ringfence.backends.local.jailed import setid
+from ringfence.backends.local.jailed.words import last_words
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.policy.seccomp import MACHINES, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 from tests.unit.policy import simulator
+
+pytestmark = pytest.mark.full
 
 HERE = MACHINES[os.uname().machine]
 MEMBARRIER = HERE.numbers["membarrier"]
@@ -36,8 +40,8 @@ def test_the_table_of_descriptors_has_its_size_from_the_start(backend: GvisorBac
 
 
 def test_only_registering_for_a_barrier_of_its_own_is_refused() -> None:
-    with_rule = simulator.decode(setid.filter_of_hull(waits.NO_REGISTERING))
-    without = simulator.decode(setid.filter_of_hull())
+    with_rule = simulator.decode(setid.filter_of_jail(waits.NO_REGISTERING))
+    without = simulator.decode(setid.filter_of_jail())
 
     def asks(program: list[simulator.Instruction], command: int) -> int:
         return simulator.run(program, MEMBARRIER, (command,), HERE.audit_arch).value

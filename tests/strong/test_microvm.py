@@ -1,4 +1,4 @@
-"""What makes a machine one of its own: its kernel, its randomness, its walls, and its end."""
+"""What makes a machine one of its own: its kernel, its randomness, its isolation, and its end."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from ringfence.model.limits import Limits
 from ringfence.model.spec import STRONG, SandboxSpec
 from tests.features import guest_kernel
 from tests.machines import cache_dir, machine_backend, require_machines
+
+pytestmark = pytest.mark.full
 
 PATIENCE_S = 180.0
 IDENTITY = "cat /proc/sys/kernel/random/boot_id; od -An -N16 -tx1 /dev/urandom; date +%s; uname -r"
@@ -69,7 +71,7 @@ def guest_release() -> str:
     return kernel.find(guest_kernel()).release
 
 
-def test_the_walls_are_read_back_from_both_kernels(sandbox: Sandbox) -> None:
+def test_isolation_is_read_back_from_both_kernels(sandbox: Sandbox) -> None:
     found = {each.name: each for each in sandbox.protections()}
 
     assert guest_release() in found["guest_kernel"].why

@@ -16,6 +16,8 @@ from ringfence.model.state import State
 from tests.machines import machine_backend, require_machines
 from tests.strong.counting import check_two, start_counting, wait_for
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MicrovmBackend]:

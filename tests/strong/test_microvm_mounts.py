@@ -11,6 +11,8 @@ from ringfence import Sandbox
 from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
 from tests.machines import machine_backend, require_machines
 
+pytestmark = pytest.mark.full
+
 SCRIPT = """
 umask 027
 echo made >/rw/made; mkdir /rw/more; mv /rw/made /rw/more/; echo again >>/rw/more/made
@@ -24,7 +26,7 @@ cat /ro/file; stat -c %U /rw /rw/also; ls -a /ro
 
 @pytest.mark.timeout(600)
 def test_what_can_be_done_to_what_is_mounted(tmp_path: Path) -> None:
-    """The guest's root, too, is held by who serves, and by the mounts of the emulator's walls."""
+    """The guest's root, too, is held by who serves, and by the mounts of the emulator's isolation."""
     require_machines()
     (tmp_path / "secret").write_text("secret")
     source, shown = tmp_path / "source", tmp_path / "shown"
@@ -68,7 +70,7 @@ READS = "cat /rw/secret /rw/dir/key /usr/bin/env; ls /rw/dir; echo x >>/rw/secre
 
 @pytest.mark.timeout(600)
 def test_not_even_the_guests_root_reads_what_is_denied(tmp_path: Path) -> None:
-    """What is the host's is hidden in the hull, so the guest's own kernel has no say in it."""
+    """What is the host's is hidden in the jail, so the guest's own kernel has no say in it."""
     require_machines()
     (tmp_path / "secret").write_text("hidden")
     (tmp_path / "dir").mkdir()

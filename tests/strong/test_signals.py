@@ -21,6 +21,8 @@ from tests.features import require
 from tests.images.making import Made, layer, program
 from tests.signalled import assert_nothing_is_ignored_or_blocked
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def _hang_ups_are_ignored() -> Iterator[None]:

@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from starlette.types import Message, Receive
 
+    from .access.caller import Caller
     from .bounds import Bounds
-    from .caller import Caller
 
 
 class Admission:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -18,26 +18,27 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import RingfenceError
-from . import permissions, problems, unfit
-from .express import Express
-from .forms import PROBLEMS, Problem
-from .guard import Guard
+from . import problems, validation_errors
+from .access import permissions
+from .access.middleware import AccessMiddleware
+from .fast_path import FastPath
 from .routes import ROUTERS
-from .schema import with_nouns
-from .service import Service, check_query
+from .schema import with_models
+from .schemas import Problem
+from .service import Service
 
 
 class _App(FastAPI):
     """The framework's application, behind an entrance of our own.
 
-    As middleware of the framework's, the guard and the short way would stand behind layers of its, of
+    As the framework's own middleware, ours and the fast path would stand behind layers of its, of
     which the requests that are made most often need none.
     """
 
     def __init__(self, service: Service, **settings: Any) -> None:
         super().__init__(**settings)
         self.state.service = service
-        self._entrance = Guard(Express(super().__call__, service), service)
+        self._entrance = AccessMiddleware(FastPath(super().__call__, service), service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -46,8 +47,12 @@ class _App(FastAPI):
 
 def make_app(service: Service) -> FastAPI:
     """The application over a service."""
+    routes = [each for router in ROUTERS for each in router.routes]
+    permissions.check_complete(routes_of(routes))
+    # Not `include_router`: it works out each route a second time, when the first request comes.
     app = _App(
         service,
+        routes=routes,
         title="Ringfence",
         version=__version__,
         openapi_url="/v1/openapi.json",
@@ -56,9 +61,6 @@ def make_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
-    for router in ROUTERS:
-        permissions.check_complete(routes_of(router.routes))
-        app.include_router(router, responses=PROBLEMS, dependencies=[Depends(check_query)])
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -92,7 +94,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         made["security"] = [{"key": []}]
         for name in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(name, None)
-        app.openapi_schema = with_nouns(made)
+        app.openapi_schema = with_models(made)
     return app.openapi_schema
 
 
@@ -101,7 +103,7 @@ async def _ringfence_error(_request: Request, exc: Any) -> Response:
 
 
 async def _validation_error(_request: Request, exc: Any) -> Response:
-    return problems.problem(unfit.error_of(exc.errors()))
+    return problems.problem(validation_errors.error_of(exc.errors()))
 
 
 _ATTACH = re.compile("/v1/sandboxes/[^/]+/execs/[^/]+/attach")
@@ -125,8 +127,7 @@ async def _http_error(request: Request, exc: Any) -> Response:
 
 def _methods(scope: Scope) -> set[str]:
     """Every method of the path: the framework names those of the first route that fits it."""
-    routes = [each for router in ROUTERS for each in router.routes]
-    fitting = [each for each in routes if each.matches(scope)[0] is not Match.NONE]
+    fitting = [each for each in scope["app"].routes if each.matches(scope)[0] is not Match.NONE]
     return {name for each in fitting for name in getattr(each, "methods", None) or ()}
 
 

@@ -10,12 +10,11 @@ from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
 from fastapi import Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from ..errors import BadJson, TooLarge
-from . import unfit
-from .lanes import PARSING
+from . import routers, validation_errors
+from .thread_pools import PARSING
 
 SHORT = 64 << 10
 """Bytes of a body that the event loop reads by itself: 2 ms at worst."""
@@ -77,17 +76,17 @@ class BodyRequest(Request):
         text = await self.body()
         if len(text) <= SHORT or self.field is None:
             return await super().json()
-        call, client = self.app.state.service.lanes.call, self.state.caller.client
-        return await call(self._read, text, key=client, lane=PARSING)
+        call, client = self.app.state.service.thread_pools.call, self.state.caller.client
+        return await call(self._read, text, key=client, pool=PARSING)
 
     def _read(self, text: bytes) -> Any:
         found, errors = self.field.validate(loads(text), {}, loc=("body",))
         if errors:
-            raise unfit.error_of(errors)
+            raise validation_errors.error_of(errors)
         return found
 
 
-class Route(APIRoute):
+class Route(routers.Route):
     """A route that reads its body so."""
 
     request_class = BodyRequest

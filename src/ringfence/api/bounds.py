@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model import checks
-from ..model.noun import Noun
+from ..model.base import checks
+from ..model.base.model import Model
 
 _MOST = 2**31
 _COUNTS = (
@@ -15,7 +15,7 @@ _COUNTS = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bounds(Noun):
+class Bounds(Model):
     """How much the server takes.
 
     Attributes:

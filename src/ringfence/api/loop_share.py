@@ -1,4 +1,4 @@
-"""The share of the event loop's time that may go into what guests and clients send.
+"""Bound on the event loop's time spent on data from guests and clients.
 
 Parsing a byte costs a guest nothing and this process microseconds: whoever sends frames or chunks of one
 byte each would have the loop for itself. So what is parsed on the loop is parsed in small slices, and
@@ -25,9 +25,10 @@ _UNREAD = 1 << 16
 
 
 class LoopShare:
-    """Lets work begin while the time that such work has taken is within its share; in order.
+    """Semaphore over the event loop's time: work begins in order while its time is within the
+    share.
 
-    Of one event loop.
+    Used by one event loop only.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class LoopShare:
 
     @property
     def is_free(self) -> bool:
-        """Whether work may begin now."""
+        """True if work may begin now."""
         return not self._waiting and self._credit() > 0
 
     async def take(self, cost_s: float = MESSAGE_S) -> None:
@@ -167,7 +168,7 @@ class InSlices(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether something has come that is not parsed yet."""
+        """True while received data is not parsed yet."""
         return self._feeding is not None
 
     def drop_pending(self) -> None:

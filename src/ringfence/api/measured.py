@@ -1,4 +1,4 @@
-"""Requests counted, for Prometheus."""
+"""Request counters and latencies, for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import resource
 from collections import Counter
 
-from ..sessions.metrics import escape
+from ..sessions.counts.metrics import escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ class Requests:
         self._total_s: dict[str, float] = {}
 
     def add(self, route: str, method: str, status: int, seconds: float) -> None:
-        """One more. `route` is the pattern, never the path: there are only so many."""
+        """Count a request. `route` is the pattern, never the path, which bounds the number of
+        series.
+        """
         self._counts[route, method, status] += 1
         self._total_s[route] = self._total_s.get(route, 0.0) + seconds
         at = next((i for i, most in enumerate(_BUCKETS_S) if seconds <= most), len(_BUCKETS_S))
@@ -62,7 +64,7 @@ class Requests:
 
 
 def of_process() -> str:
-    """What Prometheus' own clients tell of a process, under the same names.
+    """Format the process metrics under the standard names.
 
     Source: prometheus.io/docs/instrumenting/writing_clientlibs, "Process metrics".
     """

@@ -1,4 +1,6 @@
-"""Names of files in requests: bytes that are no UTF-8 too, as Python's own file names have them."""
+"""File names in requests: bytes that are not UTF-8 become surrogate escapes, as in Python's own
+file names.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LastName = Annotated[str, *_is_text(0, 1024), Query(description="the last name s
 
 
 class _Request(bodies.BodyRequest):
-    """One whose parameters keep the bytes that are no UTF-8; the framework's become U+FFFD."""
+    """A request whose query parameters preserve bytes that are not UTF-8; the framework makes them
+    U+FFFD.
+    """
 
     @property
     def query_params(self) -> QueryParams:

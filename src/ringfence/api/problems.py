@@ -1,4 +1,4 @@
-"""Errors on the wire: RFC 9457 problem details, the status of each code in one table."""
+"""Errors in responses: RFC 9457 problem details, and the table of statuses by code."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ def of_status(status: int, detail: str) -> RingfenceError:
 
 
 def unforeseen(method: str, path: str, error: Exception) -> Response:
-    """What a client is told of an error that nobody foresaw; the log has the rest."""
+    """Build the response for an unexpected exception; the log has the details."""
     logger.error("%s %s failed", method, path[:256], exc_info=error)
     return problem(TaskFailed("an unexpected error, which is in the server's log"))

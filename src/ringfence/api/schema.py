@@ -1,4 +1,4 @@
-"""JSON schemas of the nouns, made from the classes that read and write them."""
+"""JSON schemas of the models, made from the classes that read and write them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from ..model import capabilities as _capabilities
 from ..model import client_session as _client_session
 from ..model import limits as _limits
 from ..model import mount as _mount
-from ..model import netlimits as _netlimits
-from ..model import network as _network
-from ..model import rules as _rules
 from ..model import spec as _spec
+from ..model.base import checks as _checks
+from ..model.base.model import Model
+from ..model.base.words import StrEnum
 from ..model.create import OWN, CreateRequest
 from ..model.event import EVENTS
-from ..model.exec import ExecRequest
-from ..model.exec_start import OWN as START_OWN
-from ..model.exec_start import StartRequest
+from ..model.execs.exec import ExecRequest
+from ..model.execs.exec_start import OWN as START_OWN
+from ..model.execs.exec_start import StartRequest
 from ..model.files import KINDS
-from ..model.noun import Noun
-from ..model.words import StrEnum
-from .nouns import MARK
+from ..model.net import netlimits as _netlimits
+from ..model.net import network as _network
+from ..model.net import rules as _rules
+from .models import MARK
+from .schemas import LINE
 
 Schema = dict[str, Any]
 
@@ -36,7 +38,11 @@ _BY_KIND: dict[str, Schema] = {
     "float": {"type": "number"},
     "bytes": _STRING,
     "Mapping[str, Any]": {"type": "object"},
-    "Mapping[str, str]": {"type": "object", "additionalProperties": _STRING},
+    "Mapping[str, str]": {
+        "type": "object",
+        "propertyNames": {"minLength": 1},
+        "additionalProperties": _STRING,
+    },
     "tuple[int, int]": {
         "type": "array",
         "items": {"type": "integer"},
@@ -50,25 +56,153 @@ _PTY: Schema = {
     "minItems": 2,
     "maxItems": 2,
 }
-_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 63}
+_NULL: Schema = {"type": "null"}
+
+
+def _like(pattern: str, most: int | None = None) -> Schema:
+    return {**_STRING, "pattern": pattern} | ({} if most is None else {"maxLength": most})
+
+
+def _map(keys: Schema, values: Schema = _STRING, **more: int) -> Schema:
+    return {"type": "object", "propertyNames": keys, "additionalProperties": values, **more}
+
+
+def _list(items: Schema, most: int = _checks.MOST_PATHS) -> Schema:
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+def _or_null(form: Schema) -> Schema:
+    return {"anyOf": [form, _NULL]}
+
+
+_ID = _like(r"^\s*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\s*$")
+_NAME = _like(r"^[a-z0-9_][a-z0-9_.-]{0,62}$")
+_NAME_OR_NONE = _like(r"^([a-z0-9_][a-z0-9_.-]{0,62})?$")
+_LINE = _like(LINE, 255)
+_LABEL = {**_LINE, "maxLength": _checks.LABELS_BYTES}
+_PATH: Schema = {**_STRING, "minLength": 1, "maxLength": 4095}
+_ABSOLUTE = _like("^/", 4095)
+_TARGET = _like("^/+[^/]", 4095)
+_BASE64 = _like("^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
+_VARIABLE = _like("^[A-Za-z_][A-Za-z0-9_]*$")
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110, section 5.6.2
+_USER: Schema = {
+    "anyOf": [
+        _like("^([0-9]{1,9}|[a-z_][a-z0-9_.-]{0,31})$"),
+        {"type": "integer", "minimum": 0, "maximum": 2**32 - 2},
+        _NULL,
+    ]
+}
+_BY_NAME: dict[str, Schema] = {
+    "env": _map(_VARIABLE),
+    "secrets": _map(_VARIABLE),
+    "labels": _map({**_LABEL, "minLength": 1}, _LABEL, maxProperties=_checks.MOST_LABELS),
+    "user": _USER,
+    "snapshot_id": _or_null(_ID),
+    "preferred_id": _or_null(_ID),
+}
+_BY_NAME["required_labels"] = _BY_NAME["labels"]
+"""What fields of these names are in every model that is read."""
 _SPECIAL: dict[tuple[str, str], Schema] = {
     ("SandboxSpec", "tier"): {"enum": list(_spec.TIERS)},
-    ("SandboxSpec", "id"): {"anyOf": [_ID, {"type": "null"}]},
-    ("Mount", "access"): {"enum": list(_mount.ACCESS)},
+    ("SandboxSpec", "id"): _or_null(_ID),
+    ("SandboxSpec", "profile"): _NAME,
+    ("SandboxSpec", "template"): _NAME,
+    ("SandboxSpec", "image"): _or_null({**_STRING, "minLength": 1, "maxLength": 1000}),
+    ("SandboxSpec", "workdir"): _or_null(_ABSOLUTE),
+    ("SandboxSpec", "memory_dir"): _or_null(_ABSOLUTE),
+    ("SandboxSpec", "mounts"): _list({MARK: "Mount"}, _spec.MOST_MOUNTS),
+    ("SandboxSpec", "protect"): _or_null(_list(_PATH)),
+    ("SandboxSpec", "unprotect"): _list(_PATH),
+    ("SandboxSpec", "deny"): _list(_TARGET),
+    ("Mount", "access"): {"enum": [*_mount.ACCESS, "ro", "rw"]},
+    ("Mount", "protect"): _or_null(_list(_like("^[^/]", 4095))),
     ("NetworkPolicy", "mode"): {"enum": list(_network.MODES)},
+    ("NetworkPolicy", "allowed_hosts"): _list({**_STRING, "minLength": 1}, _network.MOST_RULES),
+    ("NetworkPolicy", "rules"): _list({MARK: "NetworkRule"}, _network.MOST_RULES),
+    ("NetworkRule", "host"): {**_STRING, "minLength": 1},
+    ("NetworkRule", "ports"): _like("^[0-9, -]*$"),
+    ("NetworkRule", "action"): {"enum": list(_rules.ACTIONS)},
+    ("NetworkRule", "methods"): _list(_like(f"^{_TOKEN}$"), 64),
+    ("NetworkRule", "paths"): _list({**_STRING, "minLength": 1}),
+    ("Credential", "secret"): _VARIABLE,
+    ("Credential", "header"): _like(f"^{_TOKEN}$"),
+    ("Credential", "scheme"): _like(f"^({_TOKEN})?$"),
     ("SessionTimeouts", "on_idle"): {"enum": list(_client_session.ON_IDLE)},
+    ("CreateRequest", "name"): _LINE,
+    ("CreateRequest", "backend"): _NAME_OR_NONE,
+    ("AcquireOptions", "preferred_backend"): _NAME_OR_NONE,
+    ("AcquireOptions", "key"): _LINE,
+    ("AttachRequest", "sandbox_id"): _ID,
+    ("AttachRequest", "client_id"): _LINE,
+    ("RequiredCapabilities", "readable_paths"): _list(_ABSOLUTE),
+    ("RequiredCapabilities", "writable_paths"): _list(_ABSOLUTE),
     ("FileInfo", "kind"): {"enum": list(KINDS)},
     ("Event", "kind"): {"enum": list(EVENTS)},
     ("SandboxSpec", "allow_degraded"): {
         "type": "array",
         "items": {"enum": ["*", *sorted(_capabilities.MAY_BE_WEAKER)]},
     },
-    ("ExecRequest", "argv"): {"type": "array", "items": _STRING, "minItems": 1},
-    ("ExecRequest", "pty"): {"anyOf": [_PTY, {"type": "null"}]},
-    ("ExecutionRequest", "command"): {"type": "string", "pattern": "\\S"},
-    ("Mount", "target"): {"type": "string", "pattern": "^/"},
-    ("PoolConfig", "profiles"): {"type": "object", "additionalProperties": {MARK: "SandboxSpec"}},
+    ("ExecRequest", "argv"): {
+        "type": "array",
+        "items": _STRING,
+        "prefixItems": [_like("\\S")],
+        "minItems": 1,
+    },
+    ("ExecRequest", "cwd"): _or_null(_PATH),
+    ("ExecRequest", "pty"): _or_null(_PTY),
+    ("ExecutionRequest", "command"): _like("\\S"),
+    ("ExecutionRequest", "id"): _or_null({"anyOf": [_ID, {"const": ""}]}),
+    ("Mount", "target"): _TARGET,
+    ("PoolConfig", "profiles"): _map(_NAME, {MARK: "SandboxSpec"}),
+    ("PoolConfig", "warm_profiles"): {"type": "array", "items": _NAME},
+    ("ExecutionConfig", "work_dir"): _ABSOLUTE,
+    ("ExecutionConfig", "allowed_paths"): {"type": "array", "items": _ABSOLUTE},
+    ("ExecutionConfig", "denied_paths"): {"type": "array", "items": _ABSOLUTE},
 }
+_YEAR_S, _DAY_S = 366 * 86_400, 86_400
+_NUMBERS: dict[tuple[str, str], tuple[float, float]] = {
+    ("SandboxSpec", "ttl_s"): (0.001, _YEAR_S),
+    **{
+        ("SessionTimeouts", f"{state}_s"): (0.001, 10 * _YEAR_S)
+        for state in ("idle", "detach", "suspend")
+    },
+    ("RequiredCapabilities", "minimum_memory_bytes"): (1, 2**46),
+    ("ExecRequest", "timeout_s"): (0.001, _YEAR_S),
+    ("ExecRequest", "max_output_bytes"): (0, 2**40),
+    ("StartRequest", "wait_s"): (0, _DAY_S),
+    ("PoolConfig", "min_warm"): (0, 100_000),
+    ("PoolConfig", "max_warm"): (0, 100_000),
+    ("PoolConfig", "warm_ttl_s"): (0.001, _YEAR_S),
+    ("ExecutionConfig", "max_processes"): (1, 4_194_304),
+    ("ExecutionConfig", "max_concurrent"): (1, 10_000),
+    ("ExecutionConfig", "max_pending"): (0, 1_000_000),
+    ("ExecutionConfig", "max_output_bytes"): (0, 2**30),
+    ("ExecutionConfig", "keep_results_secs"): (0, _YEAR_S),
+    **{
+        ("ExecutionConfig", f"{which}_{name}"): bounds
+        for which in ("default", "max")
+        for name, bounds in (
+            ("timeout_secs", (0.001, _YEAR_S)),
+            ("memory_mb", (1, 2**26)),
+            ("cpus", (0.001, 8192)),
+        )
+    },
+}
+_OR_ZERO: dict[str, tuple[float, float]] = {
+    "timeout_secs": (0.001, _YEAR_S),
+    "memory_mb": (1, 2**26),
+    "cpus": (0.001, 8192),
+}
+"""Of an `ExecutionRequest`: 0 is "not set", as null is."""
+_READ = (
+    "SandboxSpec",
+    "AcquireOptions",
+    "CreateRequest",
+    "ExecRequest",
+    "StartRequest",
+    "ExecutionRequest",
+)
 _NETWORK_BOUNDS: dict[str, tuple[float, float]] = {
     "connections": (1, 65_536),
     "header_bytes": (256, 2**20),
@@ -88,9 +222,9 @@ _BESIDE: dict[str, dict[str, Schema]] = {
     "ExecutionResult": {"start_time": _TIME, "end_time": _TIME, "duration": _COUNT},
     "ExecutionUsage": {"memory_peak_bytes": _COUNT},
 }
-"""What is written beside the fields, in the spelling of other services."""
+"""Fields written beside those of the class, in the spelling of other services."""
 _PLAIN: dict[str, dict[str, Schema]] = {"ExecutionResult": {"error": _STRING}}
-"""What a field may be instead, with `plain`."""
+"""Alternative form of a field with `plain`."""
 _SOMETIMES_ABSENT = (
     "Limits",
     "ManagerStats",
@@ -102,20 +236,20 @@ _SOMETIMES_ABSENT = (
 _HIDDEN = {("CreateRequest", "spec"), ("CreateRequest", "given")}
 
 
-def schema_of(noun: type[Noun], *, written: bool) -> Schema:
-    """The schema of a noun as it is read, or as it is written."""
-    if noun is CreateRequest:
+def schema_of(model: type[Model], *, written: bool) -> Schema:
+    """The schema of a model as it is read, or as it is written."""
+    if model is CreateRequest:
         return _of_create(written)
-    if noun is StartRequest:
+    if model is StartRequest:
         return _of_start()
-    name, fields = noun.__name__, noun.__dataclass_fields__
+    name, fields = model.__name__, model.__dataclass_fields__
     properties = {
         key: _of_field(name, key, str(field.type))
         for key, field in fields.items()
         if (name, key) not in _HIDDEN
     }
     for key in [key for key, field in fields.items() if "bytes" in str(field.type)]:
-        properties[f"{key}_base64"] = {**_STRING, "description": "where text loses bytes"}
+        properties[f"{key}_base64"] = {**_BASE64, "description": "where text loses bytes"}
     if written:
         properties |= _BESIDE.get(name, {})
     for key in _PLAIN.get(name, {}) if written else ():
@@ -131,7 +265,7 @@ def schema_of(noun: type[Noun], *, written: bool) -> Schema:
     form: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if required:
         form["required"] = required
-    if text := (noun.__doc__ or "").strip():
+    if text := (model.__doc__ or "").strip():
         form["description"] = re.sub(r"\s*\n\s*", " ", text.split("\n\n")[0])
     return form
 
@@ -174,14 +308,18 @@ def _is_required(field: Any) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _of_field(noun: str, key: str, kind: str) -> Schema:
-    if (noun, key) in _SPECIAL:
-        return _SPECIAL[noun, key]
+def _of_field(model: str, key: str, kind: str) -> Schema:
+    if (model, key) in _SPECIAL:
+        return _SPECIAL[model, key]
+    if key in _BY_NAME and model in _READ:
+        return _BY_NAME[key]
     plain = kind.removesuffix(" | None")
     form = _of_kind(plain)
-    bounds = _bounds(noun, key)
+    bounds = _bounds(model, key)
     if bounds:
         form = {**form, "minimum": bounds[0], "maximum": bounds[1]}
+    if model == "ExecutionRequest" and key in _OR_ZERO:
+        form = {"anyOf": [form, {"const": 0}]}
     return form if plain == kind else {"anyOf": [form, {"type": "null"}]}
 
 
@@ -191,20 +329,22 @@ def _of_kind(kind: str) -> Schema:
     if many := re.fullmatch(r"tuple\[(.+), \.\.\.\]", kind):
         return {"type": "array", "items": _of_kind(many[1])}
     found = _named(kind)
-    if issubclass(found, Noun):
+    if issubclass(found, Model):
         return {MARK: kind}
     return {"type": "string", "enum": [str(each) for each in found]}
 
 
-def _bounds(noun: str, key: str) -> tuple[float, float] | None:
-    if noun == "Limits":
+def _bounds(model: str, key: str) -> tuple[float, float] | None:
+    if model == "Limits":
         return _limits.bounds(key)
-    return _NETWORK_BOUNDS.get(key) if noun == "NetworkLimits" else None
+    if model == "NetworkLimits":
+        return _NETWORK_BOUNDS.get(key)
+    return _OR_ZERO.get(key) if model == "ExecutionRequest" else _NUMBERS.get((model, key))
 
 
 def _named(name: str) -> type[Any]:
-    """The noun or the set of words of that name, among those that routes have imported."""
-    waiting: list[type[Any]] = [Noun, StrEnum, enum.StrEnum]
+    """The model or the set of words of that name, among those that routes have imported."""
+    waiting: list[type[Any]] = [Model, StrEnum, enum.StrEnum]
     while waiting:
         cls = waiting.pop()
         if cls.__name__ == name:
@@ -213,7 +353,7 @@ def _named(name: str) -> type[Any]:
     raise TypeError(f"no schema for {name!r}")
 
 
-def with_nouns(document: Schema) -> Schema:
+def with_models(document: Schema) -> Schema:
     """The OpenAPI document with every mark replaced by a reference, and the schemas behind them."""
     wanted: set[tuple[str, bool]] = set()
     document = _refer(document, wanted, written=False)

@@ -1,4 +1,4 @@
-"""What every route has at hand: the manager, threads to call it from, and who is asking."""
+"""State shared by all routes: the manager, threads to call it from, the caller."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from ..errors import (
     SandboxNotFound,
     Unauthenticated,
 )
-from ..model.noun import Noun
+from ..model.base.model import Model
 from ..sandbox.sync import Sandbox
-from ..sessions.ended import EndedSandbox
+from ..sessions.catalogue.ended import EndedSandbox
 from ..sessions.live import Live
 from ..sessions.manager import SessionManager
+from .access.audit import Audit
+from .access.caller import Caller
+from .access.open_requests import OpenRequests
+from .access.origin_policy import OriginPolicy
+from .access.permissions import Permissions
 from .admission import Admission
-from .audit import Audit
 from .bounds import Bounds
-from .caller import Caller
-from .door import Door
-from .lanes import BODIES, Lanes
 from .loop_share import LoopShare
 from .measured import Requests
-from .nouns import page_of
-from .permissions import Permissions
+from .models import page_of
+from .thread_pools import BODIES, ThreadPools
 
-_FEW = 20  # nouns: to write them down takes less than to ask a thread
+_FEW = 20  # models: to write them down takes less than to ask a thread
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the daemon's configuration says about the API."""
+    """Configuration of the API."""
 
-    door: Door = field(default_factory=Door)
+    origin_policy: OriginPolicy = field(default_factory=OriginPolicy)
     bounds: Bounds = field(default_factory=Bounds)
     permissions: Permissions = field(default_factory=Permissions)
 
@@ -52,16 +53,20 @@ class Service:
     manager: SessionManager
     settings: Settings = field(default_factory=Settings)
     audit: Audit = field(default_factory=lambda: Audit(None))
-    lanes: Lanes = field(default_factory=Lanes)
+    thread_pools: ThreadPools = field(default_factory=ThreadPools)
     share: LoopShare = field(default_factory=LoopShare)
     requests: Requests = field(default_factory=Requests)
 
     def __post_init__(self) -> None:
-        from .keys import Doorkeeper
+        from .access.keys import Authenticator
 
-        self.door, self.admission = self.settings.door, Admission(self.settings.bounds)
+        self.origin_policy, self.admission = (
+            self.settings.origin_policy,
+            Admission(self.settings.bounds),
+        )
         self.permissions = self.settings.permissions
-        self.doorkeeper = Doorkeeper(self.manager.store)
+        self.authenticator = Authenticator(self.manager.store)
+        self.open_requests = OpenRequests(self.authenticator)
 
     def live(self, any_id: str, caller: Caller) -> Live:
         """A session that lives, without waiting for anything.
@@ -69,7 +74,7 @@ class Service:
         Raises:
             SandboxNotFound: There is none, or it is another client's.
         """
-        found = self.manager.book.find(any_id, caller.sees)
+        found = self.manager.index.find(any_id, caller.sees)
         if found is None or caller.sandbox not in ("", found.sandbox_id):
             raise SandboxNotFound(f"no session or sandbox {any_id!r}")
         return found
@@ -83,19 +88,19 @@ class Service:
         try:
             return (await self.need(any_id, caller)).sandbox
         except LifecycleError:
-            session = await self.lanes.call(self.manager.get, any_id, caller.sees)
+            session = await self.thread_pools.call(self.manager.get, any_id, caller.sees)
             ended = self.manager.ended.find(session.sandbox_id)
             if ended is None:
                 raise
             return ended
 
     async def page(
-        self, found: Sequence[Noun], next_cursor: str | None = None, **options: Any
+        self, found: Sequence[Model], next_cursor: str | None = None, **options: Any
     ) -> Response:
-        """One page of nouns. Of many it is made in a thread; `options` go to `to_json`."""
+        """Build a page of model objects, a large one in a thread; `options` go to `to_json`."""
         if len(found) <= _FEW:
             return page_of(found, next_cursor, **options)
-        return await self.lanes.call(page_of, found, next_cursor, lane=BODIES, **options)
+        return await self.thread_pools.call(page_of, found, next_cursor, pool=BODIES, **options)
 
     async def need(self, any_id: str, caller: Caller) -> Live:
         """`live`; of one that has ended it is said why.
@@ -107,7 +112,7 @@ class Service:
         try:
             return self.live(any_id, caller)
         except SandboxNotFound:
-            ended = await self.lanes.call(self.manager.get, any_id, caller.sees)
+            ended = await self.thread_pools.call(self.manager.get, any_id, caller.sees)
             if caller.sandbox not in ("", ended.sandbox_id):
                 raise
             raise LifecycleError(
@@ -124,7 +129,7 @@ async def _service(connection: HTTPConnection) -> Service:
 async def _caller(connection: HTTPConnection) -> Caller:
     found: Caller | None = getattr(connection.state, "caller", None)
     if found is None:
-        raise Unauthenticated("nobody was recognised")
+        raise Unauthenticated("the request was not authenticated")
     return found
 
 

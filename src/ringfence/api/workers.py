@@ -1,4 +1,5 @@
-"""Threads that make calls for an event loop: `ThreadPoolExecutor`, less what one loop has no need of.
+"""Worker threads for an event loop: `ThreadPoolExecutor` without the parts that one loop does not
+need.
 
 A call through the library's executor makes two futures, a condition and four locks, and whichever
 thread has waited longest gets it. Here the one that worked last does, whose memory is still at hand.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """One call, and the future of whoever waits for it."""
+    """A call, and the future of its caller."""
 
     __slots__ = ("args", "error", "function", "future", "loop", "more", "value")
 
@@ -127,7 +128,7 @@ class Workers:
             del call  # it has an error whose traceback has this frame
 
     def next_for(self, worker: _Worker) -> _Call | None:
-        """What waits for longest; without any, the worker is idle from now on."""
+        """Take the call that waits longest; without one, the worker becomes idle."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()

@@ -1,7 +1,7 @@
-"""What a probe inside takes for a hole, seen again from the host: inside it cannot always be told.
+"""Verification from the host of a hole that a probe reported inside, where the view may mislead.
 
-Ids are shown as the namespace above has them, which may be a launcher's and not the host's; and a namespace
-above may forbid what the one below would allow.
+Ids are shown as the parent namespace has them, which may be a launcher's and not the host's; and a
+parent namespace may forbid what the child would allow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def seen_from_the_host(sandbox: Sandbox, found: Found) -> Found:
 
 
 def declared_weaker(sandbox: Sandbox, word: str) -> str:
-    """What the sandbox itself says of a limit that is not enforced; empty when it is."""
+    """Return the sandbox's own report of a limit that is not enforced; empty when it is
+    enforced.
+    """
     for protection in sandbox.protections():
         if word in protection.name and protection.status != ENFORCED:
             return f"{protection.name} {protection.status}: {protection.why}"

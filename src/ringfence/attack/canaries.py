@@ -1,7 +1,9 @@
-"""What the host plants for the probes to look for, and nothing else of the host is touched.
+"""Canaries: files and values that the host plants for the probes; nothing else of the host is
+touched.
 
-Nothing is protected by its permissions: only isolation stands between a probe and a canary. The
-token itself never enters a sandbox, only its SHA-256: who can tell the two alike has read it.
+No canary is protected by its permissions: only isolation stands between a probe and a canary. The
+token itself never enters a sandbox, only its SHA-256: a probe that finds text with this digest has
+read the token.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import tempfile
 import threading
 from contextlib import ExitStack, closing, suppress
 
-from ..backends.local import agent_code
+from ..backends.local.agents import agent_code
 from .service import Service
 
 TYPE_CHECKING = False
@@ -32,7 +34,7 @@ PROTECTED = ("vault/keys",)
 
 
 def digest(text: str | bytes) -> str:
-    """What stands for a token inside."""
+    """Hash a token for use inside."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Sending the package `probes` into a sandbox, or a plain process, and hearing what was found."""
+"""Transfer of the package `probes` into a sandbox, or a plain process, and of its results back."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def archive() -> bytes:
 
 
 def command(module: str, function: str, *arguments: str, path: str = ARCHIVE) -> list[str]:
-    """What calls a function of `probes`, whose archive is at `path`."""
+    """Build the command that calls a function of `probes`, whose archive is at `path`."""
     return [PYTHON, "-I", "-S", "-B", "-c", _START, path, module, function, *arguments]
 
 
 def request(probes: Sequence[str], context: dict[str, Any]) -> str:
-    """What `main.main` reads."""
+    """Build the input of `main.main`."""
     machine = MACHINES.get(os.uname().machine)
     numbers = dict(machine.numbers) if machine else {}
     return json.dumps({"context": context, "numbers": numbers, "probes": list(probes)})
 
 
 def read_answers(probes: Sequence[str], output: str, problem: str) -> Found:
-    """What was found; a probe without an answer is inconclusive because of `problem`."""
+    """Parse the results; a probe without one is inconclusive because of `problem`."""
     found: Found = {}
     for line in output.splitlines():
         try:

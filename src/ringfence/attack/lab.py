@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import Backend
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..sandbox.process import Process
     from .canaries import Canaries
 
@@ -25,7 +25,7 @@ _PATIENCE_S = 60.0
 
 
 class Lab:
-    """What probes that run on the host work with.
+    """Environment of the probes that run on the host.
 
     Attributes:
         protected: False in a control: the probe then leaves the protection out, and must fire.
@@ -96,7 +96,7 @@ def start(sandbox: Sandbox, module: str, function: str, *words: str, **options: 
 
 
 def first_line(process: Process) -> str:
-    """What a process says first."""
+    """Read the first line of a process's output."""
     said: list[bytes] = []
 
     def whole() -> bool:
@@ -120,7 +120,7 @@ def others(sandbox: Sandbox) -> list[str]:
 
 
 def eventually(condition: Callable[[], bool], *, patience_s: float = 20.0) -> bool:
-    """Whether `condition()` becomes true in time."""
+    """Wait for `condition()`; return whether it became true in time."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What one probe found."""
+"""Result of a probe."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ AREAS = (
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One probe's finding.
+    """Result of a probe.
 
     Attributes:
         id: `area.name`.
-        description: What must not happen, in one sentence.
+        description: The forbidden effect, in one sentence.
         control: Where the same probe succeeds, which shows that it can; or "none: " and why not.
         where: The kind of sandbox it ran in: plain, mounted (with host directories), or its own.
     """
@@ -52,11 +52,11 @@ class ProbeResult:
 
     @property
     def breaks(self) -> bool:
-        """Whether this is a hole: more than what is known to show through a shared kernel."""
+        """True if this is a hole: an escape beyond the known leaks of a shared kernel."""
         return self.status == ESCAPED and self.severity != LOW
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object with the attributes' names."""
+        """Build a JSON object with the attributes' names."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

@@ -1,1 +1,3 @@
-"""What isolates: one contract, several implementations. Only `registry` names a concrete one."""
+"""Isolation backends: one contract, several implementations. Only `registry` names a concrete
+one.
+"""

@@ -54,7 +54,7 @@ class UnusableBackend:
 
 
 def found() -> dict[str, metadata.EntryPoint]:
-    """Those of every installed package, by name; of two of one name the first on sys.path."""
+    """Find the backends of installed packages by name; the first on sys.path wins."""
     points: dict[str, metadata.EntryPoint] = {}
     for each in metadata.entry_points(group=GROUP):
         points.setdefault(each.name, each)
@@ -86,7 +86,7 @@ def make(
 
 
 def takes_state_dir(point: metadata.EntryPoint) -> bool:
-    """Whether it wants a directory of the server's to keep snapshots in."""
+    """Return whether its class takes the server's directory for snapshots."""
     try:
         return "state_dir" in inspect.signature(point.load()).parameters
     except (Exception, SystemExit):  # noqa: BLE001  `make` says so

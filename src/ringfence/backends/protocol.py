@@ -1,12 +1,12 @@
-"""What a backend is: the seam between the library and whatever isolates.
+"""The backend contract: the interface between the library and an isolation mechanism.
 
-All calls are synchronous and may come from any thread; the library adds async. Every
-refusal is typed: `Unsupported` where the backend lacks the capability, `LifecycleError`
-where the sandbox's state forbids it, `InvalidRequest` naming the field where the request
-is at fault, and `SandboxLost` where the sandbox went away by itself. Nothing that fails
-leaves anything half made. `ringfence.testing.conformance` checks all that is written here.
+All calls are synchronous and may come from any thread; the library adds async. Every refusal is
+typed: `Unsupported` where the backend lacks the capability, `LifecycleError` where the sandbox's
+state forbids it, `InvalidRequest` naming the field where the request is at fault, and `SandboxLost`
+where the sandbox ended by itself. A failed call leaves nothing half made.
+`ringfence.testing.conformance` checks all of this.
 
-Import this module for annotations only (`if TYPE_CHECKING`): it pays for `typing`.
+Import this module for annotations only (`if TYPE_CHECKING`): it imports `typing`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ..model.capabilities import BackendReport, Protection
-    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.execs.exec import ExecRequest, ExecStatus
     from ..model.files import FileInfo
     from ..model.granted import SandboxCapabilities
     from ..model.mount import Mount
-    from ..model.netlog import NetworkEvent
-    from ..model.network import NetworkPolicy
+    from ..model.net.netlog import NetworkEvent
+    from ..model.net.network import NetworkPolicy
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
@@ -45,7 +45,7 @@ class Backend(Protocol):
     name: str
 
     def report(self) -> BackendReport:
-        """What works on this host, probed, never assumed; never raises."""
+        """Report the capabilities on this host, probed, never assumed; never raises."""
         ...
 
     def provision(self, spec: SandboxSpec) -> BackendSandbox:
@@ -116,14 +116,14 @@ class WarmSandbox(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be claimed, as far as is known."""
+        """False once the sandbox is known to be dead and cannot be claimed."""
         ...
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Whether `claim` can make it what `spec` asks for.
+        """Return whether `claim` can turn it into a sandbox for `spec`.
 
         Raises:
-            InvalidRequest: No backend sandbox could be: an unknown profile or user.
+            InvalidRequest: No sandbox of this backend could fit: an unknown profile or user.
         """
         ...
 
@@ -148,9 +148,9 @@ class WarmSandbox(Protocol):
 
 
 class BackendSandbox(Protocol):
-    """One isolated environment.
+    """An isolated environment.
 
-    On a terminated sandbox everything raises `LifecycleError`, except `session`, `stats`,
+    On a terminated sandbox every call raises `LifecycleError`, except `session`, `stats`,
     `protections`, `network_log` and `terminate`; on a suspended one, `start` and `connect` do.
     """
 
@@ -161,7 +161,9 @@ class BackendSandbox(Protocol):
 
     @property
     def spec(self) -> SandboxSpec:
-        """What it was made from, with the network policy of now; `id` is None where one was generated."""
+        """The spec it was made from, with the current network policy; `id` is None where one was
+        generated.
+        """
         ...
 
     @property
@@ -218,10 +220,11 @@ class BackendSandbox(Protocol):
         ...
 
     def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded.
+        """List the network events so far, oldest first; bounded.
 
-        The newest thousand that were let through, the newest thousand of the rest, and the first to
-        each of 4,096 places, however long ago that was; connections that go on, as far as they came.
+        Kept are the newest thousand allowed events, the newest thousand of the rest, the first
+        event of each of 4,096 destinations whatever its age, and open connections with their bytes
+        so far.
         """
         ...
 
@@ -252,11 +255,11 @@ class BackendSandbox(Protocol):
         ...
 
     def stats(self) -> SandboxStats:
-        """What it uses now, or used when it ended."""
+        """Return the current resource usage, or the last one of an ended sandbox."""
         ...
 
     def granted(self) -> SandboxCapabilities:
-        """What it can do, asked of the kernel; times are left to the caller.
+        """Read back from the kernel what the sandbox can do; the caller fills in the times.
 
         Raises:
             LifecycleError: It is suspended, or has ended.
@@ -264,7 +267,7 @@ class BackendSandbox(Protocol):
         ...
 
     def protections(self) -> tuple[Protection, ...]:
-        """What protects the host from this sandbox, read back from the kernel."""
+        """Read back from the kernel the protections of the host from this sandbox."""
         ...
 
     def terminate(self) -> None:
@@ -278,7 +281,7 @@ class BackendSandbox(Protocol):
 
 
 class BackendExec(Protocol):
-    """One running process. The fds are the host's ends, non-blocking, owned by this object.
+    """A running process. The fds are the host's ends, non-blocking, owned by this object.
 
     Attributes:
         stdin: To write to; None when the request has none (`ExecRequest.has_stdin`). The
@@ -342,8 +345,8 @@ class BackendExec(Protocol):
         ...
 
 
-class Errand(Protocol):
-    """A helper inside a sandbox that does one thing with its files; see `BackendFiles.errand`.
+class HelperTask(Protocol):
+    """A helper inside a sandbox that does one thing with its files; see `BackendFiles.start_helper`.
 
     Attributes:
         stream: A pipe, this object's: to write the tree `in`, to read what comes otherwise.
@@ -400,7 +403,7 @@ class BackendFiles(Protocol):
         ...
 
     def stat(self, path: str) -> FileInfo:
-        """What is at `path` itself: the last symlink is not followed."""
+        """Stat `path` itself: the last symlink is not followed."""
         ...
 
     def make_dir(self, path: str, *, parents: bool = True) -> None:
@@ -449,13 +452,13 @@ class BackendFiles(Protocol):
         """
         ...
 
-    def errand(self, what: str, path: str, options: str = "") -> Errand:
+    def start_helper(self, what: str, path: str, options: str = "") -> HelperTask:
         """Send a helper inside, locked down as the sandbox's user, to do one thing at `path`.
 
         Args:
             what: `in` unpacks a tar stream below `path`, `out` packs one; `find`, `search`, `replace`
-                and `watch` answer with JSON lines, to `options` in JSON: see `launcher.finding` and
-                `launcher.watching`.
+                and `watch` answer with JSON lines, to `options` in JSON: see `launcher.helpers.finding` and
+                `launcher.helpers.watching`.
 
         Raises:
             Unsupported: This backend cannot do that.

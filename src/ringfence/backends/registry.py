@@ -8,6 +8,7 @@ from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from ..errors import RingfenceError
@@ -82,12 +83,10 @@ def name_of(backend: Backend | str | None) -> str | None:
 
 
 def _meant(name: str) -> str:
-    """The backend that a misspelt name means, else all of them."""
-    import difflib
+    """Name the backend that a misspelt name means, else all of them."""
+    from ..model.mistakes import meant
 
-    known = [each for each in names() if each not in TEST_DOUBLES]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+    return meant(name, [each for each in names() if each not in TEST_DOUBLES])
 
 
 def tier_of(name: str) -> str:
@@ -104,7 +103,7 @@ def names() -> tuple[str, ...]:
 
 
 def settings() -> Settings:
-    """What `backends.toml` says, read once."""
+    """Read `backends.toml`, once."""
     global _settings
     if _settings is None:
         from .settings import Settings
@@ -126,7 +125,7 @@ def use_settings(path: str) -> None:
 
 
 def keeps_state(name: str) -> bool:
-    """Whether its class takes a directory in which snapshots are kept."""
+    """Return whether the backend's class takes a directory for snapshots."""
     if name in NAMES:
         return name not in TEST_DOUBLES
     from . import plugins
@@ -157,13 +156,15 @@ def candidates(tier: str) -> list[str]:
 
 
 def is_taken_unasked(report: BackendReport) -> bool:
-    """Whether one of those that works here is taken although nobody named it; see `provision_unasked`."""
+    """Return whether a backend that works here may be chosen by default; see
+    `provision_unasked`.
+    """
     weak = [each.name for each in report.protections if each.status != "enforced"]
     return report.available and "virtual_machine" not in weak
 
 
 def backend_of(snapshot_id: str) -> Backend:
-    """Who took a snapshot of this user's; where nobody did, the native backend, which says so."""
+    """Find the backend of this user's snapshot; for an unknown id the native one, which raises."""
     taken = {each.id: each.backend for each in backend_named("native").snapshots()}
     return backend_named(taken.get(snapshot_id, "native"))
 
@@ -192,7 +193,7 @@ def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
 
 
 def _own_names() -> tuple[str, ...]:
-    """Those that are not ours."""
+    """List the backends that are not built in."""
     from . import plugins
 
     found = dict.fromkeys((*settings().found, *plugins.found()))
@@ -200,12 +201,12 @@ def _own_names() -> tuple[str, ...]:
 
 
 def _make_own(name: str, **options: Any) -> Backend:
-    """One of `backends.toml`, or else of an installed package.
+    """Make a backend of `backends.toml`, or else of an installed package.
 
     Raises:
-        InvalidRequest: There is none of that name.
+        InvalidRequest: No backend has that name.
     """
-    from ..errors import InvalidRequest, RingfenceError
+    from ..errors import RingfenceError
     from . import plugins
     from .settings import WHOLE
 
@@ -218,11 +219,25 @@ def _make_own(name: str, **options: Any) -> Backend:
         return plugins.make(point, options, lambda made: _adapt(made, options))
     if isinstance(whole := settings().found.get(WHOLE), RingfenceError):
         raise whole
-    raise InvalidRequest(
-        f"unknown backend {name!r}",
-        field="backend",
-        hint=f"{_meant(name)} (or describe it in {settings().path})",
-    )
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> Exception:
+    from ..errors import InvalidRequest
+
+    hint = f"{_meant(name)}; describe one of your own in {settings().path}"
+    return InvalidRequest(f"unknown backend {name!r}", field="backend", hint=hint)
+
+
+def check_names(wanted: Iterable[str]) -> None:
+    """Refuse names that no backend has, before anything is made.
+
+    Raises:
+        InvalidRequest: One is unknown.
+    """
+    for name in wanted:
+        if name not in NAMES and name not in _own_names():
+            _make_own(name)
 
 
 def _described(name: str, own: Any, options: dict[str, Any]) -> Backend:
@@ -291,7 +306,7 @@ def new_backend(name: str, **options: Any) -> Backend:
 
 def end_what_outlives(state_dir: str) -> bool:
     """End sandboxes that live on without the process that managed them; whether there may be any."""
-    from .local.holder import end_of
+    from .local.fd_store import end_of
 
     return end_of(state_dir)
 
@@ -306,7 +321,7 @@ def close_all() -> None:
         _shared.clear()
     for backend in backends:
         backend.close()
-    egress = sys.modules.get("ringfence.egress.client")
+    egress = sys.modules.get("ringfence.egress.host.client")
     if egress is not None:
         egress.close_shared()
 

@@ -10,9 +10,9 @@ import stat
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, RingfenceError
-from ..model import checks, jsonform
-from ..model.frozen import FrozenMap
-from ..model.noun import Noun
+from ..model.base import checks, jsonform
+from ..model.base.frozen import FrozenMap
+from ..model.base.model import Model
 from ..model.places import backends_file
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ WHOLE = "backends.toml"  # what is said under this name is wrong with the whole 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LauncherSettings(Noun):
+class LauncherSettings(Model):
     """A table `[launchers.NAME]`; see `backends.command.launchers.Launcher`."""
 
     argv: tuple[str, ...]
@@ -51,7 +51,7 @@ class LauncherSettings(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CodexSettings(Noun):
+class CodexSettings(Model):
     """The table `[codex]`: which Codex CLI, and how long it may take to say its version."""
 
     binary: str = ""
@@ -65,7 +65,7 @@ class CodexSettings(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LxcSettings(Noun):
+class LxcSettings(Model):
     """The table `[lxc]`: which program starts containers."""
 
     executable: str = "lxc-start"
@@ -75,7 +75,7 @@ class LxcSettings(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StreamSettings(Noun):
+class StreamSettings(Model):
     """A table `[streams.NAME]`: a command whose input and output lead elsewhere, as `docker exec -i BOX`.
 
     Attributes:
@@ -99,7 +99,7 @@ class StreamSettings(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SshSettings(Noun):
+class SshSettings(Model):
     """A table `[ssh.NAME]`; `options` are as for `ssh -o`, `identity` is a file with a private key."""
 
     host: str
@@ -126,16 +126,16 @@ _KINDS = {"launchers": LauncherSettings, "streams": StreamSettings, "ssh": SshSe
 
 
 class Settings:
-    """What the file says.
+    """Content of the file.
 
     Attributes:
-        path: Of the file; it may not be there.
-        found: Backend name to its settings, or to what is wrong with them.
+        path: Of the file; it may not exist.
+        found: Backend name to its settings, or to the error in them.
     """
 
     def __init__(self, path: str = "", *, required: bool = False) -> None:
         self.path = path or backends_file()
-        self.found: dict[str, Noun | RingfenceError] = {}
+        self.found: dict[str, Model | RingfenceError] = {}
         try:
             tables = _tables(self.path, required=required or bool(path))
         except RingfenceError as exc:
@@ -188,7 +188,7 @@ def _tables(path: str, *, required: bool) -> Mapping[str, Any]:
         raise InvalidRequest(f"{path}: not TOML: {exc}", field="backends_file") from exc
 
 
-def _read(where: str, cls: type[Noun], content: object, name: str = "") -> Noun | RingfenceError:
+def _read(where: str, cls: type[Model], content: object, name: str = "") -> Model | RingfenceError:
     try:
         if name:
             checks.name(name, "the name")
@@ -204,4 +204,6 @@ def _check_words(field: str, words: tuple[str, ...], known: Mapping[str, str]) -
             word.format(**known)
         except (KeyError, IndexError, ValueError):
             names = ", ".join(f"{{{name}}}" for name in known)
-            checks.refuse(field, f"{word!r} names what is not known", f"known: {names}; {{{{ is {{")
+            checks.refuse(
+                field, f"{word!r} has an unknown placeholder", f"known: {names}; {{{{ is {{"
+            )

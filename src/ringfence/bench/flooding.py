@@ -1,4 +1,4 @@
-"""Attacks on the doors of a server by a client and the code in its sandbox, as a program of its own.
+"""Attacks on a server's interfaces by a client and the code in its sandbox, as a separate program.
 
 `python -m ringfence.bench.flooding SOCKET SANDBOX DOOR` attacks until it is killed, and prints a line
 once the attack is under way.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import sys
 import tarfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 TYPE_CHECKING = False
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PIECE = 1 << 16
-_MANY = 20_000  # entries of a directory or of a tar stream
+_MANY = 20_000  # entries of a directory or of a tar stream, records of execs
+_MILLION = 1_000_000
+_MOST_AT_ONCE = 500  # entries of a tar stream in one chunk
 _PATIENCE_S = 60.0
+_PREPARE_S = 600.0
 _AT_ONCE = 4  # connections of one attack
 
 # Serves on the sandbox's loopback. What a path or a port answers never ends.
@@ -106,6 +110,15 @@ for number in range({_MANY}):
     os.close(os.open(f"many/{{number:07d}}" + "n" * 200, os.O_CREAT | os.O_WRONLY))
 print("ready", flush=True)
 """
+_CREATE_MILLION = f"""
+import os
+for number in range({_MILLION}):
+    name = f"million/{{number // 1000:04d}}"
+    if not number % 1000:
+        os.makedirs(name)
+    os.close(os.open(f"{{name}}/{{number}}", os.O_CREAT | os.O_WRONLY))
+print("ready", flush=True)
+"""
 _TOUCH = """
 import os
 os.makedirs("watched", exist_ok=True)
@@ -126,7 +139,7 @@ time.sleep(1000)
 
 
 class Wire:
-    """One connection to the server, kept simple: what is sent is exactly what is written here."""
+    """A raw connection to the server: it sends exactly the bytes written here."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -175,18 +188,18 @@ class Attacker:
     """A client that may use one sandbox.
 
     Args:
-        path: Of the server's unix socket.
+        path: Of the server's unix socket, in its state directory.
     """
 
     def __init__(self, path: str, sandbox: str) -> None:
-        self._path, self.at = path, f"/v1/sandboxes/{sandbox}"
+        self.path, self.at = path, f"/v1/sandboxes/{sandbox}"
 
     def wire(self) -> Wire:
         """A new connection."""
-        return Wire(self._path)
+        return Wire(self.path)
 
     def call(self, method: str, target: str, form: Any = None) -> tuple[int, bytes]:
-        """One request, answered whole."""
+        """Send a request and return the whole response."""
         wire, body = self.wire(), b"" if form is None else json.dumps(form).encode()
         headers = ["Connection: close"] + ["Content-Type: application/json"] * bool(body)
         wire.ask(method, target, *headers, body=body)
@@ -205,7 +218,7 @@ class Attacker:
     def ready(self, *argv: str, **fields: Any) -> str:
         """The same, once it has said `ready`."""
         at = self.start(*argv, **fields)
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _PREPARE_S
         while not self.call("GET", f"{at}/output?stream=stdout")[1].startswith(b"ready"):
             if time.monotonic() > until:
                 raise OSError(f"{argv[0]} is not ready: {self.call('GET', f'{at}/output')!r}")
@@ -219,11 +232,11 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Door:
-    """One way in, and how it is attacked.
+    """An interface of the server, and an attack on it.
 
     Attributes:
-        attack: One connection's part, again and again until the program is killed.
-        prepare: What happens before it: in the sandbox most often. Its result is given to `attack`.
+        attack: One connection's part, repeated until the program is killed.
+        prepare: Setup, mostly in the sandbox. Its result is passed to `attack`.
         at_once: Connections.
     """
 
@@ -260,7 +273,7 @@ def _preview_upload(attacker: Attacker, _: str) -> None:
 
 
 def _tunnel(target: str) -> Door:
-    """What the sandbox sends is read."""
+    """Attack by reading data that the sandbox sends."""
 
     def attack(attacker: Attacker, _: str) -> None:
         wire = attacker.wire()
@@ -277,7 +290,7 @@ def _unread_tunnel(attacker: Attacker, _: str) -> None:
 
 
 def _into_tunnel(target: str, sent: bytes) -> Door:
-    """What the client sends, again and again."""
+    """Attack by sending data from the client, repeatedly."""
 
     def attack(attacker: Attacker, _: str) -> None:
         wire = attacker.wire()
@@ -379,6 +392,20 @@ def _upload_tree(attacker: Attacker, _: str) -> None:
     wire.read_on()
 
 
+def _upload_million(attacker: Attacker, _: str) -> None:
+    """A stream of its own length, made while it is sent."""
+    wire = attacker.wire()
+    where = f"{attacker.at}/files/tree?path=t{threading.get_native_id()}"
+    wire.ask("PUT", where, "Transfer-Encoding: chunked", "Connection: close")
+    for start in range(0, _MILLION, _MOST_AT_ONCE):
+        numbers = range(start, start + _MOST_AT_ONCE)
+        piece = b"".join(tarfile.TarInfo(f"{n // 1000}/{n}").tobuf() for n in numbers)
+        wire.sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+    end = bytes(1024)
+    wire.sock.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(end), end))
+    wire.read_on()
+
+
 def _watch(attacker: Attacker, _: str) -> None:
     wire = attacker.wire()
     wire.ask("GET", f"{attacker.at}/files/watch?path=watched", "Connection: close")
@@ -389,9 +416,30 @@ def _create(attacker: Attacker) -> str:
     return attacker.python(_CREATE)
 
 
+def _create_million(attacker: Attacker) -> str:
+    return attacker.python(_CREATE_MILLION)
+
+
 def _many_execs(attacker: Attacker) -> str:
-    for _ in range(1500):
-        attacker.start("true")
+    """As many records as a server keeps: copies of one, since to run them all takes minutes."""
+    at = attacker.start("true")
+    attacker.call("GET", f"{at}/wait")
+    known = at.rpartition("/")[2]
+    copied = """
+        WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?)
+        INSERT INTO execs (id, sandbox, state, view, created_at, ended_at)
+        SELECT id || '-' || n, sandbox, state, json_set(view, '$.id', id || '-' || n), created_at, ended_at
+        FROM execs, n WHERE id = ?
+    """
+    path = os.path.join(os.path.dirname(attacker.path), "state.sqlite3")
+    with closing(sqlite3.connect(path, timeout=_PATIENCE_S)) as database, database:
+        database.execute(copied, (_MANY, known))
+    return ""
+
+
+def _many_snapshots(attacker: Attacker) -> str:
+    for _ in range(50):
+        attacker.call("POST", f"{attacker.at}/snapshots", {})
     return ""
 
 
@@ -461,10 +509,14 @@ DOORS: dict[str, Door] = {
     "upload-much": Door(_upload(b"10000\r\n" + bytes(65_536) + b"\r\n")),
     "tree-in": Door(_upload_tree),
     "tree-out": Door(_get("/files/tree?path=many"), _create),
+    "tree-in-million": Door(_upload_million, at_once=2),
+    "tree-out-million": Door(_get("/files/tree?path=million"), _create_million, 2),
+    "glob-million": Door(_get("/files/glob?pattern=**&limit=10000&path=million"), _create_million),
     "list": Door(_get(f"/files/list?{_ENTRIES}"), _create),
     "glob": Door(_get(f"/files/glob?pattern=**&{_ENTRIES}"), _create),
     "search": Door(_get(f"/files/search?pattern=x&{_ENTRIES}"), _create),
     "snapshot": Door(_post("{at}/snapshots", {}), _create, 2),
+    "snapshots-list": Door(lambda a, _: a.call("GET", "/v1/snapshots") and None, _many_snapshots),
     "watch": Door(_watch, lambda a: a.python(_TOUCH)),
     "execs-list": Door(_get("/execs?limit=1000"), _many_execs),
     "execs-start": Door(_post("{at}/execs", {"argv": ["true"], "wait": True})),

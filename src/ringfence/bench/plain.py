@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Plain(http.client.HTTPConnection):
-    """One connection.
+    """A plain HTTP connection to the server.
 
     Args:
         address: `unix:PATH`.
@@ -45,7 +45,7 @@ class Plain(http.client.HTTPConnection):
         self.ask("DELETE", at)
 
     def true_in(self, at: str) -> None:
-        """One exec, its result checked."""
+        """Run an exec and check its result."""
         ran = self.ask("POST", f"{at}/execs", {"argv": ["/bin/true"], "wait": True})
         if ran["result"]["exit_code"] != 0:
             raise AssertionError(f"`true` failed in the sandbox: {ran}")

@@ -1,4 +1,4 @@
-"""Live processes seen from outside: who descends from whom, and what they occupy."""
+"""Live processes seen from outside: their tree and their memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Launched:
-    """What this process started: sandboxes' processes, and the ones that serve them all."""
+    """Processes started by this one: those of sandboxes, and those that serve all of them."""
 
     def __init__(self) -> None:
         parents = _parents()
@@ -65,7 +65,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def memory_file_bytes(pid: int) -> int:
-    """What it holds in files of memfd_create(2), whether mapped or not. Source: stat(2), st_blocks."""
+    """Add up its files of memfd_create(2), mapped or not. Source: stat(2), st_blocks."""
     sizes = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
@@ -85,7 +85,7 @@ def cpu_s(pid: int) -> float:
 
 
 def available_bytes() -> int:
-    """What the kernel could still give out: proc(5), meminfo, MemAvailable."""
+    """Read the available memory: proc(5), meminfo, MemAvailable."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -112,7 +112,7 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def _is_nested(pid: int) -> bool:
-    """Whether it lives in a PID namespace below ours: it has more than one number in NSpid."""
+    """Return whether it is in a PID namespace below ours: NSpid then has several numbers."""
     for line in _read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"NSpid:"):
             return len(line.split()) > 2

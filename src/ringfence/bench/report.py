@@ -20,7 +20,7 @@ _GREEN, _RED, _DIM, _OFF = "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 
 def to_json(rows: Iterable[Row], missing: Iterable[Missing], settings: Settings) -> dict[str, Any]:
-    """One object: where it ran, how much was measured, what came out, what was missing."""
+    """Build a JSON object: host, settings, rows and missing peers."""
     return {
         "host": host(),
         "quick": settings.quick,
@@ -31,7 +31,9 @@ def to_json(rows: Iterable[Row], missing: Iterable[Missing], settings: Settings)
 
 
 def host() -> dict[str, Any]:
-    """What the numbers depend on; a busy machine makes all of them worse."""
+    """Collect the facts about the host on which the numbers depend; load makes all of them
+    worse.
+    """
     from .. import __version__
 
     return {
@@ -58,7 +60,7 @@ def heading(*, colour: bool) -> str:
 
 
 def line(row: Row, *, colour: bool) -> str:
-    """One row, with its note on a line of its own."""
+    """Format a row, with its note on a line of its own."""
     cells = (
         row.what,
         quantity(row.ours, row.unit),

@@ -1,4 +1,4 @@
-"""What a benchmark says: rows with a verdict, what was missing, one JSON form."""
+"""Rows of a benchmark with a verdict, missing peers, one JSON form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OK, MISS, UNJUDGED = "ok", "miss", ""
 
 @dataclass(frozen=True)
 class Target:
-    """What a row must reach, and what it aims for.
+    """Required and desired value of a row.
 
     Attributes:
         by: `ratio` judges ours / theirs, `value` ours alone.
@@ -28,7 +28,7 @@ class Target:
     aim: float | None = None
 
     def reached(self, goal: float | None, measured: float | None) -> bool | None:
-        """Whether `measured` is as good as `goal`; None where one of them is unknown."""
+        """Return whether `measured` is as good as `goal`; None where one of them is unknown."""
         if goal is None or measured is None:
             return None
         return measured <= goal if self.better == LOWER else measured >= goal
@@ -36,14 +36,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One measure beside one peer.
+    """A measurement beside a peer's.
 
     Attributes:
         measure: Its name on the command line.
-        what: What was done, for a reader.
+        what: The measured action, for a reader.
         unit: Of `ours` and `theirs`.
         ours, theirs: Medians; None where it could not be measured: `note` says why.
-        samples: How many runs each median is of.
+        samples: Number of runs behind each median.
     """
 
     measure: str

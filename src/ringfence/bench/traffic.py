@@ -187,7 +187,7 @@ def client(verb: str, host: str, port: int, *counts: int, python: str = "python3
 
 
 def seconds(output: bytes) -> list[float]:
-    """What a client printed."""
+    """Parse the output of a client."""
     found: Any = json.loads(output.splitlines()[-1])
     return [float(each) for each in found]
 

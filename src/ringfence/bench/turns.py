@@ -1,4 +1,4 @@
-"""Running contenders in turns, so that whatever else this machine does hits all of them."""
+"""Running contenders in turns, so that other load on this machine hits all of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OURS = "ringfence"
 
 
 class Samples:
-    """What `take_turns` saw.
+    """Samples of `take_turns`.
 
     Attributes:
         seconds: By contender, in the order of the rounds, warm-ups left out.
-        failed: Contenders that broke down on the way, and what they said.
+        failed: Contenders that failed, with their error.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -42,12 +42,12 @@ def take_turns(
     pause_s: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Samples:
-    """One run of each in every round; every other round backwards: nobody always follows the same.
+    """Run each contender once per round, every other round backwards, so that predecessors vary.
 
-    A peer that raises is out and named in `failed`; when we do, the error is the caller's.
+    A peer that raises is dropped and named in `failed`; an error of ours is raised to the caller.
 
     Args:
-        pause_s: Between any two runs: what one leaves behind to be done is not the next one's cost.
+        pause_s: Between any two runs: deferred work of one is not the next one's cost.
     """
     samples = Samples(list(contenders))
     collecting = gc.isenabled()

@@ -74,7 +74,7 @@ RUN = Command(
         ),
         Option("cpus", "N", "cores' worth of processor time, as 0.5"),
         Option("pids", "N", "processes and threads"),
-        Option("disk", "SIZE", "what may be written outside mounts", field="disk_bytes"),
+        Option("disk", "SIZE", "disk space outside mounts", field="disk_bytes"),
         Option("inodes", "N", "files and directories that may be made outside mounts"),
         Option("open-files", "N", "open files of each process", field="open_files"),
         Option(
@@ -86,8 +86,10 @@ RUN = Command(
         Option(
             "protect",
             "PATH",
-            "a path inside a writable mount that stays read-only, even where it does not exist",
+            "keep a path below --mount or --here=rw read-only, besides the default set, even where it"
+            " does not exist; presets: @git (all of .git), @agents (AGENTS.md, CLAUDE.md, ...), @ci",
             repeat=True,
+            words="@git @agents @ci",
         ),
         Option(
             "unprotect",
@@ -111,7 +113,7 @@ RUN = Command(
         Option(
             "image",
             "NAME",
-            "start from this OCI image's files; without CMD, what the image runs",
+            "start from this OCI image's files; without CMD, its default command",
         ),
         Option(
             "pull", "missing|always|never", "when to fetch --image", words="missing always never"
@@ -234,12 +236,13 @@ BENCH = Command(
         Option(
             "backends",
             "",
-            "measure gVisor, Docker and microVMs instead, beside what they are made of",
+            "measure gVisor, Docker and microVMs instead, beside their engines",
         ),
+        Option("floods", "", "attack `ringfence serve` instead: other clients' p99, its memory"),
         HELP,
     ),
-    words="create exec run throughput parked files images live egress adapters server backends",
-    details="Without a MEASURE all but server and backends.",
+    words="create exec run throughput parked files images live egress adapters server backends floods",
+    details="Without a MEASURE all but server, backends and floods.",
     examples=(
         ("the server", "ringfence bench --server --quick"),
         ("everything, in seconds", "ringfence bench --quick"),
@@ -259,11 +262,31 @@ SERVE = Command(
         Option("allow-public", "", "let --listen be an address that others can reach, without TLS"),
         Option("tls-certificate", "FILE", "for --listen, in PEM", words="<files>"),
         Option("tls-key", "FILE", "for --listen, in PEM", words="<files>"),
-        Option("allow-host", "NAME", "what else a Host header may say", repeat=True),
-        Option("allow-origin", "URL", "a web page that may call", repeat=True),
-        Option("max-sandboxes", "N", "how many there may be at once"),
         Option(
-            "outlive", "SECONDS", "how long sandboxes live on when it was killed; 0: not at all"
+            "allow-host",
+            "NAME",
+            "accept this name in Host headers, beside the address itself",
+            repeat=True,
+            field="allowed_hosts",
+        ),
+        Option(
+            "allow-origin",
+            "URL",
+            "accept calls of web pages of this origin, as https://app.example.com; default: none",
+            repeat=True,
+            field="allowed_origins",
+        ),
+        Option(
+            "max-sandboxes",
+            "N",
+            "maximum number of live sandboxes; default: 100",
+            field="manager.max_sandboxes",
+        ),
+        Option(
+            "outlive",
+            "TIME",
+            "keep sandboxes for so long after the server was killed, as 10m (default); 0: end them",
+            field="outlive_s",
         ),
         Option("detach", "", "return once it listens; it logs to serve.log in the state directory"),
         Option(
@@ -275,7 +298,7 @@ SERVE = Command(
         Option(
             "log-level",
             "LEVEL",
-            "what is said on stderr: debug, info, warning or error",
+            "lowest level logged on stderr: debug, info, warning or error",
             words="debug info warning error",
         ),
         Option("config", "FILE", "all of it, as JSON; options win", words="<files>"),
@@ -305,7 +328,7 @@ BACKUP = Command(
     arguments="[OPTIONS] DIR",
     options=(_STATE_DIR, JSON, HELP),
     words="<directories>",
-    details="Of one moment of the database, whoever writes meanwhile. Not in it: what execs wrote.",
+    details="The copy of the database is consistent while the server runs. The output of execs is left out.",
     examples=(("every night", "ringfence backup /backups/ringfence-$(date +%F)"),),
 )
 
@@ -394,7 +417,7 @@ def __getattr__(name: str) -> object:
     """`COMMANDS`, those that speak to a server included: `run` has no time to read them (PEP 562)."""
     if name != "COMMANDS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .server_commands import REMOTE
+    from .server.commands import REMOTE
 
     found = (RUN, IMAGE, SERVE, BACKUP, RESTORE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
     globals()[name] = found

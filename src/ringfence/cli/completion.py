@@ -36,7 +36,8 @@ def script_for(words: Sequence[str]) -> str:
 
     makers = {"bash": bash, "zsh": zsh, "fish": fish}
     if len(words) != 1 or words[0] not in makers:
-        raise InvalidRequest("name one shell", field="SHELL", hint="bash, zsh or fish")
+        what = f"{words[0]!r} is not supported" if words else "is missing"
+        raise InvalidRequest(what, field="SHELL", hint="one of bash, zsh, fish")
     return makers[words[0]]()
 
 

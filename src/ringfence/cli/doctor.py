@@ -1,4 +1,4 @@
-"""`ringfence doctor`: what this host allows, and what to do about the rest."""
+"""`ringfence doctor`: isolation that this host supports, and fixes for the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
         return attack(as_json="json" in given, backend=given.get("backend"))
     if "backend" in given:
-        raise InvalidRequest("it names what is attacked", field="backend", hint="add --attack")
+        raise InvalidRequest("only --attack takes a backend", field="backend", hint="add --attack")
     reports = _reports()
     if "json" in given:
         _print_json(reports)
@@ -61,10 +61,10 @@ def _reports() -> list[BackendReport]:
 
 
 def _report(name: str) -> BackendReport:
-    """One that breaks down while it is looked at is not usable, and takes no other along."""
+    """Report a backend; one whose probe raises is unavailable and does not affect the others."""
     try:
         return backend_named(name).report()
-    except Exception as exc:  # noqa: BLE001  it may be a stranger's
+    except Exception as exc:  # noqa: BLE001  may be third-party code
         from ..backends.local.reports import unavailable
 
         return unavailable(name, exc, ())
@@ -78,7 +78,7 @@ def _print_json(reports: Sequence[BackendReport]) -> None:
 
 
 def host_facts() -> dict[str, Any]:
-    """What a bug report needs to know of this machine."""
+    """Collect the facts about this machine that a bug report needs."""
     from .. import __version__
 
     kernel = os.uname()
@@ -131,7 +131,7 @@ def _shortened(text: str) -> str:
 
 
 def backend_lines(report: BackendReport, colours: Colours) -> list[str]:
-    """One backend's table: what, status, why, and the fix below it."""
+    """Format one backend's table: protection, status and reason, with the fix below."""
     tiers = f" (tier {', '.join(report.tiers)})" if report.tiers else ""
     usable = (
         colours.paint("green", "usable")
@@ -177,7 +177,7 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
 
 def _left_behind() -> list[str]:
     """The control groups of processes that are gone, which a start could not remove."""
-    from ..backends.local import cgroups
+    from ..backends.local.host import cgroups
 
     left, _strangers = cgroups.left_behind(cgroups.Layout())
     if not left:
@@ -187,7 +187,7 @@ def _left_behind() -> list[str]:
 
 
 def _tier(tier: str, reports: Sequence[BackendReport]) -> str:
-    """Who gets what asks for a tier, or why nobody does."""
+    """Format the backend that serves a tier by default, or the reason why none does."""
     asked = [report for report in reports if report.backend in candidates(tier)]
     chosen = next((each.backend for each in asked if is_taken_unasked(each)), None)
     if chosen is not None:

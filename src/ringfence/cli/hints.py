@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 
+from .scripts import missing_script
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
 
 _MOUNT = "use --mount SRC:DST[:rw], or --here for this directory"
-_NOTHING = "nothing to say: a sandbox ends with its command"
+_NOTHING = "leave it out: a sandbox ends with its command"
+_ALWAYS = "leave it out: every sandbox has that; `ringfence doctor --verbose` lists it"
+_NONE = "leave it out: there is no such setting"
 _NET = "use --net HOST,...; --net unrestricted for all of the network"
 OPTIONS = {
     **dict.fromkeys(("-v", "--volume", "--bind", "--ro-bind", "--dir"), _MOUNT),
@@ -32,17 +36,106 @@ OPTIONS = {
         ("-p", "--publish", "--port", "--expose"),
         "in Python: sandbox.expose(PORT); docs/how-to/network.md",
     ),
+    **dict.fromkeys(
+        (
+            "--read-only",
+            "--cap-drop",
+            "--security-opt",
+            "--die-with-parent",
+            "--new-session",
+            "--proc",
+            "--dev",
+            "--as-pid-1",
+            "--clearenv",
+            "--private",
+            "--private-tmp",
+            "--private-dev",
+            "--seccomp",
+            "--noroot",
+            "--caps.drop",
+            "--nonewprivs",
+            "--disable-userns",
+            "--userns",
+            "--ipc",
+            "--pid",
+            "--uts",
+            "--cgroupns",
+            "--unsetenv",
+        ),
+        _ALWAYS,
+    ),
+    **dict.fromkeys(
+        ("--cap-add", "--privileged"), "use --profile unrestricted, which drops protections"
+    ),
+    **dict.fromkeys(
+        ("--tmpfs", "--shm-size"), "/tmp and /dev/shm are writable; --disk bounds them"
+    ),
+    **dict.fromkeys(("--whitelist", "--allow", "--read", "--write"), _MOUNT),
+    **dict.fromkeys(("--blacklist",), "use --deny PATH"),
+    **dict.fromkeys(("--env-file",), "use --env NAME=VALUE for each"),
+    **dict.fromkeys(
+        ("--ulimit", "--rlimit-nofile"), "use --open-files N, --pids N or --memory SIZE"
+    ),
+    **dict.fromkeys(("--rlimit-as", "--memory-swap", "--memory-reservation"), "use --memory 256m"),
+    **dict.fromkeys(("--cpu-shares", "--cpu-quota"), "use --cpus 0.5"),
+    **dict.fromkeys(("--dns", "--add-host", "--ip", "--link"), "use --net HOST:PORT"),
+    **dict.fromkeys(
+        ("--restart", "--hostname", "--platform", "--log-driver", "--quiet", "-q", "--noprofile"),
+        _NONE,
+    ),
     **dict.fromkeys(("--time", "--time-limit", "--wall-time"), "use --timeout 5s"),
     **dict.fromkeys(("--pids-limit", "--nproc"), "use --pids 64"),
     **dict.fromkeys(("--runtime", "--driver", "--sandbox"), "use --backend NAME"),
-    **dict.fromkeys(("--unsafe", "--no-sandbox", "--privileged"), "use --profile unrestricted"),
+    **dict.fromkeys(("--unsafe", "--no-sandbox"), "use --profile unrestricted"),
     **dict.fromkeys(("--entrypoint", "--cmd"), "the command follows `--`"),
     **dict.fromkeys(("-f", "--file", "-s", "--script"), "name it behind `--`: -- python3 FILE"),
     "--name": "`ringfence create --name` gives a name; `run` needs none",
     "--label": "`ringfence create --label` takes labels; `run` needs none",
     "--pip": "use --python-env for this Python's packages",
 }
-"""What is meant by options that `run` does not have."""
+"""Options of Docker, bubblewrap, firejail and others, and what `run` has in their place."""
+
+_OF_SERVE = {
+    **dict.fromkeys(
+        ("--port", "--host", "--bind", "-p", "--address"), "use --listen 127.0.0.1:7878"
+    ),
+    **dict.fromkeys(("--daemon", "-d", "--background", "-D"), "use --detach"),
+    **dict.fromkeys(("--data-dir", "--dir"), "use --state-dir DIR"),
+    **dict.fromkeys(("--verbose", "-v", "--debug"), "use --log-level debug"),
+    **dict.fromkeys(("--cert", "--ssl-certfile", "--tls-cert"), "use --tls-certificate FILE"),
+    **dict.fromkeys(("--key", "--ssl-keyfile"), "use --tls-key FILE"),
+}
+COMMANDS_OF_OTHERS = {
+    "ps": "did you mean list?",
+    "ls": "did you mean list?",
+    "kill": "did you mean rm?",
+    "stop": "`ringfence rm ID` ends a sandbox, `ringfence serve --stop` the server",
+    "delete": "did you mean rm?",
+    "start": "did you mean create?",
+    "server": "did you mean serve?",
+    "pull": "did you mean image pull?",
+    "images": "did you mean image list?",
+    "build": "build with another tool, then: ringfence image load PATH NAME",
+    "install": "nothing is to be installed; `ringfence doctor` says what works here",
+    "init": "nothing is to be set up; `ringfence doctor` says what works here",
+    "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
+}
+VERBS = {
+    **dict.fromkeys(("add", "new", "make", "save"), ("create", "acquire", "load")),
+    **dict.fromkeys(("delete", "remove", "rm", "del", "revoke"), ("rm", "remove", "release")),
+    **dict.fromkeys(("ls", "ps", "images", "get"), ("list", "show")),
+    **dict.fromkeys(("import", "build"), ("load",)),
+    **dict.fromkeys(("fetch", "download"), ("pull",)),
+    **dict.fromkeys(("gc", "clean"), ("prune",)),
+    **dict.fromkeys(("stop", "kill", "end"), ("terminate", "rm")),
+    **dict.fromkeys(("pause",), ("suspend",)),
+    **dict.fromkeys(("start", "unpause"), ("resume", "create")),
+}
+"""Words of other tools by the verbs of ours that they may mean."""
+
+_SHELL_WORDS = frozenset(
+    ["cd", "source", ".", "export", "alias", "set", "ulimit", "exit", "if", "for", "while", "eval"]
+)
 
 _ON_FILES = {
     "make", "cmake", "ninja", "meson", "bazel", "just", "task", "pytest", "py.test", "tox", "nox",
@@ -65,17 +158,41 @@ _FETCHING = {
 _NOT_FOUND = 127
 
 
+def option_of_others(command: str, flag: str) -> str:
+    """Say what is meant by an option that this command does not have; empty where that is not known."""
+    if command == "serve":
+        return _OF_SERVE.get(flag, "")
+    if command not in ("run", "mcp", "create", "exec", "shell"):
+        return ""
+    if flag.startswith(("--unshare-", "--caps.", "--private-")):
+        return _ALWAYS
+    hint = OPTIONS.get(flag, "")
+    if command == "exec" and hint.startswith(("use --", "`")) and "--env" not in hint:
+        return "" if "-t" in hint else "it belongs to `ringfence create`, which makes the sandbox"
+    return hint
+
+
 def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, Any]) -> list[str]:
     """Say why a command that ended with `code` cannot have worked, as far as that can be seen from here."""
     found = []
-    if code in (126, _NOT_FOUND) and "/" not in argv[0].split(" ")[0]:
+    if os.path.isdir(argv[0]) and code == 126:
+        other = (
+            "; --here shows this directory, --mount DIR:/work another" if "here" in given else ""
+        )
+        found = [f"{argv[0]} is a directory, not a command{other}"]
+    elif code in (126, _NOT_FOUND):
         found = _of_a_name(argv[0], is_shown=bool(spec.image))
     program = argv[0].rpartition("/")[2]
     if spec.network.is_none and _asks_the_network(program, argv[1:]):
         host = next((_host(word) for word in argv if "://" in word), "HOST")
         found.append(f"there is no network inside: allow it with --net {host}:443")
-    elif not found and not spec.image and _misses_files(program, argv[1:], spec, given):
-        found.append("your files are not inside: add --here (this directory, read-only; --here=rw)")
+    elif not found and not spec.image:
+        if _misses_files(program, argv[1:], spec, given):
+            found.append(
+                "your files are not inside: add --here (this directory, read-only; --here=rw)"
+            )
+        elif script := missing_script(argv):
+            found.append(f"{script} does not exist on this host either")
     if program == "git" and "commit" in argv[1:] and ".git" in (spec.protect or ()):
         found.append("--protect .git keeps git from writing: commit outside, or leave it out")
     return found
@@ -84,15 +201,34 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
 def _of_a_name(name: str, *, is_shown: bool) -> list[str]:
     if " " in name:
         return [f"do not quote the whole command: -- {name}; or: -- sh -c '{name}'"]
+    if name in _SHELL_WORDS:
+        return [f"{name} is a word of the shell: -- sh -c '{name} ...'"]
     if is_shown:
         return []
+    if "/" in name:
+        return [] if os.path.exists(name) else [f"{name} does not exist on this host either"]
     if os.path.isfile(name):
         how = "python3 " if name.endswith(".py") else "sh " if name.endswith(".sh") else "./"
         return [f"did you mean {how}{name}?"]
     if where := shutil.which(name):
         own = "; your own Python and its programs: --python-env" if "python" in where else ""
         return [f"{where} is not inside: only programs of /usr are{own}"]
-    return []
+    from ..model.mistakes import closest
+
+    near = closest(name, _programs())
+    return [
+        near or f"{name} is not on this host either: install it, or name an --image that has it"
+    ]
+
+
+def _programs() -> list[str]:
+    found: list[str] = []
+    for directory in ("/usr/bin", "/usr/local/bin"):
+        try:
+            found += os.listdir(directory)
+        except OSError:
+            continue
+    return found
 
 
 def _asks_the_network(program: str, arguments: Sequence[str]) -> bool:

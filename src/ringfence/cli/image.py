@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ImageNotFound, InvalidRequest
 from ..images.store import ImageStore
 from .commands import IMAGE
-from .options import parse
+from .options import parse, verb_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,14 +30,12 @@ def main(argv: Sequence[str]) -> int:
 
         sys.stdout.write(help_of(IMAGE))
         return 0 if "help" in given else 125
-    verb, *arguments = rest
-    if verb not in _VERBS:
-        hint = f"one of {', '.join(_VERBS)}"
-        raise InvalidRequest(f"unknown verb {verb!r}", field="argv", hint=hint)
+    verb, arguments = verb_of(IMAGE, rest), rest[1:]
     count, act = _VERBS[verb]
     if len(arguments) != count:
         hint = f"ringfence image {IMAGE.arguments}"
-        raise InvalidRequest(f"{verb} takes {count} arguments", field="argv", hint=hint)
+        what = f"{verb} takes {count} {'word' if count == 1 else 'words'}, not {len(arguments)}"
+        raise InvalidRequest(what, field="VERB", hint=hint)
     return act(given, arguments)
 
 
@@ -57,7 +55,8 @@ def command_of(given: dict[str, Any], command: list[str]) -> list[str]:
     """Fetch the image of `run` if need be; the command, or what the image runs."""
     image = needed(given)
     if not command and not image.argv:
-        raise InvalidRequest("the image says nothing of what to run: give a command", field="argv")
+        hint = "ringfence run --image NAME -- CMD ARG..."
+        raise InvalidRequest("the image names no command", field="argv", hint=hint)
     return command or image.argv
 
 
@@ -65,9 +64,15 @@ def needed(given: dict[str, Any]) -> Image:
     """The image of --image, fetched as --pull says."""
     policy = given.get("pull", "missing")
     if policy not in _PULL:
-        raise InvalidRequest(f"{policy!r} is not one of {', '.join(_PULL)}", field="--pull")
+        from ..model.mistakes import meant
+
+        hint = meant(policy, _PULL)
+        raise InvalidRequest(f"{policy!r} is no time to fetch", field="--pull", hint=hint)
     if "image" not in given:
-        raise InvalidRequest("says when to fetch --image, and there is none", field="--pull")
+        hint = "--image NAME --pull missing"
+        raise InvalidRequest(
+            "sets when --image is fetched, and there is none", field="--pull", hint=hint
+        )
     store, name = ImageStore(), given["image"]
     image = None
     if policy != "always":
@@ -166,11 +171,11 @@ def _credentials(given: dict[str, Any]) -> tuple[str, str] | None:
     name, colon, password = given["user"].partition(":")
     if "password-stdin" in given:
         if colon:
-            raise InvalidRequest("a password is given twice", field="--password-stdin")
-        # What wrote it may end lines as Windows does.
+            raise InvalidRequest("--user already contains a password", field="--password-stdin")
+        # A Windows program may have piped it: remove CR LF.
         password = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
         if not password:
-            hint = "pipe the password in: the first line is it"
+            hint = "pipe the password in as the first line"
             raise InvalidRequest("standard input is empty", field="--password-stdin", hint=hint)
         return name, password
     if not colon:

@@ -9,18 +9,18 @@ import sys
 OWN_FAILURE = 125
 # Commands that speak to a server, and the function of each.
 _REMOTE = {
-    "create": "sandboxes.create",
-    "list": "sandboxes.list_",
-    "rm": "sandboxes.remove",
-    "top": "sandboxes.top",
-    "exec": "inside.exec_",
-    "shell": "inside.shell",
-    "logs": "inside.logs",
-    "cp": "inside.copy",
-    "snapshot": "serving.snapshot",
-    "session": "sessions.session",
-    "keys": "serving.keys",
-    "pool": "serving.pool",
+    "create": "server.sandboxes.create",
+    "list": "server.sandboxes.list_",
+    "rm": "server.sandboxes.remove",
+    "top": "server.sandboxes.top",
+    "exec": "server.inside.exec_",
+    "shell": "server.inside.shell",
+    "logs": "server.inside.logs",
+    "cp": "server.inside.copy",
+    "snapshot": "server.serving.snapshot",
+    "session": "server.sessions.session",
+    "keys": "server.serving.keys",
+    "pool": "server.serving.pool",
 }
 _OF_STATE = {"backup": "backup.save", "restore": "backup.restore"}
 
@@ -49,26 +49,26 @@ def main() -> int:
     except Exception as exc:  # noqa: BLE001  whatever it is, the user gets one line
         from .terminal import complain
 
-        complain(exc, _remote_command(argv))
+        complain(exc, _command_of(argv))
         _drop_what_cannot_be_written()
         return OWN_FAILURE
 
 
 def _drop_what_cannot_be_written() -> None:
-    """What lies in a buffer for a full disk: the interpreter would fail on it again, with another code."""
+    """Discard buffered output on a full disk: the interpreter's flush at exit would change the exit
+    code.
+    """
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _remote_command(argv: Sequence[str]) -> Command | None:
-    """So that an error names the option as it is written."""
-    if not argv or argv[0] not in _REMOTE:
-        return None
-    from .server_commands import REMOTE
+def _command_of(argv: Sequence[str]) -> Command | None:
+    """The command whose options an error names as they are written."""
+    from .commands import COMMANDS
 
-    return next((command for command in REMOTE if command.name == argv[0]), None)
+    return next((command for command in COMMANDS if [command.name] == argv[:1]), None)
 
 
 def _run(argv: Sequence[str]) -> NoReturn:
@@ -113,7 +113,7 @@ def _open_standard_descriptors() -> None:
 
 
 def _starts_native(argv: Sequence[str]) -> bool:
-    """Whether these arguments of `run` lead to the native backend, as far as a glance tells."""
+    """Guess from the arguments of `run` whether they lead to the native backend."""
     for word in argv:
         if word == "--":
             return True
@@ -173,19 +173,19 @@ def _command(name: str, argv: Sequence[str]) -> int:
     if where := _REMOTE.get(name) or _OF_STATE.get(name):
         from importlib import import_module
 
-        room, _, function = where.partition(".")
+        room, _, function = where.rpartition(".")
         code: int = getattr(import_module(f".{room}", __package__), function)(argv)
         return code
     raise _no_such_command(name)
 
 
 def _no_such_command(name: str) -> Exception:
-    import difflib
-
     from ..errors import InvalidRequest
+    from ..model.mistakes import meant
     from .commands import COMMANDS
+    from .hints import COMMANDS_OF_OTHERS
 
-    names = [command.name for command in COMMANDS]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(names)}"
+    hint = COMMANDS_OF_OTHERS.get(name) or meant(name, [command.name for command in COMMANDS])
+    if name.startswith("-"):
+        hint = "options follow the command: ringfence COMMAND [OPTIONS]"
     return InvalidRequest(f"unknown command {name!r}", field="COMMAND", hint=hint)

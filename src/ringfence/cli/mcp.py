@@ -54,7 +54,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _token() -> str:
-    """What callers must bring. Without one every user of this machine could do what the sandboxes may."""
+    """Read or make the token that callers must send. Without one, every local user could use the
+    sandboxes.
+    """
     token = os.environ.get(TOKEN, "")
     if not token:
         import secrets
@@ -68,7 +70,8 @@ def _token() -> str:
 def _fetch_image(given: dict[str, Any]) -> None:
     """Once, before anybody waits for a sandbox; a server has images of its own."""
     if "server" in given and "pull" in given:
-        raise InvalidRequest("a server fetches no image for its clients", field="--pull")
+        hint = "on the server's machine: ringfence image pull NAME"
+        raise InvalidRequest("a server fetches no image for clients", field="--pull", hint=hint)
     if "server" not in given and ("image" in given or "pull" in given):
         from .image import needed
 
@@ -78,12 +81,14 @@ def _fetch_image(given: dict[str, Any]) -> None:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
+    is_port = port.isascii() and port.isdigit() and int(port) <= 65_535
+    if not is_port or not host:
+        hint = f"as 127.0.0.1:{port if is_port else 8765}"
+        raise InvalidRequest(f"{text!r} is not HOST:PORT", field="http", hint=hint)
     if host not in _LOOPBACK:
-        raise InvalidRequest(
-            f"{text!r} can be reached by others, and nobody here asks them who they are",
-            field="http",
-            hint=f"127.0.0.1:{port or 'PORT'}, behind a proxy that does",
+        what = (
+            f"{host} can be reached by other machines, and this server does not authenticate them"
         )
-    if not port.isascii() or not port.isdigit() or not int(port) <= 65_535:
-        raise InvalidRequest(f"{text!r} is not HOST:PORT", field="http")
+        hint = f"127.0.0.1:{port}, behind a proxy that authenticates"
+        raise InvalidRequest(what, field="http", hint=hint)
     return host, int(port)

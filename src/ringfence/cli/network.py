@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest, RingfenceError
-from ..model.jsonform import within
-from ..model.network import NetworkPolicy
+from ..model.base.jsonform import within
+from ..model.net.network import NetworkPolicy
 from .terminal import say
 
 TYPE_CHECKING = False
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import BackendSandbox
-    from ..model.netlog import NetworkEvent
-    from ..model.rules import NetworkRule
+    from ..model.net.netlog import NetworkEvent
+    from ..model.net.rules import NetworkRule
 
 OPTIONS = ("net", "net-policy", "secret", "net-log", "net-learn")
 _HTTPS = "443"
@@ -57,26 +57,27 @@ def _policy(given: dict[str, Any]) -> NetworkPolicy:
         learn = "net-learn" in given and given.get("net") != "unrestricted"
         if "net" not in given:
             return NetworkPolicy()
-        policy: NetworkPolicy = within(
-            "network", NetworkPolicy.check_meant, NetworkPolicy.parse(given["net"], learn=learn)
-        )
-        return policy
+        policy = NetworkPolicy.parse(given["net"], learn=learn)
+        return within("network", NetworkPolicy.check_no_localhost, policy)  # type: ignore[no-any-return]
     if "net" in given:
-        raise InvalidRequest("give --net or --net-policy, not both", field="net-policy")
+        hint = "put the hosts of --net into the file"
+        raise InvalidRequest("cannot be given with --net", field="net-policy", hint=hint)
     return _from_file(given["net-policy"])
 
 
 def _from_file(path: str) -> NetworkPolicy:
-    from ..model.jsonform import loads
+    from ..model.base.jsonform import loads
 
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
-        raise InvalidRequest(f"{path!r}: {why}", field="net-policy") from exc
+        hint = "the path of a policy in JSON; docs/how-to/network.md has one"
+        raise InvalidRequest(f"{path!r}: {why}", field="net-policy", hint=hint) from exc
     if len(data) > _MOST_BYTES:
-        raise InvalidRequest(f"{path!r} is larger than 16 MiB", field="net-policy")
+        hint = "a policy may have 10,000 rules"
+        raise InvalidRequest(f"{path!r} is larger than 16 MiB", field="net-policy", hint=hint)
     try:
         return NetworkPolicy.from_json(loads(data))
     except RingfenceError as exc:
@@ -87,8 +88,8 @@ def _from_file(path: str) -> NetworkPolicy:
 
 def _secret(text: str) -> tuple[NetworkRule, str]:
     """The rule of `HOST=ENVVAR[:header]`, and the secret's value."""
-    from ..model import hosts
-    from ..model.rules import Credential, NetworkRule
+    from ..model.net import hosts
+    from ..model.net.rules import Credential, NetworkRule
 
     where, equals, source = text.partition("=")
     name, colon, header = source.partition(":")
@@ -98,7 +99,10 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
         )
     denies, host, ports = hosts.read_rule(where, "secret")
     if denies:
-        raise InvalidRequest(f"{text!r}: a rule that denies has no secret", field="secret")
+        hint = f"as {where.removeprefix('!')}={name}"
+        raise InvalidRequest(
+            f"{text!r}: a rule that denies has no secret", field="secret", hint=hint
+        )
     try:
         # A header of one's own holds the bare secret; `Authorization` names its scheme.
         credential = Credential(name, header, "") if header else Credential(name)
@@ -113,14 +117,14 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
 
 
 class Record:
-    """What was asked of the network, for `--net-log` and `--net-learn`.
+    """Network events recorded for `--net-log` and `--net-learn`.
 
     Args:
-        given: The file of `net-log` is made at once: one that cannot be written is refused before
-            anything starts.
+        given: The file of `net-log` is created at once, so that an unwritable path is refused before
+            the sandbox starts.
 
     Raises:
-        InvalidRequest: It cannot.
+        InvalidRequest: The file cannot be written.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -130,11 +134,12 @@ class Record:
         if self._path is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             try:
-                # Readable by nobody else: paths and queries hold what should not be shared.
+                # Mode 0600: paths and queries may contain secrets.
                 self._fd = os.open(self._path, flags, 0o600)
             except (OSError, ValueError) as exc:
                 why = getattr(exc, "strerror", None) or str(exc)
-                raise InvalidRequest(f"{self._path!r}: {why}", field="net-log") from exc
+                hint = "a path in a directory that you may write"
+                raise InvalidRequest(f"{self._path!r}: {why}", field="net-log", hint=hint) from exc
 
     def close(self, sandbox: BackendSandbox) -> None:
         """Write the file, and say what was learned."""
@@ -163,7 +168,7 @@ def learned(events: Sequence[NetworkEvent]) -> NetworkPolicy:
 
 
 def _as_argument(policy: NetworkPolicy) -> str:
-    """What `--net` takes, quoted for a shell where that is needed."""
+    """Format the policy as a value for `--net`, quoted for a shell where needed."""
     import shlex
 
     return shlex.quote(",".join(policy.allowed_hosts) or "none")

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class Option:
-    """One `--name`; without a `value` it is a switch.
+    """A `--name` option; without a `value` it is a switch.
 
     Args:
-        value: What the help calls its value; empty for a switch, which takes one of `words` after `=`.
-        field: Where errors say it is, when that is not its own name.
-        words: What completion offers; `<files>` and `<directories>` stand for those.
+        value: Placeholder of its value in the help; empty for a switch, which takes one of `words` after `=`.
+        field: Name in error messages, where it differs from the option's.
+        words: Completions; `<files>` and `<directories>` complete paths.
     """
 
     __slots__ = ("field", "help", "name", "repeat", "short", "value", "words")
@@ -42,10 +42,10 @@ class Option:
 
 
 class Command:
-    """One sub-command: what it is called, takes and does.
+    """A sub-command: name, arguments, options, help.
 
     Args:
-        groups: Names of options by the heading that the help shows them under.
+        groups: Names of options by their heading in the help.
     """
 
     __slots__ = (
@@ -78,8 +78,9 @@ class Command:
     def flag_of(self, field: str) -> str:
         """The option that fills `field` of a request, as it is written; else `field` itself."""
         head = field.removeprefix("limits.").partition("[")[0]
+        names = (head, first := head.partition(".")[0], first.replace("_", "-"))
         for option in self.options:
-            if option.flag == field or head.partition(".")[0] in (option.name, option.field):
+            if option.flag == field or option.name in names or (option.field in names[:2] and head):
                 return option.flag
         return "CMD" if head == "argv" else field
 
@@ -111,15 +112,15 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
             raise _unknown(flag, known, command)
         if not option.value:
             if equals and value not in option.words.split():
-                known_words = f": only {option.words.replace(' ', ' or ')}" if option.words else ""
-                raise InvalidRequest(f"takes no value {value!r}{known_words}", field=option.flag)
+                forms = [f"{option.flag}={each}" for each in option.words.split()]
+                hint = " or ".join([option.flag, *forms])
+                raise InvalidRequest(f"takes no value {value!r}", field=option.flag, hint=hint)
             given[option.name] = value if equals else True
             continue
         if not equals:
             if at == len(argv) or argv[at] == "--":
-                raise InvalidRequest(
-                    f"needs a value: {option.flag} {option.value}", field=option.flag
-                )
+                hint = f"{option.flag} {option.value}"
+                raise InvalidRequest("needs a value", field=option.flag, hint=hint)
             value = argv[at]
             at += 1
         if option.repeat:
@@ -130,19 +131,36 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
 
 
 def _unknown(flag: str, known: dict[str, Option], command: Command) -> InvalidRequest:
-    import difflib
+    from ..model.mistakes import closest
+    from .hints import option_of_others
 
-    from .hints import OPTIONS
-
-    close = difflib.get_close_matches(flag, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"see `ringfence {command.name} --help`"
-    if command.name in ("run", "mcp"):
-        hint = OPTIONS.get(flag, hint)
+    hint = option_of_others(command.name, flag) or closest(flag, known)
+    hint = hint or f"see `ringfence {command.name} --help`"
     return InvalidRequest(f"unknown option {flag}", field=flag, hint=hint)
+
+
+def verb_of(command: Command, words: Sequence[str]) -> str:
+    """The first word, as one of the command's own.
+
+    Raises:
+        InvalidRequest: There is none, or it is another.
+    """
+    known = command.words.split()
+    if not words:
+        hint = f"ringfence {command.name} {command.arguments}"
+        raise InvalidRequest(f"name one of {', '.join(known)}", field="VERB", hint=hint)
+    if words[0] not in known:
+        from ..model.mistakes import meant
+        from .hints import VERBS
+
+        same = next((each for each in VERBS.get(words[0], ()) if each in known), "")
+        hint = f"did you mean {same}?" if same else meant(words[0], known)
+        raise InvalidRequest(f"unknown verb {words[0]!r}", field="VERB", hint=hint)
+    return words[0]
 
 
 def no_arguments(command: Command, rest: Sequence[str]) -> None:
     """Refuse arguments of a command that takes none."""
     if rest:
-        hint = f"see `ringfence {command.name} --help`"
-        raise InvalidRequest(f"unexpected argument {rest[0]!r}", field="argv", hint=hint)
+        hint = f"it takes options only: see `ringfence {command.name} --help`"
+        raise InvalidRequest(f"unexpected argument {rest[0]!r}", field="ARGUMENT", hint=hint)

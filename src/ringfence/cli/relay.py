@@ -29,16 +29,16 @@ _BACKGROUND_S = 0.2
 
 
 class Flow:
-    """One direction, copied by a thread until its source ends.
+    """Copy of one stream by a thread, until its source ends.
 
     Args:
-        source: Where to read.
-        target: Where to write, or what to call with each chunk.
-        ended: Called in the thread when it is over.
+        source: Descriptor to read.
+        target: Descriptor to write, or a function to call with each chunk.
+        ended: Called in the thread at the end.
 
     Attributes:
         moved: Bytes passed on so far.
-        error: Why it stopped early; None at the end of the source.
+        error: The error that stopped it early; None at the end of the source.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Flow:
 
     @property
     def reader_gone(self) -> bool:
-        """Whether it stopped because nobody reads the target any more."""
+        """True if it stopped because the target has no reader any more."""
         return self.error is not None and self.error.errno in _GONE
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ def _is_pipe(fd: int) -> bool:
 
 
 def in_background() -> bool:
-    """Whether another job has the terminal that is our standard input; reading it says EIO then."""
+    """Return whether another job owns the terminal on stdin; reading it then fails with EIO."""
     try:
         return os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
@@ -172,7 +172,7 @@ class Flows:
 
     @property
     def over(self) -> bool:
-        """Whether every output has ended."""
+        """True when every output has ended."""
         return all(flow.done for flow in self.outputs)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest
-from ..model.exec import ExecRequest
+from ..model.execs.exec import ExecRequest
 from ..model.limits import Limits, parse_duration, parse_size
 from ..model.mount import READ_WRITE, Mount
 from ..model.spec import SandboxSpec
@@ -73,7 +73,9 @@ def check_protected(spec: SandboxSpec) -> None:
     for path in spec.protect or ():
         around = [target for target in targets if path.startswith(f"{target}/")]
         if not (around if path.startswith("/") else targets):
-            hint = "only what is below a --mount with :rw can change; mount without :rw to keep all"
+            hint = (
+                "only files below a --mount with :rw can change; mount without :rw to protect all"
+            )
             raise InvalidRequest(f"{path!r} is in no writable mount", field="protect", hint=hint)
 
 
@@ -96,7 +98,8 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidRequest(f"{pair!r} is not K=V", field="env")
+            hint = f'as {pair}=value; this shell\'s own: --env {pair}="${pair}"'
+            raise InvalidRequest(f"{pair!r} is not K=V", field="env", hint=hint)
         found[key] = value
     return found
 
@@ -134,7 +137,8 @@ def whole_number(text: str, field: str) -> int:
     """The number that an option has."""
     digits = text.strip().removeprefix("+").removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
-        raise InvalidRequest(f"{text!r} is not a whole number", field=field)
+        hint = "as 64; leave it out for no limit of your own"
+        raise InvalidRequest(f"{text!r} is not a whole number", field=field, hint=hint)
     return int(text)
 
 
@@ -144,12 +148,13 @@ def _decimal(text: str, field: str) -> float:
             raise ValueError  # Python's own way of writing numbers, and nobody else's
         return float(text)
     except ValueError:
-        raise InvalidRequest(f"{text!r} is not a number", field=field) from None
+        hint = "as 0.5 or 2, of a core's time"
+        raise InvalidRequest(f"{text!r} is not a number", field=field, hint=hint) from None
 
 
 def _absolute(path: str, field: str) -> str:
     if not path:
-        raise InvalidRequest("must not be empty", field=field)
+        raise InvalidRequest("must not be empty", field=field, hint="as ./directory")
     return path if path.startswith("/") else f"{_here(field)}/{path}"
 
 

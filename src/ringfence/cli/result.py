@@ -6,7 +6,7 @@ import json
 import os
 
 from ..errors import RingfenceError
-from ..model.exec import ExecResult
+from ..model.execs.exec import ExecResult
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES, Stream
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""`ringfence run`: one command, one sandbox, streams and exit code passed through."""
+"""`ringfence run`: runs one command in one sandbox; streams and exit code pass through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import BackendSandbox
-    from ..model.exec import ExecRequest
+    from ..model.execs.exec import ExecRequest
     from ..model.spec import SandboxSpec
     from .network import Record
     from .signals import Bell
@@ -134,7 +134,9 @@ def _supervisor(
 
 
 def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None:
-    """One line about limits that hold less than asked, unless that was allowed by name."""
+    """Print one line about limits that are weaker than requested, unless `--allow-degraded` names
+    them.
+    """
     allowed = given.get("allow-degraded", ())
     options = {name: option for option, name in LIMITS.items() if option in given}
     if not options or "*" in allowed:
@@ -155,7 +157,9 @@ def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None
 
 
 def wants_terminal(given: dict[str, Any]) -> bool:
-    """Whether the command gets a terminal: asked for, or we have one on all three streams."""
+    """Return whether the command gets a terminal: on `--tty`, or if all three of our streams are
+    one.
+    """
     if given.get("json"):
         return False
     if given.get("tty"):
@@ -168,7 +172,7 @@ def wants_terminal(given: dict[str, Any]) -> bool:
 
 
 def _is_null(fd: int) -> bool:
-    """Whether `fd` is /dev/null: then the sandbox's own does as well."""
+    """Return whether `fd` is /dev/null: then the sandbox's own /dev/null replaces it."""
     found = os.fstat(fd)
     return (
         stat.S_ISCHR(found.st_mode) and (os.major(found.st_rdev), os.minor(found.st_rdev)) == _NULL

@@ -22,10 +22,10 @@ _INTERPRETERS = {
     "lua": ("-l",),
     "zsh": ("-o", "+o"),
     "Rscript": ("-e",),
-    # A single source file; the name of a class is no file, and brings nothing in.
+    # A single source file; a class name is not a file and needs no mount.
     "java": ("-cp", "-classpath", "--class-path", "-p", "--module-path", "--add-modules"),
 }
-# What the sandbox has of its own; a host path there is not the caller's script.
+# Directories that the sandbox has of its own; a host path below them is not the caller's script.
 _SYSTEM = (
     "/usr",
     "/bin",
@@ -42,10 +42,10 @@ _SYSTEM = (
 
 
 def scripts_of(argv: Sequence[str], workdir: str) -> list[tuple[str, str]]:
-    """What to bring in read-only, as (host path, path inside): nothing, as a rule one file.
+    """Find the scripts to mount read-only, as (host path, path inside); usually none or one.
 
-    It is argv[0] when that is a path, and the first non-option argument of a known interpreter
-    when that is a relative path. Relative paths must lead below the current directory.
+    A script is argv[0] where that is a path, and the first non-option argument of a known
+    interpreter where that is a relative path. Relative paths must lead below the current directory.
     """
     found = []
     command = argv[0]
@@ -57,6 +57,14 @@ def scripts_of(argv: Sequence[str], workdir: str) -> list[tuple[str, str]]:
         if operand and not operand.startswith("/"):
             found.append(_relative(operand, workdir))
     return [each for each in found if each is not None]
+
+
+def missing_script(argv: Sequence[str]) -> str:
+    """The script that an interpreter is given and that does not exist; empty where there is none."""
+    with_value = _INTERPRETERS.get(_family(argv[0]))
+    script = "" if with_value is None else _first_operand(argv[1:], with_value)
+    is_inline = any(word in ("-c", "-e", "-m", "-") for word in argv[1:])
+    return "" if is_inline or os.path.exists(script) else script
 
 
 def _family(command: str) -> str:

@@ -7,9 +7,11 @@ import json
 import os
 import sys
 
-from ..errors import BackendUnavailable, InvalidRequest
+from ..errors import BackendUnavailable, BadJson, InvalidRequest
+from ..model.limits import parse_duration
 from .commands import SERVE
 from .options import no_arguments, parse
+from .request import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +40,12 @@ def main(argv: Sequence[str]) -> int:
         print("stopped" if found else f"nothing serves {config.state_dir}")
         return 0
     if "detach" in given:
-        return _detach([word for word in argv if word != "--detach"], config.state_dir)
+        # As many lines as `_ready` prints: a pipe that closes before the last one would end the server.
+        lines = 1 if "json" in given or not config.listen else 2
+        return _detach([word for word in argv if word != "--detach"], config.state_dir, lines)
+    from ..daemon import priority
+
+    priority.own_session()
     _use_malloc()
     # Until it serves, nothing is made that could be thrown away: looking for it takes a tenth of the time.
     gc.disable()
@@ -68,7 +75,7 @@ def _use_malloc() -> None:
         os.execve(sys.executable, again, {**os.environ, _ALLOCATOR: "malloc"})
 
 
-def _detach(argv: Sequence[str], state_dir: str) -> int:
+def _detach(argv: Sequence[str], state_dir: str, lines: int) -> int:
     """Start a server that outlives this command, and wait until it listens or has failed."""
     import subprocess
 
@@ -86,9 +93,9 @@ def _detach(argv: Sequence[str], state_dir: str) -> int:
         start_new_session=True,
     )
     assert server.stdout is not None
-    first = server.stdout.readline()
-    if first:
-        sys.stdout.buffer.write(first)
+    told = [server.stdout.readline() for _ in range(lines)]
+    if all(told):
+        sys.stdout.buffer.write(b"".join(told))
         return 0
     code = server.wait()
     with open(path, "rb") as file:
@@ -99,10 +106,10 @@ def _detach(argv: Sequence[str], state_dir: str) -> int:
 
 def _load() -> None:
     """Read what the extra brings, which takes half a second of a processor."""
-    from ..daemon import priority
+    from ..daemon.priority import raised
 
     try:
-        with priority.raised():
+        with raised():
             from ..api import app as _app  # noqa: F401
     except ImportError as exc:
         raise BackendUnavailable(
@@ -140,27 +147,27 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
         if option in given:
             form[name] = given[option]
     if "max-sandboxes" in given:
-        limit = given["max-sandboxes"]
-        if not limit.isdigit():
-            raise InvalidRequest(f"{limit!r} is not a number", field="--max-sandboxes")
-        form["manager"] = {**form.get("manager", {}), "max_sandboxes": int(limit)}
+        limit = whole_number(given["max-sandboxes"], "--max-sandboxes")
+        form["manager"] = {**form.get("manager", {}), "max_sandboxes": limit}
     if "outlive" in given:
-        form["outlive_s"] = _seconds(given["outlive"])
-    return DaemonConfig.from_json(form)
-
-
-def _seconds(text: str) -> float:
+        form["outlive_s"] = parse_duration(given["outlive"], "outlive_s")
     try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(f"{text!r} is not a number", field="--outlive") from None
+        return DaemonConfig.from_json(form)
+    except InvalidRequest as exc:
+        if "config" not in given or SERVE.flag_of(exc.field).removeprefix("--") in given:
+            raise
+        what = f"{given['config']}: {exc.field}: {exc.message}"
+        raise InvalidRequest(what, field="--config", hint=exc.hint) from exc
 
 
 def _read(path: str) -> dict[str, Any]:
-    from ..model import jsonform
+    from ..model.base import jsonform
 
     try:
         with open(path, encoding="utf-8") as file:
             return jsonform.json_object(jsonform.loads(file.read()), "the configuration")
     except OSError as exc:
-        raise InvalidRequest(f"{path}: {exc.strerror}", field="--config") from exc
+        hint = "the path of a file in JSON; docs/how-to/server.md has one"
+        raise InvalidRequest(f"{path}: {exc.strerror}", field="--config", hint=hint) from exc
+    except (BadJson, InvalidRequest) as exc:
+        raise InvalidRequest(f"{path}: {exc.message}", field="--config", hint=exc.hint) from exc

@@ -21,9 +21,9 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-# What a terminal sends to a whole job; the others are for the command itself.
+# Signals that a terminal sends to a whole job; the others go to the command alone.
 TO_THE_JOB = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What may be sent often and means no end.
+# Signals that may arrive often and do not ask for an end.
 HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset(PASSED_ON) - frozenset(HARMLESS)
 RESIZED, STOP = signal.SIGWINCH, signal.SIGTSTP
@@ -70,7 +70,7 @@ class Bell:
             pass  # full: it will wake up anyway
 
     def read(self) -> bytes:
-        """What has rung since; one byte each."""
+        """Read the signals received since the last call; one byte each."""
         try:
             return os.read(self.wake, 512)
         except BlockingIOError:

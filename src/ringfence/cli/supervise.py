@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..backends.protocol import BackendExec, BackendSandbox
-    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.execs.exec import ExecRequest, ExecStatus
     from .signals import Bell
     from .tty import RawTerminal
 
@@ -26,11 +26,11 @@ _STALLED_S = 0.1  # how long a reader may stand still after a timeout before its
 
 
 class Supervisor:
-    """One command in one sandbox.
+    """Supervisor of one command in one sandbox.
 
     Attributes:
-        status: How it ended; None when only its sandbox's end is known.
-        timed_out: It was ended for its timeout.
+        status: How it ended; None where only the end of its sandbox is known.
+        timed_out: It was killed at its timeout.
     """
 
     def __init__(self, sandbox: BackendSandbox, request: ExecRequest, bell: Bell) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
 
     @property
     def ended_itself(self) -> bool:
-        """Whether the command ended with an exit code of its own, or could not be found."""
+        """True if the command ended with its own exit code, or could not be started (126, 127)."""
         return self.flows.failed is None and self.status is not None and self.status.signal is None
 
     @property
@@ -188,7 +188,7 @@ class Supervisor:
         return time.monotonic() - self.started
 
     def feed_note(self, write: Callable[[bytes], None]) -> None:
-        """What a shell would have printed for 126 and 127."""
+        """Write the message that a shell prints for 126 and 127."""
         note = getattr(self._run, "note", b"")
         if note:
             write(note)
@@ -208,7 +208,7 @@ class Supervisor:
 
     @property
     def exit_code(self) -> int:
-        """What a shell would report; 124 for a timeout."""
+        """The exit code as a shell reports it; 124 for a timeout."""
         if self.timed_out:
             return TIMED_OUT
         if self.status is None:

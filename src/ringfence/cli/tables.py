@@ -39,7 +39,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def plain(text: str) -> str:
-    """What may come from inside a sandbox must not steer the terminal."""
+    """Replace control characters: text from inside a sandbox must not steer the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

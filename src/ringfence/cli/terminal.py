@@ -1,4 +1,4 @@
-"""What people see: one-line messages, colours where they belong, a progress line."""
+"""Messages to people: one line each, colours, a progress line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def say(text: str) -> None:
-    """One line on stderr, whatever is in `text`; nobody listening is no error."""
+    """Print one line on stderr, escaped; a closed stderr is no error."""
     try:
         os.write(2, f"ringfence: {shown(text)}\n".encode())
     except OSError:
@@ -39,7 +39,7 @@ def shown(text: str) -> str:
 
 
 def complain(exc: BaseException, command: Command | None = None) -> None:
-    """One line that names the cause, the option at fault and the fix."""
+    """Print one line: the cause, the option at fault and the fix."""
     say(describe(exc, command))
     if os.environ.get("RINGFENCE_DEBUG"):
         import traceback
@@ -64,7 +64,7 @@ def describe(exc: BaseException, command: Command | None = None) -> str:
 
 
 def is_terminal(fd: int) -> bool:
-    """Whether `fd` is open and a terminal."""
+    """Return whether `fd` is open and a terminal."""
     try:
         return os.isatty(fd)
     except OSError:

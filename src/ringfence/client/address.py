@@ -11,6 +11,7 @@ from ..errors import InvalidRequest
 
 SERVER, KEY = "RINGFENCE_SERVER", "RINGFENCE_API_KEY"
 _SOCKET = "ringfence.sock"
+_FORMS = "unix:PATH, http://HOST:PORT or https://HOST"
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,17 @@ class Address:
         Raises:
             InvalidRequest: It is something else.
         """
+        if given is not None and (not isinstance(given, str) or not given):
+            raise InvalidRequest(f"must be an address, not {given!r}", field="server", hint=_FORMS)
         text = given or os.environ.get(SERVER) or f"unix:{default_socket()}"
         if text.startswith("unix:"):
             path = text.removeprefix("unix:").removeprefix("//")
             if not path.startswith("/"):
-                raise InvalidRequest(f"{text!r} names no absolute path", field="server")
+                hint = f"as unix:{os.path.abspath(path or _SOCKET)}"
+                raise InvalidRequest(f"{text!r} names no absolute path", field="server", hint=hint)
             return cls("http://localhost", path, text)
         if not text.startswith(("http://", "https://")) or len(text.split("/")) < 3:
-            hint = "unix:PATH, http://HOST:PORT or https://HOST"
-            raise InvalidRequest(f"{text!r} is no server", field="server", hint=hint)
+            raise InvalidRequest(f"{text!r} is no server", field="server", hint=_meant(text))
         return cls(text.rstrip("/"), "", text)
 
     def tls_context(self) -> ssl.SSLContext:
@@ -63,6 +66,13 @@ def _public_authorities() -> ssl.SSLContext:
 @cache
 def _no_authorities() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _meant(text: str) -> str:
+    """Complete an address that has no scheme."""
+    if "://" in text:
+        return _FORMS
+    return f"did you mean {'unix:' if text.startswith('/') else 'http://'}{text}?"
 
 
 def key_of(given: str | None) -> str:

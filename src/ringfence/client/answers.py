@@ -1,4 +1,4 @@
-"""What a server's answer means: the error it tells of, and whether asking again may help. Pure."""
+"""Mapping of server responses to errors, and whether a retry may help. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def object_of(content: bytes) -> Any:
 
 
 def user_agent() -> str:
-    """What the client says it is."""
-    # The package itself is above this room; by then it is imported.
+    """Build the User-Agent header."""
+    # Layering forbids importing the package; it is loaded by the time this runs.
     return f"ringfence/{sys.modules['ringfence'].__version__}"
 
 

@@ -1,11 +1,11 @@
-"""What is sent to a server: names of files may be no UTF-8, and arrive as they are."""
+"""Encoding of requests: file names that are not UTF-8 arrive unchanged."""
 
 from __future__ import annotations
 
 import json
 from urllib.parse import urlencode
 
-from ..model import checks
+from ..model.base import checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 import tempfile
 import threading
 
-from ..errors import FileError, IoError, RingfenceError, ServerUnreachable, file_error
-from ..model import checks
+from ..errors import FileError, IoError, RingfenceError, ServerUnreachable, host_file_error
+from ..model.base import checks
 from ..model.files import DIRECTORY, FileInfo
 from . import unpack
 from ._sync.pauses import pause
@@ -51,7 +51,7 @@ class FileReader:
         self.is_over = False
 
     def request(self) -> dict[str, Any]:
-        """What the next connection asks with."""
+        """Build the parameters and headers of the next connection."""
         headers = {"range": f"bytes={self._offset}-"} if self._offset else {}
         if self._tag and headers:
             headers["if-range"] = self._tag
@@ -149,7 +149,8 @@ class _Upload(tempfile.SpooledTemporaryFile[bytes]):
 
 def open_write(transport: Transport, at: str, path: str, *, append: bool, mode: int) -> BinaryIO:
     """A temporary file that becomes one of the sandbox when it is closed."""
-    # What cannot be written is better known at once, as with a local sandbox. What is there stays.
+    # An empty append fails at once where the file cannot be written, as with a local sandbox, and
+    # leaves its content alone.
     params = write_params(path, append=True, mode=mode)
     transport.request("PUT", f"{at}/content", params=params, content=b"", repeat=True)
     params = write_params(path, append=append, mode=mode)
@@ -191,13 +192,13 @@ def upload(
 
             _put(transport, at, write_params(remote, append=False, mode=mode), content)
     except OSError as exc:
-        raise file_error(exc.errno or 5, local) from exc
+        raise host_file_error(exc.errno or 5, local) from exc
 
 
 def _upload_tree(
     transport: Transport, at: str, local: str, remote: str, progress: Progress | None
 ) -> None:
-    from ..launcher.trees import pack
+    from ..launcher.helpers.trees import pack
 
     reading, writing = os.pipe()
     problems: list[OSError] = []
@@ -252,7 +253,7 @@ def download(
         with open(local, "wb") as file:
             _fetch(transport, at, remote, file, progress)
     except OSError as exc:
-        raise file_error(exc.errno or 5, local) from exc
+        raise host_file_error(exc.errno or 5, local) from exc
 
 
 def _download_tree(

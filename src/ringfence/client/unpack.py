@@ -13,7 +13,7 @@ import tarfile
 from contextlib import closing
 
 from ..errors import FileError, IoError
-from ..launcher.tars import Reader
+from ..launcher.helpers.tars import Reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..model.exec_view import ExecView
+    from ..model.execs.exec_view import ExecView
     from ._sync.transport import Transport
 
 

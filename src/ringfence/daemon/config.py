@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from ..api.access.ceilings import Ceilings
 from ..api.bounds import Bounds
-from ..api.ceilings import Ceilings
-from ..model import checks, jsonform
-from ..model.noun import Noun
+from ..model.base import checks, jsonform
+from ..model.base.model import Model
 from ..model.places import state_directory
 from ..policy.host_networks import HostNetworks
 from ..sessions.config import ManagerConfig
@@ -24,7 +24,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DaemonConfig(Noun):
+class DaemonConfig(Model):
     """Where the daemon keeps its state, where it listens, and what it makes sandboxes with.
 
     Attributes:
@@ -75,7 +75,19 @@ class DaemonConfig(Noun):
         checks.flag(self.allow_public, "allow_public")
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
         if bool(self.tls_certificate) != bool(self.tls_key):
-            checks.refuse("tls_key", "certificate and key belong together")
+            missing = "tls_key" if self.tls_certificate else "tls_certificate"
+            checks.refuse(
+                missing, "is missing", "certificate and key belong together: name both files"
+            )
+        for i, origin in enumerate(self.allowed_origins):
+            scheme, _, host = origin.rstrip("/").partition("://")
+            if (not scheme or not host or "/" in host) and origin != "null":
+                hint = "scheme and host alone, as https://app.example.com"
+                checks.refuse(f"allowed_origins[{i}]", f"{origin!r} is not an origin", hint)
+        for i, name in enumerate(self.allowed_hosts):
+            if not name or "/" in name or "*" in name:
+                hint = "a host alone, as api.example.com"
+                checks.refuse(f"allowed_hosts[{i}]", f"{name!r} is not a host name", hint)
         if self.listen:
             check_address(self.listen, public=self.allow_public or bool(self.tls_certificate))
 

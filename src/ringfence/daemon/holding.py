@@ -1,12 +1,13 @@
-"""What a daemon takes first of all: its state directory, and the sockets that it will answer on."""
+"""Exclusive resources of a daemon: its state directory and its listening sockets."""
 
 from __future__ import annotations
 
 import contextlib
 
+from ..backends.registry import check_names, use_settings
 from ..store.directory import StateDirectory
 from .config import SOCKET
-from .sockets import listen_tcp, listen_unix
+from .sockets import check_certificate, listen_tcp, listen_unix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def held(config: DaemonConfig) -> Iterator[Held]:
         StateInUse: Another daemon holds the state directory.
         InvalidRequest: An address cannot be had, or must not be.
     """
+    if config.backends_file:
+        use_settings(config.backends_file)
+    check_names(config.backends)
     with contextlib.ExitStack() as stack:
         directory = StateDirectory(config.state_dir)
         stack.callback(directory.close)
@@ -55,7 +59,8 @@ def held(config: DaemonConfig) -> Iterator[Held]:
         stack.callback(_forget, unix, directory)
         listeners = [(unix, False)]
         if config.listen:
-            tls = bool(config.tls_certificate)
+            if tls := bool(config.tls_certificate):
+                check_certificate(config.tls_certificate, config.tls_key)
             tcp = listen_tcp(config.listen, public=tls or config.allow_public)
             stack.callback(tcp.close)
             listeners.append((tcp, tls))

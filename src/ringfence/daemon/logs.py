@@ -1,4 +1,4 @@
-"""What the daemon says on stderr: a line each, for people on a terminal, else in JSON."""
+"""Log messages of the daemon on stderr: readable lines on a terminal, else JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _events = logging.getLogger("ringfence.sandboxes")
 
 
 class JsonLines(logging.Formatter):
-    """One object a line; JSON escapes whatever a client or a guest chose."""
+    """JSON formatter, one object a line; JSON escapes all text from clients and guests."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -93,11 +93,11 @@ class Aside(logging.Handler):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="ringfence-log", daemon=True)
         self._thread.start()
+        super().__init__()  # last: from then on it is flushed when Python ends
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -136,12 +136,12 @@ def set_up(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # What uvicorn says of each connection is said better by the requests' own lines.
+    # Our access log has more than uvicorn's line for each connection.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
 
 
 def follow(events: Events) -> None:
-    """Say what happens to sandboxes, where anybody hears it."""
+    """Log the events of sandboxes, if the level includes them."""
     if _events.isEnabledFor(logging.INFO):
         events.listen(_say)
 

@@ -18,7 +18,7 @@ async def give_back() -> None:
     The collector looks by itself only after many objects were made, and the C library keeps what was
     freed below anything that is in use, be that one small object.
     """
-    # What there is now stays: without it a collection takes milliseconds, for which all threads wait.
+    # Freeze what exists now: otherwise each collection stops all threads for milliseconds.
     gc.collect()
     gc.freeze()
     loop, least, last = asyncio.get_running_loop(), resident_bytes(), 0
@@ -36,6 +36,6 @@ def _let_go() -> None:
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """What a process has in memory. Source: proc(5), statm."""
+    """Read the resident size of a process. Source: proc(5), statm."""
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

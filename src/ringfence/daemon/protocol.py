@@ -13,8 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
+from ..api.access.middleware import PEER
 from ..api.bounds import Bounds
-from ..api.guard import PEER
 from ..api.loop_share import InSlices, LoopShare
 
 _SMALL = 1 << 16  # bytes: to copy more than that takes longer than to send twice
@@ -26,7 +26,7 @@ _MOST_FRAMES = 1024  # of one message
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Whether something waits in a socket: bytes, or in a listening one a connection."""
+    """Return whether bytes, or in a listening socket a connection, are waiting."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))
@@ -43,12 +43,12 @@ def websocket_protocol(share: LoopShare) -> type[RingfenceWebSocket]:
 
 
 class RingfenceProtocol(InSlices, HttpToolsProtocol):
-    """One connection."""
+    """HTTP connection with the peer check and the bounds that uvicorn lacks."""
 
-    most_bytes = 8192  # httptools is quicker than what parses WebSockets
+    most_bytes = 8192  # httptools is quicker than the WebSocket parser
     bounds = Bounds()
     is_leaving = False
-    """Of the class: the server stops, and each connection ends with the answer that is under way."""
+    """Set on the class at shutdown: each connection then ends after its current response."""
     _head_bytes, _in_head = 0, True
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -149,7 +149,7 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
 
 
 class RingfenceWebSocket(InSlices, WebSocketsSansIOProtocol):
-    """One WebSocket."""
+    """WebSocket connection with the same peer check and bounds."""
 
     def handle_cont(self, event: Frame) -> None:
         """Frames without content do not make a message longer, and each takes memory."""
@@ -196,7 +196,7 @@ class InOnePiece:
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be written."""
+        """Return whether the transport accepts no more writes."""
         return self._transport.is_closing()
 
 

@@ -44,13 +44,13 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
     Args:
         ready: Called with the addresses once they answer.
     """
+    from ..api.access.audit import Audit
     from ..api.app import make_app
-    from ..api.audit import Audit
-    from ..api.breaking import quiet_server
     from ..api.service import Service
+    from ..api.streaming.breaking import quiet_server
     from ..execs.execs import Execs
     from ..execution.service import ExecutionService
-    from ..sessions import looking
+    from ..sessions import liveness
     from ..sessions.manager import SessionManager
     from . import logs
 
@@ -61,10 +61,6 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
     # Between the loop and a thread that computes: with more, the loop waits for longer than it works.
     sys.setswitchinterval(_SWITCH_S)
     quiet_server()
-    if config.backends_file:
-        from ..backends.registry import use_settings
-
-        use_settings(config.backends_file)
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(
@@ -78,7 +74,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         audit = Audit(config.state_dir)
         stack.callback(audit.close)
         service = Service(manager, _settings(config), audit)
-        stack.callback(service.lanes.close)
+        stack.callback(service.thread_pools.close)
         stack.callback(_flush, service)
         execs = stack.enter_context(contextlib.closing(Execs(manager)))
         executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
@@ -88,7 +84,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         if leave and config.outlive_s:
             # As if killed, but with every request answered: there is one way to go on from.
             _flush(service)
-            looking.tidy(manager)
+            liveness.tidy(manager)
             logging.shutdown()
             os._exit(0)
 
@@ -96,7 +92,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
 def _flush(service: Service) -> None:
     """Write down when each key was used last."""
     with contextlib.suppress(RingfenceError):
-        service.doorkeeper.flush()
+        service.authenticator.flush()
 
 
 def _have_many_files() -> None:
@@ -109,8 +105,8 @@ def _have_many_files() -> None:
 
 
 def _settings(config: DaemonConfig) -> Settings:
-    from ..api.door import Door
-    from ..api.permissions import Permissions
+    from ..api.access.origin_policy import OriginPolicy
+    from ..api.access.permissions import Permissions
     from ..api.service import Settings
     from ..policy.host_networks import HostNetworks
     from .sockets import read_address
@@ -119,9 +115,11 @@ def _settings(config: DaemonConfig) -> Settings:
     if config.listen:
         names.add(read_address(config.listen)[0].lower())
     origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
-    door = Door(frozenset(names), origins)
+    origin_policy = OriginPolicy(frozenset(names), origins)
     networks = HostNetworks(config.host_networks)
-    return Settings(door, config.bounds, Permissions(config.host_roots, networks, config.most))
+    return Settings(
+        origin_policy, config.bounds, Permissions(config.host_roots, networks, config.most)
+    )
 
 
 def _run(
@@ -170,7 +168,7 @@ def _run(
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_GRACE_S,
                 ws_max_size=MOST_MESSAGE,
-                # Who is slow to read is slow to answer pings, and must not be cut off for it.
+                # A slow reader answers pings late, and must not be disconnected for it.
                 ws_ping_timeout=None,
                 ws_per_message_deflate=False,  # a megabyte must not become a gigabyte
                 ssl_certfile=config.tls_certificate if tls else None,

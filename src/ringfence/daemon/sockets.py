@@ -27,7 +27,8 @@ def listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_socket(path)
-        # What is bound gets the mode that its socket has: no moment in which others could connect.
+        # bind(2) gives the socket file the mode of the socket: set before, no other user can
+        # connect in between.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
         listener.listen(_BACKLOG)
@@ -63,8 +64,32 @@ def listen_tcp(where: str, *, public: bool) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
-        raise InvalidRequest(f"{where}: {exc.strerror}", field="listen") from exc
+        hint = "choose another port, or 0 for a free one; `ss -ltnp` shows which process has it"
+        raise InvalidRequest(f"{where}: {exc.strerror}", field="listen", hint=hint) from exc
     return listener
+
+
+def check_certificate(certificate: str, key: str) -> None:
+    """Load both files once, before anybody is told that the server listens.
+
+    Raises:
+        InvalidRequest: One cannot be read, or they are no pair.
+    """
+    import ssl
+
+    for field, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as exc:
+            hint = "the path of a file in PEM that this user may read"
+            raise InvalidRequest(f"{path}: {exc.strerror}", field=field, hint=hint) from exc
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as exc:
+        what = f"{certificate} and {key} are no certificate and its key in PEM"
+        hint = "the certificate chain in one file, its private key without a password in the other"
+        raise InvalidRequest(what, field="tls_certificate", hint=hint) from exc
 
 
 def check_address(
@@ -101,5 +126,6 @@ def read_address(where: str) -> tuple[str, int]:
         if not 0 <= number <= 65535 or not port.isascii() or not port.isdigit():
             raise ValueError
     except ValueError:
-        raise InvalidRequest(f"{where!r} is not ADDRESS:PORT", field="listen") from None
+        hint = f"as {host or '127.0.0.1'}:7878" if where == host else "as 127.0.0.1:7878"
+        raise InvalidRequest(f"{where!r} is not ADDRESS:PORT", field="listen", hint=hint) from None
     return host, number

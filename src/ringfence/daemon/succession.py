@@ -1,4 +1,4 @@
-"""One daemon after the other: who holds a state directory is told to leave, or to end."""
+"""Handover between daemons: asks the holder of a state directory to leave, or to end."""
 
 from __future__ import annotations
 

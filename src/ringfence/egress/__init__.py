@@ -1,1 +1,3 @@
-"""What a sandbox may reach: decided without I/O, enforced by one process beside the host process."""
+"""Network policy enforcement: decided without I/O, enforced by a process beside the host
+process.
+"""

@@ -1,23 +1,23 @@
-"""What all sandboxes of one egress process share."""
+"""State shared by all sandboxes of one egress process."""
 
 from __future__ import annotations
 
 import resource
 
-from .own import OwnAddresses
-from .pipes import Pipes
+from .dns.own import OwnAddresses
+from .dns.resolve import Resolver
+from .io.pipes import Pipes
 from .record import Record
-from .resolve import Resolver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .ca import Authority
-    from .loop import Loop
+    from .io.loop import Loop
     from .sandbox import Sandbox
-    from .terminator import Terminator
+    from .tls.ca import Authority
+    from .tls.terminator import Terminator
 
 _RESERVED = 256  # descriptors: modules, resolver threads, pipes in use for a moment
 _A_SANDBOX, _A_CONNECTION = 4, 6  # descriptors: two sockets each, and two pipes that are full
@@ -49,9 +49,9 @@ class Commons:
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED
 
     def has_room_for(self, sandbox: Sandbox) -> bool:
-        """Whether `sandbox` may have one more connection, given what is left for the others.
+        """Return whether `sandbox` may have one more connection, given the shares of the others.
 
-        As long as a quarter is free, anybody may; what is left then is shared out.
+        While a quarter is free, any sandbox may; the last quarter is divided among all.
         """
         most = (self._most - _A_SANDBOX * len(self.sandboxes)) // _A_CONNECTION
         if self.connections < most * 3 // 4:

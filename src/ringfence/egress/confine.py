@@ -1,7 +1,7 @@
-"""What the egress process gives up before it speaks with strangers.
+"""Confinement of the egress process, applied before it talks to untrusted peers.
 
-It needs the network, and a few files that the host's resolver reads. It starts no program, writes no
-file, listens nowhere and is nobody on this machine.
+It needs the network, and a few files that the host's resolver reads. It starts no program, writes
+no file, listens nowhere and has a uid without rights on this machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..policy import filters
 # NFS servers and web servers among them, and who shares a uid may trace and kill.
 UID = 0x6FFF_F000
 
-# What getaddrinfo(3) reads: its configuration, the modules that it loads by name (nsswitch.conf), and
-# through them the sockets of resolvers on this host.
+# Files that getaddrinfo(3) reads: its configuration, the modules that it loads by name
+# (nsswitch.conf), and through them the sockets of resolvers on this host.
 _RESOLVER_FILES = (
     *("/etc", "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/run", "/var/run"),
     *("/nix/store", "/gnu/store", "/dev/null", "/dev/urandom"),

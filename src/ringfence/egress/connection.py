@@ -1,4 +1,4 @@
-"""One connection of a sandbox, from its arrival to its line in the record."""
+"""A connection of a sandbox, from its arrival to its entry in the record."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from time import time
 
 from ..linux.destination import destination, shown
 from . import passage, proxy
-from .loop import Cancelled, Task
-from .names import is_synthetic
+from .dns.names import is_synthetic
+from .io.loop import Cancelled, Task
+from .io.relay import Relay
+from .io.streams import SocketStream, prepare
 from .refused import Refused
-from .relay import Relay
-from .streams import SocketStream, prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    from .http.site import Site
+    from .io.streams import Stream
     from .sandbox import Sandbox
-    from .site import Site
-    from .streams import Stream
 
 
 _OF_SERVERS = (502, 504)  # HTTP statuses that say: it was allowed, and the server failed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .loop import Loop
+    from .io.loop import Loop
 
 CONTROL_FD = 3
 _MOST_WAITING = 4096  # messages; a host process that does not read them does not stop us

@@ -6,19 +6,19 @@ import _socket as socket
 import errno
 import os
 
-from .loop import current, pause, running
+from .io.loop import current, pause, running
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .loop import Task
+    from .io.loop import Task
 
 _STAGGER_S = 0.25  # the next address is tried beside one that has not answered for so long
 
 
 class _Attempt:
-    """One socket on its way to one address."""
+    """A connection attempt to one address."""
 
     __slots__ = ("address", "error", "is_connected", "sock", "task")
 

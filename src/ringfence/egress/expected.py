@@ -1,4 +1,4 @@
-"""What may be spoken on a connection for a name, by its port and the rules for requests there."""
+"""Protocols allowed on a connection for a name, by its port and the request rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALWAYS_TLS, _ALWAYS_HTTP = frozenset((443, 8443)), frozenset((80,))
 
 
 def expected(connection: Connection) -> tuple[str, ...]:
-    """What must be spoken there; anything may when it is empty."""
+    """Return the protocols of which one must be spoken; empty: any may."""
     if connection.sandbox.terminates(connection.host, connection.port):
         return (TLS, HTTP)
     if connection.port in _ALWAYS_TLS:
@@ -24,7 +24,7 @@ def expected(connection: Connection) -> tuple[str, ...]:
 
 def not_enough(connection: Connection) -> str:
     """Why a client is refused that has not said enough in time."""
-    return f"not enough within {connection.sandbox.limits.header_s:g} s to tell what is spoken"
+    return f"not enough within {connection.sandbox.limits.header_s:g} s to detect the protocol"
 
 
 def other_than(connection: Connection, kind: str) -> str:

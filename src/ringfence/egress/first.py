@@ -1,9 +1,9 @@
-"""What a client's first bytes are the beginning of: decided without I/O, as they come.
+"""Protocol detection from a client's first bytes, without I/O.
 
-A server behind an allowed name may answer for other names, too: those that share its address. Only
-HTTP and TLS have the client say a name, so those are looked into, and whatever a lenient server
-might still take for one of them is not let through beside that. The rest is passed on as it is, and
-at once: a request that no server has in full yet can still be cut.
+A server behind an allowed name may answer for other names at its address, too. Only in HTTP and TLS
+does the client send a name, so both are parsed, and input that a lenient server might still read as
+one of them is refused. The rest is passed on unchanged, and at once: a request that no server has
+in full yet can still be cut.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Opening:
             self.verdict = RAW
 
     def _object(self, reason: str) -> str:
-        self.objection = f"{reason}, where a name was to be said"
+        self.objection = f"{reason}, where a server name is required"
         self.verdict = RAW
         return RAW
 
@@ -105,7 +105,7 @@ def _old_tls(data: bytes) -> str:
 
 
 def _method(data: bytes) -> str:
-    """Whether a method of HTTP comes first; held as long as it could be one."""
+    """Detect an HTTP method at the start; HOLD while it could become one."""
     size = 0
     while size < len(data) and size < _LONGEST_METHOD and data[size] in _TOKEN:
         size += 1

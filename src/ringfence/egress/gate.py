@@ -1,4 +1,4 @@
-"""A connection on which the server may speak first: what the client says is looked at as it comes."""
+"""A connection on which the server may speak first: the client's data is inspected as it comes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from _socket import MSG_PEEK
 from .expected import expected, not_enough, other_than
 from .first import HOLD, HTTP, PASS, RAW, TLS, Opening
 from .inspected import serve_kind
+from .io.streams import SocketStream
 from .meter import SPENT
-from .streams import SocketStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connection import Connection
-    from .loop import Timer
-    from .relay import Relay
+    from .io.loop import Timer
+    from .io.relay import Relay
 
 _ANSWER_S = 1.0  # how long a server may take when the client has not waited for it
 _PIECE = 16384
@@ -91,7 +91,7 @@ class Gate:
 
     @property
     def _must_wait(self) -> bool:
-        """Whether there is something that must not be passed on before the server has spoken."""
+        """True while client data must wait for the server to speak first."""
         return self._patience is not None and self._opening.verdict in (PASS, RAW)
 
     def _look(self) -> None:
@@ -128,7 +128,7 @@ class Gate:
         kind = opening.feed(more)
         self._limit()
         if not more:
-            # What ends before it could be anything else is nothing else.
+            # Held data that ends before it became another protocol is plain data.
             self._pass_on(opening.data if held else b"")
         elif kind in (TLS, HTTP):
             self._look_closer(kind)
@@ -156,7 +156,7 @@ class Gate:
             self._timer = None
 
     def _expire(self) -> None:
-        self._relay.cut("the client does not say what it speaks")
+        self._relay.cut("the client's protocol cannot be detected")
 
     def _pass_on(self, data: bytes) -> None:
         connection = self._connection

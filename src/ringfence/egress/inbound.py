@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..model.netlimits import NetworkLimits
+from ..model.net.netlimits import NetworkLimits
+from .io.relay import Relay
+from .io.streams import prepare
 from .meter import Meter
-from .relay import Relay
-from .streams import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Unruled:
 
 
 class Inbound:
-    """One pair; a policy of what the sandbox may reach does not concern it, and neither the record."""
+    """A pair of joined connections; the sandbox's policy and record do not apply to it."""
 
     is_recorded = False
     address = ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import tls
 from .first import HTTP
-from .http import exchange
-from .loop import Deadline
+from .http.exchange import exchange
+from .io.loop import Deadline
+from .io.streams import SocketStream
 from .reach import dial, metered, reaching, site_of
 from .refused import Refused
-from .streams import SocketStream
+from .tls import hello as tls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ def _check_name(connection: Connection, hello: tls.Hello, *, is_ended: bool = Fa
 
 
 async def _first_answer(connection: Connection, server: SocketStream) -> bytes:
-    """What the server says to the hello, as far as it takes to see whether it asks again."""
+    """Read the server's first message, far enough to see whether it asks for a second
+    ClientHello.
+    """
     said = b""
     with Deadline(connection.sandbox.limits.connect_s):
         while tls.asks_again(said) is None:
@@ -128,7 +130,7 @@ async def _terminate(
     authority = connection.sandbox.authority
     if terminator is None or authority is None:
         raise Refused(
-            "requests to it are judged one by one, and this sandbox trusts nobody to end TLS"
+            "requests to it are judged one by one, and this sandbox has no certificate authority to end TLS"
         )
     site = site_of(connection, "https")
     stream, reach = metered(connection, client), reaching(connection, server)

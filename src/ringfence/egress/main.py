@@ -18,14 +18,14 @@ from . import confine
 from .commons import Commons
 from .control import CONTROL_FD, Control
 from .inbound import Inbound, Unruled
-from .loop import Loop
+from .io.loop import Loop
 from .sandbox import Sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .terminator import Terminator
+    from .tls.terminator import Terminator
 
 PLAIN, TLS = "plain", "tls"
 # Of the loop: what the kernel has for us already is taken in the next, and leads to its end in some.
@@ -48,23 +48,23 @@ def main() -> None:
 
 
 def _terminator() -> Terminator:
-    """What ends TLS; its modules, and the file of trusted roots, are the host process's own."""
+    """Make the object that ends TLS; modules and trusted roots are the host process's own."""
     roots, *path = sys.argv[3:]
     if roots:
         os.environ["SSL_CERT_FILE"] = roots
     sys.path += path
-    from .terminator import Terminator
+    from .tls.terminator import Terminator
 
     return Terminator()
 
 
 def _import_the_rest() -> None:
-    """What others import when they first need it: from here on they could not read it."""
+    """Import all lazy imports now: after the confinement their files cannot be read."""
     import _sha1  # noqa: F401
     import binascii  # noqa: F401  the proof of a WebSocket's server
     import ipaddress  # noqa: F401
 
-    from ..model import hosts, netlimits, network, paths, rules  # noqa: F401
+    from ..model.net import hosts, netlimits, network, paths, rules  # noqa: F401
 
 
 class Egress:

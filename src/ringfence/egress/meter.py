@@ -5,14 +5,14 @@ from __future__ import annotations
 from _collections import deque
 from time import monotonic
 
-from .loop import current, pause
+from .io.loop import current, pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .loop import Loop, Timer
-    from .streams import Stream
+    from .io.loop import Loop, Timer
+    from .io.streams import Stream
 
 SPENT = "the sandbox's bytes are used up"
 _TICK_S = 0.01  # those that wait for the rate are looked at this often
@@ -75,7 +75,7 @@ class Meter:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more may be moved, ever."""
+        """True once the total of bytes is used up."""
         return self._total_bytes is not None and self.moved_bytes >= self._total_bytes
 
     def at_once(self, most: int) -> int:

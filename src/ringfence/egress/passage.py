@@ -6,19 +6,19 @@ were looked at; what the server says first is passed on at once, for protocols i
 
 from __future__ import annotations
 
-from . import answers
+from .dns import answers
 from .expected import expected, not_enough, other_than
 from .first import HOLD, HTTP, TLS, Opening
 from .gate import Gate
 from .inspected import serve_kind
-from .loop import Deadline
+from .io.loop import Deadline
 from .reach import dial
 from .refused import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connection import Connection
-    from .streams import SocketStream
+    from .io.streams import SocketStream
 
 _SILENCE_S = 0.2  # after which a client may be waiting for a server that speaks first
 _PIECE = 16384
@@ -74,7 +74,7 @@ async def _begin(connection: Connection, client: SocketStream) -> Opening:
             while opening.verdict == HOLD:
                 more = await client.read(_PIECE)
                 if not more:
-                    raise Refused("the client ended before it had said what it speaks")
+                    raise Refused("the client ended before its protocol was known")
                 opening.feed(more)
     except TimeoutError:
         raise Refused(not_enough(connection)) from None
@@ -82,7 +82,7 @@ async def _begin(connection: Connection, client: SocketStream) -> Opening:
 
 
 async def _is_silent(connection: Connection, client: SocketStream) -> bool:
-    """Whether nothing comes for a while, where the server may speak first."""
+    """Return whether the client sends nothing for a while, where the server may speak first."""
     if connection.sandbox.terminates(connection.host, connection.port):
         return False
     try:
@@ -94,25 +94,25 @@ async def _is_silent(connection: Connection, client: SocketStream) -> bool:
 
 
 def _kind(connection: Connection, opening: Opening) -> str:
-    """What the client speaks, where it is to be TLS or HTTP; anything else is up to the server.
+    """Return the client's protocol where it must be TLS or HTTP; any other is up to the server.
 
     Raises:
-        Refused: It is not what is expected.
+        Refused: It is not the expected one.
     """
     wanted, verdict = expected(connection), opening.verdict
     if HTTP in wanted and verdict not in (HOLD, TLS):
-        return HTTP  # its parser tells the client what is wrong with anything else
+        return HTTP  # its parser answers the client with an error
     if verdict in (HTTP, TLS) and verdict not in wanted:
         raise Refused(other_than(connection, verdict))
     return verdict
 
 
 def _at_hand(connection: Connection, client: SocketStream) -> bytes:
-    """What has come already: most clients speak at once."""
+    """Read the data that has come already: most clients send at once."""
     data, client.first = client.first, b""
     most = connection.sandbox.meter.at_once(_PIECE)
     try:
         data += client.socket.recv(most) if most else b""
     except OSError:
-        pass  # nothing yet; whatever else it may be comes again
+        pass  # nothing yet; a real error comes again
     return data

@@ -9,18 +9,18 @@ import errno
 
 from ..errors import InvalidRequest
 from ..linux.destination import packed, shown
-from ..model import hosts
+from ..model.net import hosts
 from . import passage, reach, socks
-from .http import part, pass_on, read_request, tell
-from .http_reader import Reader
-from .loop import Deadline
+from .http.exchange import part, pass_on, read_request, tell
+from .http.reader import Reader
+from .io.loop import Deadline
+from .io.streams import SocketStream
 from .refused import Refused
-from .streams import SocketStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connection import Connection
-    from .http_head import RequestHead
+    from .http.head import RequestHead
 
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _PIECE = 16384
@@ -141,6 +141,6 @@ def _read(host: str) -> tuple[str | None, str]:
 
 
 def _is_dotted(host: str) -> bool:
-    """Whether it looks like an IPv4 address in its usual spelling; others are nothing at all."""
+    """Return whether it looks like a dotted IPv4 address; other spellings are refused."""
     parts = host.split(".")
     return len(parts) == 4 and all(part.isdigit() for part in parts)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ..linux.destination import family_of
 from .dial import connect
-from .loop import Deadline
+from .http.site import Site
+from .io.loop import Deadline
+from .io.streams import SocketStream
 from .meter import Metered
 from .refused import Refused
-from .site import Site
-from .streams import SocketStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .connection import Connection
-    from .streams import Stream
+    from .io.streams import Stream
 
 
 async def dial(connection: Connection) -> SocketStream:
@@ -63,7 +63,7 @@ async def _places(connection: Connection) -> list[tuple[int, str]]:
 
 
 def site_of(connection: Connection, scheme: str = "http") -> Site:
-    """What may be asked over this connection."""
+    """Make the site of this connection, which judges its requests."""
     sandbox = connection.sandbox
     site = Site(
         connection.host or connection.address,
@@ -79,7 +79,7 @@ def site_of(connection: Connection, scheme: str = "http") -> Site:
 def reaching(
     connection: Connection, server: SocketStream | None = None
 ) -> Callable[[], Awaitable[Stream]]:
-    """What connects to the server once a request is allowed."""
+    """Return a function that connects to the server, to be called once a request is allowed."""
 
     async def reach() -> Stream:
         stream = server or await dial(connection)

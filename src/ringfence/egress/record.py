@@ -1,4 +1,4 @@
-"""What was decided, told to the host process in batches; bounded, whoever floods it."""
+"""Record of decisions, sent to the host process in batches; bounded under floods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .loop import Loop, Timer
+    from .io.loop import Loop, Timer
 
     Event = dict[str, Any]  # the JSON form of a model.netlog.NetworkEvent; defaults left out
 

@@ -1,4 +1,4 @@
-"""One sandbox, as the egress process knows it: its sockets, its policy, and what goes on."""
+"""A sandbox in the egress process: its sockets, its policy, and its connections."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import _socket as socket
 import errno
 
 from ..linux.destination import packed
-from ..model import hosts
-from ..model.netlimits import NetworkLimits
-from ..model.network import NetworkPolicy
-from ..model.rules import Credential, NetworkRule
+from ..model.net import hosts
+from ..model.net.netlimits import NetworkLimits
+from ..model.net.network import NetworkPolicy
+from ..model.net.rules import Credential, NetworkRule
 from ..policy.network import Decision, Judge
 from ..policy.redirects import LISTEN_PORT, PROXY, RESOLVER
-from . import answers
 from .connection import Connection
+from .dns import answers
+from .dns.names import PROXY_V6, Names
+from .http.scrub import Secrets
 from .meter import Meter, Rate
-from .names import PROXY_V6, Names
-from .scrub import Secrets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .ca import Authority
     from .commons import Commons
     from .inbound import Inbound
+    from .tls.ca import Authority
 
 _TURN = 16  # connections accepted, or datagrams answered, before others have their turn
 _PATIENCE_S = 0.05  # with no descriptors left
@@ -119,7 +119,7 @@ class Sandbox:
         return known
 
     def judge_address(self, name: str | None, address: str, port: int) -> Decision:
-        """Whether `address` may be dialled; for an address that a program named, without a name."""
+        """Decide whether `address` may be dialled; an address that a program named has no name."""
         key = name, address, port
         decision = self._addresses_judged.get(key)
         if decision is None:
@@ -131,9 +131,9 @@ class Sandbox:
         return decision
 
     def _leads_home(self, address: str) -> bool:
-        """Whether it is one of a whole network that is routed to this machine itself.
+        """Return whether it is in a network that is routed to this machine itself.
 
-        The judge knows the host's addresses one by one.
+        The judge knows only the host's single addresses.
         """
         return self.commons.own.covers(packed(address))
 
@@ -188,18 +188,18 @@ class Sandbox:
         self.commons.loop.soon(self._on_datagram)
 
     def live(self) -> list[dict[str, Any]]:
-        """What goes on, as events: whatever was let through and has not ended."""
+        """List the open connections as events: allowed and not ended."""
         events = [each.event() for each in self.connections if each.is_recorded and each.address]
         return [{"sandbox_id": self.id, **event} for event in events]
 
     def is_proxy(self, address: bytes, port: int) -> bool:
-        """Whether a client came to be asked where it wants to go."""
+        """Return whether a client connected to the proxy."""
         if address in _PROXY_PLACES:
             return True
         return port == LISTEN_PORT and _is_loopback(address)
 
     def is_resolver(self, address: bytes, port: int) -> bool:
-        """Whether a client came to ask for names over TCP."""
+        """Return whether a client connected to the resolver over TCP."""
         return address == _RESOLVER and port == RESOLVER[1]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from .refused import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .streams import Stream
+    from .io.streams import Stream
 
 VERSION = 5
 GRANTED, FAILED, NOT_ALLOWED, UNREACHABLE, NOT_ANSWERED, BAD_COMMAND, BAD_ADDRESS = (

@@ -7,7 +7,7 @@ from collections import Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..model.exec_view import ExecView
+    from ..model.execs.exec_view import ExecView
 
 _HELP = {
     "ringfence_execs_running": ("gauge", "Execs that run."),
@@ -27,12 +27,12 @@ class Counts:
         self._ends: Counter[str] = Counter()
 
     def began(self) -> None:
-        """One was started."""
+        """Count an exec that started."""
         with self._lock:
             self._started += 1
 
     def ended(self, view: ExecView) -> None:
-        """One is over."""
+        """Count an exec that ended."""
         with self._lock:
             self._ends[str(view.state)] += 1
             self._bytes += view.stdout_bytes + view.stderr_bytes

@@ -20,9 +20,9 @@ from ..errors import (
     SandboxLost,
     TaskFailed,
 )
-from ..model.exec import ExecRequest
-from ..model.exec_view import ExecState, ExecView
-from ..model.ids import new_id
+from ..model.base.ids import new_id
+from ..model.execs.exec import ExecRequest
+from ..model.execs.exec_view import ExecState, ExecView
 from ..sandbox.pump import run_for
 from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
@@ -32,8 +32,8 @@ from ..spool.spool import Spool
 from ..store.execs import ExecRecord
 from . import told
 from .counts import Counts
-from .keeping import Keeping
 from .pump import SpooledPump
+from .retention import Retention
 from .run import Run
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..backends.protocol import BackendExec
-    from ..model.exec import ExecStatus
+    from ..model.execs.exec import ExecStatus
     from ..sessions.live import Live
     from ..sessions.manager import SessionManager
 
@@ -93,7 +93,7 @@ class Execs:
         self._beginning: set[str] = set()  # written down, and not running yet: nobody sees them
         self._unwritten: list[tuple[ExecView, Callable[[], None]]] = []
         self._reactor = Reactor()
-        self._keeping = Keeping(
+        self._retention = Retention(
             manager.store, self.directory, most_bytes, most_records, self._write_rest
         )
         self._recover()
@@ -196,7 +196,7 @@ class Execs:
     def _attend(
         self, live: Live, run: Run, begun: BackendExec, request: ExecRequest
     ) -> SpooledPump:
-        """What moves its bytes; it is to be driven."""
+        """Make the pump that moves the exec's bytes; the caller drives it."""
 
         def ended(status: ExecStatus, cut: bool) -> bool:
             view = run.final(ExecState.ENDED, status=status, truncated=cut)
@@ -243,7 +243,7 @@ class Execs:
         run.end(view)
         if written:
             self._forget(view.id)
-        self._keeping.came(sum(track.kept_bytes for track in run.spool.tracks))
+        self._retention.came(sum(track.kept_bytes for track in run.spool.tracks))
         return written
 
     def _write_rest(self) -> None:
@@ -340,7 +340,7 @@ class Execs:
         for record in self._records.unended():
             view = ExecView.from_json(json.loads(record.view))
             run = Run(view, self._spool(view))
-            live = self._manager.book.find(view.sandbox_id)
+            live = self._manager.index.find(view.sandbox_id)
             kept = _adopted(live) if live else None
             begun = kept.get(view.id) if kept else None
             why: RingfenceError = SandboxLost("its sandbox is gone")
@@ -375,7 +375,7 @@ class Execs:
 
     def close(self) -> None:
         """Remove nothing more; forget what is not on disk. What runs is not touched."""
-        self._keeping.close()
+        self._retention.close()
         self._write_rest()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)

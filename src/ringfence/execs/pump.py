@@ -6,7 +6,7 @@ import errno
 import os
 from contextlib import suppress
 
-from ..model.exec import ExecResult
+from ..model.execs.exec import ExecResult
 from ..sandbox.pump import Pump
 from ..spool.order import ERR, OUT
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..backends.protocol import BackendExec
-    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.execs.exec import ExecRequest, ExecStatus
     from ..model.limits import Limits
     from ..spool.spool import Spool
 
@@ -24,30 +24,32 @@ _SPLICE_F_NONBLOCK = 2  # include/linux/splice.h
 
 
 class SpoolSink:
-    """One stream of a spool, as a pump knows it.
+    """A stream of a spool, as a pump writes it.
 
     Args:
-        ferry: A pipe, reading end first, that outlives this process as the descriptor does. A terminal
-            cannot be spliced to a file, only to a pipe: through it no byte is ever in our memory alone.
+        splice_pipe: A pipe, reading end first, that outlives this process as the descriptor does. A terminal
+            can be spliced only to a pipe, not to a file; through the pipe no byte is ever only in our memory.
     """
 
-    def __init__(self, spool: Spool, stream: int, ferry: tuple[int, int] | None = None) -> None:
-        self._spool, self._stream, self._ferry = spool, stream, ferry
-        self._land()  # what was on its way when the process before us was killed
+    def __init__(
+        self, spool: Spool, stream: int, splice_pipe: tuple[int, int] | None = None
+    ) -> None:
+        self._spool, self._stream, self._splice_pipe = spool, stream, splice_pipe
+        self._land()  # bytes in the pipe when the previous process was killed
 
     def take(self, fd: int) -> int:
-        """What the descriptor has now goes to disk."""
-        if self._ferry is None:
+        """Write the bytes that the descriptor has now to disk."""
+        if self._splice_pipe is None:
             return self._spool.take(self._stream, fd)
         try:
-            count = os.splice(fd, self._ferry[1], _MOST, flags=_SPLICE_F_NONBLOCK)
+            count = os.splice(fd, self._splice_pipe[1], _MOST, flags=_SPLICE_F_NONBLOCK)
         except BlockingIOError:
             raise
         except OSError as exc:
             if (
                 exc.errno == errno.EINVAL
             ):  # a kernel whose terminals cannot be spliced: read and write
-                self._ferry = None
+                self._splice_pipe = None
                 return self.take(fd)
             if exc.errno != errno.EIO:
                 raise
@@ -59,8 +61,8 @@ class SpoolSink:
 
     def _land(self) -> None:
         with suppress(BlockingIOError):
-            while self._ferry is not None:
-                self._spool.take(self._stream, self._ferry[0])
+            while self._splice_pipe is not None:
+                self._spool.take(self._stream, self._splice_pipe[0])
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -84,8 +86,8 @@ class SpooledPump(Pump):
         spool: Spool,
         ended: Callable[[ExecStatus, bool], bool],
     ) -> None:
-        ferry: tuple[int, int] | None = getattr(run, "ferry", None)
-        sinks = (SpoolSink(spool, OUT, ferry), SpoolSink(spool, ERR))
+        splice_pipe: tuple[int, int] | None = getattr(run, "splice_pipe", None)
+        sinks = (SpoolSink(spool, OUT, splice_pipe), SpoolSink(spool, ERR))
         super().__init__(run, request, limits, sinks=sinks)
         self._spool, self._ended = spool, ended
 

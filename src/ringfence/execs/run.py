@@ -1,4 +1,4 @@
-"""One exec, running or over."""
+"""An exec of the server, running or ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from concurrent.futures import Future
 
 from ..errors import ExecError, LifecycleError, RingfenceError
-from ..model.exec import ExecResult
-from ..model.exec_view import ExecProblem, ExecState
+from ..model.execs.exec import ExecResult
+from ..model.execs.exec_view import ExecProblem, ExecState
 from ..sandbox.process import StdinWriter
 from ..spool.order import ERR, OUT
 from .given import Given
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..model.exec_view import ExecView
+    from ..model.execs.exec_view import ExecView
     from ..spool.spool import Spool
     from .pump import SpooledPump
 
@@ -52,11 +52,11 @@ class Run:
 
     @property
     def takes_input(self) -> bool:
-        """Whether clients may write to it."""
+        """True if clients may write to its stdin or terminal."""
         return self._view.running and (self._view.stream_stdin or self._view.pty is not None)
 
     def prepare(self) -> None:
-        """What must be there before it begins.
+        """Open the stdin file before the exec begins, where the exec takes input.
 
         Raises:
             ResourceExhausted: The disk is full.
@@ -80,11 +80,11 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether its end is not known yet."""
+        """True until the exec's end is known."""
         return self._view.running
 
     def view(self) -> ExecView:
-        """What its owner sees now."""
+        """Return the exec as its owner sees it now."""
         view = self._view
         if not view.running:
             return view
@@ -135,7 +135,7 @@ class Run:
     # -- ending -------------------------------------------------------------------------------
 
     def final(self, state: ExecState, **fields: Any) -> ExecView:
-        """What its owner will see once it is over."""
+        """Return the exec as its owner sees it after it ended in `state`."""
         more = {**self._counts(), **fields}
         if more["stdout_dropped_bytes"] or more["stderr_dropped_bytes"]:
             more["truncated"] = True

@@ -1,4 +1,4 @@
-"""What the log says of execs: ids and numbers, never what was run or written."""
+"""Log messages about execs: ids and numbers, never commands or output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..model.exec_view import ExecView
+    from ..model.execs.exec_view import ExecView
 
 FACTS = "facts"
 """The attribute of a log record that has its ids and numbers."""

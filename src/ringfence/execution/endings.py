@@ -1,4 +1,4 @@
-"""What the end of a process means for its execution. Pure."""
+"""Mapping from the end of a process to the result of its execution. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..errors import (
     TaskFailed,
     Unsupported,
 )
-from ..model import exec as execs
-from ..model.execution import ExecutionStatus, ExecutionUsage
+from ..model.execs import exec as execs
+from ..model.execution.execution import ExecutionStatus, ExecutionUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
 
 _NOT_LIMITS = (None, execs.KILLED_BY_CALLER, execs.KILLED_BY_TERMINATE, execs.KILLED_BY_TIMEOUT)
 
@@ -75,7 +75,7 @@ def result_fields(ended: ExecResult) -> dict[str, Any]:
 
 
 def too_many_processes(refused: int) -> dict[str, Any]:
-    """What is said of a command that failed where the limit on processes said no."""
+    """Describe the failure of a command that hit the process limit."""
     return ResourceLimitExceeded(
         f"the limit on processes refused {refused} times",
         field="max_processes",

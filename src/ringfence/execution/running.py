@@ -1,4 +1,4 @@
-"""One execution that has not ended."""
+"""An execution that has not ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ..errors import RingfenceError
 from ..model.acquire import AcquireOptions
-from ..model.exec import ExecRequest
-from ..model.execution import ExecutionResult, ExecutionStatus, check_execution_step
+from ..model.execs.exec import ExecRequest
+from ..model.execution.execution import ExecutionResult, ExecutionStatus, check_execution_step
 from ..model.spec import STRONG
 from . import endings
 from .specs import spec_for
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..execs.run import Run
-    from ..model.execution import ExecutionRequest
-    from ..model.execution_config import ExecutionConfig
-    from ..model.network import NetworkPolicy
+    from ..model.execution.config import ExecutionConfig
+    from ..model.execution.execution import ExecutionRequest
+    from ..model.net.network import NetworkPolicy
     from ..sandbox.sync import Sandbox
     from .service import ExecutionService
 
@@ -79,7 +79,7 @@ class Running:
         with lease:
             self._sandbox = lease.sandbox
             try:
-                live = manager.book.find(lease.id)
+                live = manager.index.find(lease.id)
                 assert live is not None
                 session = lease.session
                 self.result = replace(

@@ -25,12 +25,12 @@ from ..errors import (
 )
 from ..execs.execs import Execs
 from ..model.acquire import check_client
+from ..model.base.ids import new_id
+from ..model.base.jsonform import loads, within
 from ..model.event import CONFIG
-from ..model.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
-from ..model.execution_config import VM_KERNEL
-from ..model.execution_info import ExecutionInfo, ExecutorInfo
-from ..model.ids import new_id
-from ..model.jsonform import loads, within
+from ..model.execution.config import VM_KERNEL
+from ..model.execution.execution import ExecutionRequest, ExecutionResult, ExecutionStatus
+from ..model.execution.info import ExecutionInfo, ExecutorInfo
 from ..model.spec import OS_HARDENED, STRONG, SandboxSpec
 from ..policy.seccomp import SeccompPolicy
 from ..sessions.selection import needed
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from ..execs.run import Run
     from ..model.capabilities import BackendReport
-    from ..model.execution import TierSupport
-    from ..model.execution_config import ExecutionConfig
+    from ..model.execution.config import ExecutionConfig
+    from ..model.execution.execution import TierSupport
     from ..sessions.manager import SessionManager
 
 EXECUTION = "execution"
@@ -95,7 +95,7 @@ class ExecutionService:
         self._settle()
 
     def _settle(self) -> None:
-        """What an earlier service did not see the end of goes on, or is lost and said to be."""
+        """Take over or mark as lost every execution whose end an earlier service did not record."""
         for record in self._table.unended():
             result = ExecutionResult.from_json(loads(record.result))
             try:
@@ -286,7 +286,7 @@ class ExecutionService:
         return live
 
     def tiers(self) -> tuple[TierSupport, ...]:
-        """Whether each tier can be had here, and where not, why."""
+        """Report for each tier whether this host supports it, with the reason if not."""
         return tiers.all_tiers(self.manager, self.config.strong_runtime.get("backend", ""))
 
     def seccomp(self) -> dict[str, Any]:
@@ -296,7 +296,7 @@ class ExecutionService:
         return policy.to_json()
 
     def info(self, client_id: str | None = None) -> ExecutionInfo:
-        """What can be had here, what holds, and how many executions of a client, or of all, there are."""
+        """Report capabilities and configuration, and count executions of a client, or of all."""
         maker = self.manager.maker
         reports = [maker.report(name) for name in maker.backends]
         return ExecutionInfo(
@@ -320,7 +320,9 @@ class ExecutionService:
         )
 
     def _holds_network(self, report: BackendReport) -> bool:
-        """Whether a backend enforces both what `network_enabled` allows, and nothing at all."""
+        """Return whether a backend enforces both the network policy of `network_enabled` and no
+        network.
+        """
         specs = (SandboxSpec(network=self.config.network_policy), SandboxSpec())
         return report.available and all(map(report.can, {n for s in specs for n in needed(s)}))
 
@@ -332,7 +334,7 @@ class ExecutionService:
 
     @property
     def config(self) -> ExecutionConfig:
-        """What holds now."""
+        """The current configuration."""
         return self._settings.now
 
     def change(self, patch: object) -> ExecutionConfig:

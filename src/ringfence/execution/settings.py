@@ -7,8 +7,8 @@ import json
 import os
 
 from ..errors import InvalidRequest, IoError, StorageFull
-from ..model.execution_config import ExecutionConfig
-from ..model.jsonform import loads
+from ..model.base.jsonform import loads
+from ..model.execution.config import ExecutionConfig
 
 FILE = "execution.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -29,7 +29,7 @@ class Settings:
         self.now = self.read()
 
     def read(self) -> ExecutionConfig:
-        """What the file says."""
+        """Read the configuration file; without one, return the default."""
         if self._path is None:
             return self._default
         try:

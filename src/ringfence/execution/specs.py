@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from ..errors import InvalidRequest, RingfenceError
-from ..model.execution_config import ExecutionConfig, is_at_or_below
+from ..model.execution.config import ExecutionConfig, is_at_or_below
 from ..model.limits import Limits
 from ..model.spec import OS_HARDENED, STRONG, SandboxSpec
 from ..sandbox.sync import Sandbox
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import Backend
-    from ..model.execution import ExecutionRequest
+    from ..model.execution.execution import ExecutionRequest
 
 PROFILE = "execution"
 """Of sandboxes under the system-call policy of the config."""

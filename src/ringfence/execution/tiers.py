@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import BackendUnavailable, InvalidRequest, SandboxNotSupported
-from ..model.execution import TierSupport
+from ..model.execution.execution import TierSupport
 from ..model.spec import TIERS, SandboxSpec
 from ..sessions import selection
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def support(manager: SessionManager, tier: str, preferred: str = "") -> TierSupport:
-    """Whether a tier can be had."""
+    """Report whether this host supports a tier."""
     maker = manager.maker
     reports = {name: maker.report(name) for name in maker.backends}
     spec = SandboxSpec(tier=tier)
@@ -38,5 +38,7 @@ def choose(manager: SessionManager, tier: str, preferred: str = "") -> str:
         # It tries no more backends than it must: to try one may take as long as a boot.
         return manager.maker.choose(SandboxSpec(tier=tier), preferred)
     except (BackendUnavailable, InvalidRequest) as exc:
-        hint = "`ringfence doctor` says what this host lacks; `serve --backend` names what is asked"
+        hint = (
+            "run `ringfence doctor` for this host's lacks; `serve --backend` chooses the backends"
+        )
         raise SandboxNotSupported(exc.message, field="tier", hint=hint) from exc

@@ -15,7 +15,8 @@ import resource
 import select
 import time
 
-from ..launcher import init, wire
+from ..launcher import wire
+from ..launcher.pid1 import init
 from ..linux import libc, namespaces, signals
 from . import flows, looking, program, room, users
 from .execs import Execs
@@ -26,8 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..launcher.file_locks import FileLocks
-    from ..launcher.notifications import Listener
+    from ..launcher.pid1.file_locks import FileLocks
+    from ..launcher.pid1.notifications import Listener
     from .groups import Groups
     from .settings import Settings
     from .tags import Tags
@@ -56,7 +57,7 @@ class Agent(FileRequests):
         self.listener_fd = -1 if listener is None else listener.fd
         self.file_locks: FileLocks | None = None
         if not settings["own_kernel"]:
-            from ..launcher.file_locks import FileLocks
+            from ..launcher.pid1.file_locks import FileLocks
 
             self.file_locks = FileLocks()
 
@@ -157,13 +158,13 @@ class Agent(FileRequests):
         return b""
 
     def _do_settle(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
-        """Whether all of the guest can be written down: nothing of it may hang on the host's.
+        """Prepare the guest for saving: no descriptor in it may depend on the host's.
 
         Raises:
-            OSError: EBUSY, with who holds a stream, a file or a connection of the host's.
+            OSError: EBUSY, with the holders of a host stream, file or connection.
         """
         busy = ["an open file or connection"] if self.flows else []
-        # By what was asked for: it may not have begun yet.
+        # By the request's command: the exec may not have begun yet.
         busy += [f"exec {run.number} ({run.command})" for run in self.execs.running.values()]
         busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
@@ -190,7 +191,7 @@ class Agent(FileRequests):
         )
 
     def _do_bounds(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
-        """What holds the guest, as its kernel has it: processes, open files, bytes and inodes."""
+        """Read the guest's limits from its kernel: processes, open files, bytes and inodes."""
         root = room.usage()
         return b"%d %d %d %d" % (
             self.groups.most(),
@@ -224,7 +225,9 @@ class Agent(FileRequests):
         self.flows.append(flows.Dial(sock, reply, begin))
 
     def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
-        """One operation on a tree, by a child of the guest's user: it may take long, and may be killed."""
+        """Run a tree operation in a child as the guest's user: it may take long, and may be
+        killed.
+        """
 
         def work() -> None:
             from . import trees

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ..launcher.notifications import Listener
+    from ..launcher.pid1.notifications import Listener
     from .settings import Settings
 
 _STANDARD_INPUT = 0  # the control at first, and /dev/null from then on
@@ -35,13 +35,13 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     if settings is None:
         os._exit(0)
     step = "agent"
-    ways: list[int] = []
+    namespace_fds: list[int] = []
     try:
         if settings["covered"]:
-            from . import walls
+            from . import isolation
 
-            step = walls.STEP
-            ways = walls.put_up(settings)
+            step = isolation.STEP
+            namespace_fds = isolation.set_up(settings)
             step = "agent"
         elif not settings["own_kernel"]:
             users.keep_score(walled=False)
@@ -57,8 +57,8 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     # Where the first process's descriptors can be opened by others, as in gVisor and below Codex, this is a
     # file of the host's memory, without a bound.
     _say_no_more()
-    wire.answer(control, b"READY", ways)
-    for fd in ways:
+    wire.answer(control, b"READY", namespace_fds)
+    for fd in namespace_fds:
         os.close(fd)
     Agent(control, settings, groups, listener).run()
     os._exit(0)
@@ -83,7 +83,8 @@ def _boot_plainly(settings: Settings) -> tuple[Tags, Listener | None]:
     privileges.set_name(b"ringfence-init")
     privileges.adopt_orphans()
     privileges.set_dumpable(False)
-    from ..launcher import lockdown, netlink_sockets, notifications
+    from ..launcher import lockdown
+    from ..launcher.pid1 import netlink_sockets, notifications
 
     lockdown.apply_rlimits(settings["rlimits"])
     listener = None
@@ -141,10 +142,10 @@ class Mapper:
 
 
 def start_mapper(id_map: str, program: str = "") -> Mapper:
-    """One for us.
+    """Start a process that writes our id maps.
 
     Args:
-        program: A file that does it, if it is there: a fork would cost both of us a copy of every page.
+        program: An executable for it, if it exists: a fork would cost both of us a copy of every page.
     """
     go_read, go_write = os.pipe()
     if os.path.exists(program):

@@ -1,9 +1,9 @@
-"""Descriptors over a stream of bytes: what the host sends along with a request becomes a channel.
+"""Descriptors over a byte stream: each one that the host sends with a request becomes a channel.
 
 Between a host and a guest with a machine of its own there is one serial line, and no descriptor crosses
 it. So each side has a carrier. The host's takes requests with their descriptors from a socket; the guest's
 makes pipes and sockets like them, and hands the request on with those. What goes into one end of a
-channel comes out at the other, and an end that closes closes the other: see `launcher.channels`.
+channel comes out at the other, and an end that closes closes the other: see `launcher.link.channels`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import socket
 import time
 
 from ..launcher import wire
-from ..launcher.channel import BLOB, BYTES, PACKETS, READ, WRITE, Channel
-from ..launcher.channels import LineEnd
-from ..launcher.line import CONTROL, DATA, END, MESSAGE, PIECE, LineError, split
+from ..launcher.link.channel import BLOB, BYTES, PACKETS, READ, WRITE, Channel
+from ..launcher.link.channels import LineEnd
+from ..launcher.link.line import CONTROL, DATA, END, MESSAGE, PIECE, LineError, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 _OPENED = struct.Struct("<IcI")  # channel, what it is, bytes of it that come along
 _SEEK_END = 2
-CLOCK, REST, FERRY, MOUNTS = b"T", b"Z", b"N", b"A"
-# What a guest says to REST: nothing is under way; nothing was to come any more; so many channels are open.
-RESTS, RESTED, BUSY = b"RESTS", b"RESTED", b"BUSY"
+CLOCK, QUIESCE, RELAY, MOUNTS = b"T", b"Z", b"N", b"A"
+# Guest's answers to REST: nothing is under way; nothing more was to come; so many channels are
+# open.
+QUIESCED, RESTED, BUSY = b"QUIESCED", b"RESTED", b"BUSY"
 _SETTLING_S = 5.0
 _LOOK_S = 0.05
 
@@ -39,19 +40,20 @@ def request(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 class Carrier(LineEnd):
-    """One side of the line. `run` returns when it, or the socket of requests, has ended.
+    """Side of the serial link. `run` returns at the end of the link or of the socket of
+    requests.
 
     Args:
-        control: Where the host's requests come from; in the guest, where they go.
-        is_host: Who opens channels.
-        on_clock: What the guest does when the host tells the time, in ns since the epoch: a request that
-            begins with `CLOCK`.
-        on_ferry: And when another is to ferry connections: one that begins with `FERRY`, with a token.
-        on_mounts: And when more is to be mounted: one that begins with `MOUNTS`. What it returns is said.
+        control: Source of the host's requests; in the guest, their destination.
+        is_host: Only the host opens channels.
+        on_clock: Called in the guest with the host's time, in ns since the epoch: a request that begins
+            with `CLOCK`.
+        on_relay: Called when another process is to relay connections: `RELAY` and a token.
+        on_mounts: Called when more is to be mounted: `MOUNTS`. Its result is the answer.
 
     Attributes:
-        rests: In the guest, whether `run` has returned because the machine is to be written down: the host
-            has said `REST`, has heard `RESTS`, and has said it once more, after which nothing comes.
+        rests: In the guest: `run` has returned because the machine will be saved. The host sent `QUIESCE`,
+            received `QUIESCED`, and sent it once more, after which nothing comes.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class Carrier(LineEnd):
         *,
         is_host: bool,
         on_clock: Callable[[int], None] | None = None,
-        on_ferry: Callable[[bytes], None] | None = None,
+        on_relay: Callable[[bytes], None] | None = None,
         on_mounts: Callable[[bytes], bytes] | None = None,
     ) -> None:
         super().__init__(line, is_host=is_host)
-        self.control, self.on_clock, self.on_ferry = control, on_clock, on_ferry
+        self.control, self.on_clock, self.on_relay = control, on_clock, on_relay
         self.on_mounts = on_mounts
-        self.rests, self._settles_until = False, 0.0
+        self.is_quiesced, self._settles_until = False, 0.0
         self._handle(control.fileno(), self._read_control)
 
     def _take_control(self, kind: bytes, data: bytes) -> None:
@@ -77,12 +79,12 @@ class Carrier(LineEnd):
             self._take_message(data)
         elif kind == CLOCK and self.on_clock is not None:
             self.on_clock(int(data))
-        elif kind == FERRY and self.on_ferry is not None:
-            self.on_ferry(data)
+        elif kind == RELAY and self.on_relay is not None:
+            self.on_relay(data)
         elif kind == MOUNTS and self.on_mounts is not None:
             self._put(DATA, CONTROL, self.on_mounts(data))
-        elif kind == REST and not self.is_host:
-            self._over = self.rests
+        elif kind == QUIESCE and not self.is_host:
+            self._over = self.is_quiesced
             self._settles_until = time.monotonic() + _SETTLING_S
             self.pause_s = _LOOK_S
         else:
@@ -93,9 +95,9 @@ class Carrier(LineEnd):
         super()._between()
         if self.pause_s is None or self._over:
             return
-        self.rests = not self._channels
-        if self.rests:
-            self._put(DATA, CONTROL, RESTS)
+        self.is_quiesced = not self._channels
+        if self.is_quiesced:
+            self._put(DATA, CONTROL, QUIESCED)
         elif time.monotonic() > self._settles_until:
             self._put(DATA, CONTROL, BUSY + b" %d" % len(self._channels))
         else:
@@ -108,7 +110,7 @@ class Carrier(LineEnd):
         data, fds = wire.receive_raw(self.control)
         if not data:
             self._over = True
-        elif data[:1] in (CLOCK, REST, FERRY, MOUNTS):
+        elif data[:1] in (CLOCK, QUIESCE, RELAY, MOUNTS):
             self._put(data[:1], CONTROL, data[1:])
         elif self.is_host:
             self._send_message(data, fds)
@@ -129,7 +131,7 @@ class Carrier(LineEnd):
         _order(opened)
 
     def _opened(self, number: int, fd: int) -> tuple[Channel, bytes]:
-        """What a descriptor of the host's is, by what the kernel says of it."""
+        """Choose the channel for a descriptor of the host by its type in the kernel."""
         kind = os.fstat(fd).st_mode & 0o170000
         if kind == 0o100000:
             size = os.lseek(fd, 0, _SEEK_END)
@@ -182,7 +184,7 @@ class Carrier(LineEnd):
 
 
 def _order(opened: list[Channel]) -> None:
-    """What is answered comes after the output that was written before."""
+    """Deliver each answer after the output that was written before it."""
     for reply in opened:
         if reply.kind == PACKETS:
             reply.outputs = [each for each in opened if each.kind in (WRITE, BYTES)]

@@ -7,7 +7,8 @@ import errno
 import os
 import time
 
-from ..launcher import forked, wire
+from ..launcher import wire
+from ..launcher.pid1 import forked
 from . import flows, starting
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
 
 
 class Exec:
-    """One running process tree."""
+    """A running process tree."""
 
     def __init__(
         self, number: int, command: str, uid: int, reply: wire.Socket, timeout_s: float

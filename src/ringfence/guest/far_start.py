@@ -1,4 +1,5 @@
-"""First on a far host, from its source, in any Python since 3.9: become what confines the agent.
+"""First program on a far host, sent as source, for any Python since 3.9: becomes the agent's
+confinement.
 
 Standard library only. What it has looked at goes on to the agent as its argument; standard input is
 left alone, for the agent.
@@ -84,11 +85,13 @@ def _bubblewrap(told: dict[str, Any], python: str) -> list[str]:
 
 
 def _forbids_namespaces() -> bool:
-    """Whether this bubblewrap is 0.8 or newer; an older one leaves that to our filter alone."""
+    """Return whether bubblewrap is 0.8 or newer; with an older one, only our filter forbids
+    namespaces.
+    """
     try:
         said = subprocess.run(["bwrap", "--help"], stdout=subprocess.PIPE, check=False).stdout
     except OSError:
-        return True  # it is not installed: executing it says so
+        return True  # it is not installed: executing it raises the error
     return b"--disable-userns" in said
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from ..launcher import programs, wire
+from ..launcher import wire
+from ..launcher.pid1 import programs
 from . import flows, looking, users
 
 TYPE_CHECKING = False
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
 
 
 class FileRequests:
-    """What an agent answers about files; see `Agent` for how requests come."""
+    """File requests of an agent; see `Agent` for how requests come."""
 
     settings: Settings
     flows: list[flows.Flow]
 
     def _do_rights(self, _reply: wire.Socket, _fds: list[int], paths: list[str]) -> bytes:
-        """Of each path, whether the guest's user can read and write there, tried: pairs of 0 and 1."""
+        """Test for each path whether the guest's user can read and write there: pairs of 0 and
+        1.
+        """
         with users.As(self.settings["uid"]):
             return b"".join(
                 b"%d%d" % (looking.can_read(path), looking.can_write(path)) for path in paths

@@ -1,4 +1,4 @@
-"""Bytes that the agent moves between a guest's files or terminals and pipes of the host's.
+"""Bytes that the agent moves between the guest's files or terminals and the host's pipes.
 
 A descriptor can be sent into a guest with a kernel of its own, but none comes out. So whoever wants
 a file sends a pipe, and it is copied, a piece at a time, whenever the other side is ready.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
             ...
 
         def ready(self, fd: int) -> None:
-            """One of them is."""
+            """Handle a descriptor that became ready."""
             ...
 
         def close(self) -> None:
@@ -41,10 +41,10 @@ _MOST_LEFT = 1 << 18  # more than a terminal holds, of whose processes one may w
 
 
 class Copy:
-    """One file to or from a pipe, whole. The last word on `reply` says how it went.
+    """A file copied to or from a pipe, whole. The last message on `reply` is its result.
 
     Args:
-        source, sink: One is the file, which is always ready; the other the pipe, non-blocking.
+        source, sink: The file, which is always ready, and the pipe, non-blocking; in either order.
     """
 
     def __init__(self, source: int, sink: int, reply: wire.Socket, *, out: bool) -> None:
@@ -108,7 +108,7 @@ class Pair:
 
     @property
     def is_open(self) -> bool:
-        """Whether bytes may still flow."""
+        """True while bytes may still flow."""
         return self.guest >= 0
 
     def _other(self, fd: int) -> int:

@@ -35,7 +35,7 @@ class _Kept:
         self._before = 0, 0
 
     def used(self) -> tuple[int, int]:
-        """What this exec has used of it, in ns."""
+        """Return the exec's processor time (user, system), in ns."""
         user, system = self._all_used()
         return user - self._before[0], system - self._before[1]
 
@@ -56,16 +56,17 @@ class _Kept:
 
 
 class Groups:
-    """One hierarchy that tells execs apart and bounds the processes of each.
+    """Cgroup hierarchy that separates execs and bounds the processes of each.
 
-    It is one because gVisor charges a new process to one of its parent's cgroups, whichever comes first in a
-    map (`chargeLocked` of pkg/sentry/kernel/task_cgroup.go): with a second hierarchy without `pids`, every
-    other fork passed the limit, and gVisor ended with the sandbox when the host refused it threads. Limits
-    are not handed on to groups below either; for all execs together there is RLIMIT_NPROC.
+    It is a single one because gVisor charges a new process to one of its parent's cgroups,
+    whichever comes first in a map (`chargeLocked` of pkg/sentry/kernel/task_cgroup.go): with a
+    second hierarchy without `pids`, every other fork passed the limit, and gVisor ended with the
+    sandbox when the host refused it threads. Groups below do not inherit limits either;
+    RLIMIT_NPROC bounds all execs together.
 
     Args:
         place: An empty directory that only we can reach.
-        pids: How many processes there may be, ours not counted.
+        pids: Most processes, ours not counted.
     """
 
     controllers = "cpuacct,memory,pids"
@@ -99,14 +100,14 @@ class Groups:
         return min(self._pids, resource.getrlimit(resource.RLIMIT_NPROC)[1])
 
     def memory_bytes(self) -> int:
-        """What all of them use together, files in the guest's memory included."""
+        """Read the memory use of all execs together, files in the guest's memory included."""
         return int(self._read(self._trees, "memory.usage_in_bytes"))
 
     def prepare(self) -> None:
-        """What can be done before there is an exec.
+        """Prepare before the first exec.
 
-        Precondition: that of `keep`. A file that we hold open is one that everybody may try to open,
-        so it is none of the hierarchy's root, which are the guest's own.
+        Precondition: that of `keep`. Any program may try to open a file that we hold open, so none
+        of them is in the hierarchy's root, whose files are the guest's own.
         """
         os.mkdir(_HOME, dir_fd=self._trees)
         self._home = _open(self._trees, f"{_HOME}/cgroup.procs", os.O_RDWR)
@@ -154,7 +155,7 @@ class Groups:
         return int(user), int(self._read(self._trees, f"{number}/cpuacct.usage_sys"))
 
     def lacked_memory(self, number: int) -> bool:
-        """Whether one exec's processes were killed for it: gVisor's kernel kills none."""
+        """Return False: gVisor's kernel kills no process for memory."""
         del number
         return False
 
@@ -243,7 +244,7 @@ class MachineGroups(Groups):
             self._write(self._trees, "freezer.state", wanted)
 
     def lacked_memory(self, number: int) -> bool:
-        """Whether the guest's kernel, which alone knows, killed a process of one exec for it."""
+        """Return whether the guest's kernel killed a process of the exec for memory."""
         try:
             lines = self._read(self._trees, f"{number}/memory.oom_control").splitlines()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What is asked of files and processes inside, one question a function."""
+"""Queries about files and processes inside, one per function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PID 1 of a virtual machine: it boots, waits to be woken, and then carries the agent's messages.
+"""PID 1 of a virtual machine: it boots, waits for its first message, and then relays the agent's
+messages.
 
 It is started from the initial RAM file system, by the interpreter that lies there, and has loaded all
 that it needs when it says that the machine is up. There the host may write the machine down. What comes
@@ -14,8 +15,9 @@ import os
 import signal
 import time
 
-from ..launcher import build, ferry, newroot, wire
-from ..launcher.line import CONTROL, DATA, frame
+from ..launcher import build, newroot, wire
+from ..launcher.link import connection_relay
+from ..launcher.link.line import CONTROL, DATA, frame
 from ..linux import files, machine, mounts, namespaces, privileges
 from . import sharing
 from .channels import RESTED, Carrier, request
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
     class Waking(TypedDict):
-        """What a machine is told when it is woken; plain values, decided by the host."""
+        """First message to a machine; plain values, decided by the host."""
 
         hostname: str
         now_ns: int
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         agent: Settings
 
     class Mounting(TypedDict):
-        """What is to be mounted in a machine that runs."""
+        """Message that adds mounts to a running machine."""
 
         number: int  # which the answer begins with
         uid: int
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
         trees: list[tuple[str, int]]
 
     class Rising(TypedDict):
-        """What a machine is told that goes on from what it was when it was written down."""
+        """First message to a machine restored from a saved one."""
 
         now_ns: int
         entropy: bytes
@@ -85,10 +87,10 @@ _APART = (
 def main() -> NoReturn:
     """Boot, wait for the host, serve, and end the machine."""
     try:
-        line, ferries = _boot()
+        line, relays = _boot()
         agent, control = _start_agent(line)
         os.write(line, frame(DATA, CONTROL, BOOTED))
-        _serve(line, control, agent, ferries)
+        _serve(line, control, agent, relays)
     except BaseException as exc:
         os.write(2, f"ringfence: {exc!r}\n".encode())
         raise
@@ -97,7 +99,7 @@ def main() -> NoReturn:
     os._exit(1)
 
 
-def _boot() -> tuple[int, Ferries]:
+def _boot() -> tuple[int, ConnectionRelays]:
     """From the kernel's first process to an open line to the host."""
     for kind, place in (("devtmpfs", "/dev"), ("proc", _PROC), ("sysfs", "/sys")):
         os.makedirs(place, exist_ok=True)
@@ -113,14 +115,14 @@ def _boot() -> tuple[int, Ferries]:
         machine.finit_module(fd)
         os.close(fd)
     build.leave_host_network(namespaces.CLONE_NEWNET)
-    ferries = Ferries()
+    relays = ConnectionRelays()
     for place in SHARES:
         sharing.mount(place, _open_port(place))
-    return _open_port(PORT), ferries
+    return _open_port(PORT), relays
 
 
-class Ferries:
-    """A child that ferries connections, once the host says which; nothing in the guest sees it."""
+class ConnectionRelays:
+    """A child that relays connections, once the host says which; nothing in the guest sees it."""
 
     def __init__(self) -> None:
         self._pid = self._start(b"")
@@ -131,7 +133,7 @@ class Ferries:
         try:
             files.close_from(3)
             sharing.survive()
-            ferry.Inside(_open_port(NETWORK_PORT), token).run()
+            connection_relay.Inside(_open_port(NETWORK_PORT), token).run()
         finally:
             os._exit(1)
 
@@ -168,13 +170,13 @@ def _start_agent(line: int) -> tuple[int, wire.Socket]:
     return agent, ours
 
 
-def _serve(line: int, control: wire.Socket, agent: int, ferries: Ferries) -> None:
+def _serve(line: int, control: wire.Socket, agent: int, relays: ConnectionRelays) -> None:
     """Wait for the first message, be what it says, and carry what follows."""
     said, rest = _first_message(line)
     waking: Waking = marshal.loads(said)
     _become_itself(waking)
     wire.send(control, waking)
-    while _carry(line, control, rest, agent, ferries):
+    while _carry(line, control, rest, agent, relays):
         _settle_files()
         os.set_blocking(line, True)
         os.write(line, frame(DATA, CONTROL, RESTED))
@@ -184,19 +186,21 @@ def _serve(line: int, control: wire.Socket, agent: int, ferries: Ferries) -> Non
         os.write(line, frame(DATA, CONTROL, READY))
 
 
-def _carry(line: int, control: wire.Socket, data: bytes, agent: int, ferries: Ferries) -> bool:
-    """Whether the machine is to be written down; else it is over."""
+def _carry(
+    line: int, control: wire.Socket, data: bytes, agent: int, relays: ConnectionRelays
+) -> bool:
+    """Relay until the machine ends; return True if it is to be saved instead."""
     carrier = Carrier(
         line,
         control,
         is_host=False,
         on_clock=_set_clock,
-        on_ferry=ferries.begin_anew,
+        on_relay=relays.begin_anew,
         on_mounts=lambda said: _mount_more(agent, said),
     )
     carrier.feed(data)
     carrier.run()
-    return carrier.rests
+    return carrier.is_quiesced
 
 
 def _mount_more(agent: int, said: bytes) -> bytes:
@@ -241,7 +245,7 @@ def _tree(source: str, attributes: int) -> int:
 
 
 def _become_itself(told: Waking | Rising) -> None:
-    """What must not be the same in any two machines."""
+    """Make the machine unique: entropy and time."""
     machine.add_entropy(told["entropy"])
     _set_clock(told["now_ns"])
 
@@ -254,12 +258,14 @@ def _settle_files() -> None:
 
 
 def _first_message(line: int) -> tuple[bytes, bytes]:
-    """What the host says first, which may be long after the machine was written down; what follows."""
+    """Read the host's first message, possibly long after the machine was saved; return it and the
+    bytes behind.
+    """
     data = b""
     while not (found := request(data)):
         piece = os.read(line, 1 << 16)
         if not piece:
-            time.sleep(_LOOK_S)  # nobody is at the other end yet
+            time.sleep(_LOOK_S)  # the other end is not open yet
         data += piece
     return found
 

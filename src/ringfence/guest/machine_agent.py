@@ -6,7 +6,8 @@ import functools
 import os
 import signal
 
-from ..launcher import layers, trees, wire
+from ..launcher import wire
+from ..launcher.helpers import layers, trees
 from . import users
 from .agent import Agent
 from .boot import enter_user_namespace, start_mapper

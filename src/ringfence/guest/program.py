@@ -1,10 +1,12 @@
-"""The file that the agent was started from, where it is a still: gone, and yet what gVisor thinks we run."""
+"""The agent's executable, if a process image: it is deleted, yet gVisor treats it as our
+program.
+"""
 
 from __future__ import annotations
 
 import os
 
-from ..launcher import still_program
+from ..launcher.machine_code import process_image_elf
 from ..linux import libc, privileges
 
 
@@ -21,11 +23,11 @@ def leave(place: str) -> None:
         privileges.prctl(privileges.PR_SET_MM, privileges.PR_SET_MM_EXE_FILE, fd)
     finally:
         os.close(fd)
-    libc.munmap(still_program.BASE, still_program.MOST_BYTES)
+    libc.munmap(process_image_elf.BASE, process_image_elf.MOST_BYTES)
 
 
 def _python(place: str) -> str:
-    """What we would run if we had not been started ahead: the first program that is mapped."""
+    """Find the interpreter behind the process image: the first executable that is mapped."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             rights, path = line.split(None, 2)[1], line[line.find("/") :].rstrip("\n")

@@ -1,6 +1,6 @@
-"""One file system in memory, with a size, for all that a container's programs may write.
+"""A tmpfs with a size limit, for everything that a container's programs may write.
 
-What an engine keeps of a container lies on the host's disk, and most engines bound none of it.
+An engine stores a container's files on the host's disk, mostly without a limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Room(TypedDict):
-        """What there is to be; plain values, decided by the host."""
+        """Writable layer to create; plain values, decided by the host."""
 
         size_bytes: int
         inodes: int

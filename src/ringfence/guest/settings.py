@@ -1,4 +1,4 @@
-"""What an agent is told first. For type checkers only: it crosses the socket as a dict."""
+"""First message to an agent. For type checkers only: it crosses the socket as a dict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Settings(TypedDict):
-    """What the agent is told first."""
+    """First message to an agent."""
 
     own_kernel: bool  # it is root of a kernel of the guest's; else one program under a launcher
     uid: int  # of the guest's user, as the guest sees it
@@ -21,7 +21,7 @@ class Settings(TypedDict):
     rlimits: list[tuple[int, int, int]]
     seccomp: bytes  # the filter that it starts everything under, and itself; empty: none
     tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
-    covered: list[str]  # hidden behind walls that the agent puts up; empty: it puts up none
-    room: Room | None  # behind those walls, what may be written; None: what the root is
-    anew: bool  # the walls are around processes of their own: the launcher's are not to be seen
+    covered: list[str]  # hidden behind isolation that the agent sets up; empty: it sets up none
+    room: Room | None  # behind that isolation, what may be written; None: what the root is
+    anew: bool  # the isolation is around processes of their own: the launcher's are not to be seen
     place: str  # the directory that the agent came in: to be removed

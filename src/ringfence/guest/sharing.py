@@ -1,4 +1,4 @@
-"""A machine's side of what it sees of the host's files: questions go out by a port, answers come in.
+"""FUSE mount of host files in a machine: requests go out by a port, answers come in.
 
 Two processes pass whole messages on and understand nothing of them. Who answers is on the host.
 """
@@ -23,9 +23,9 @@ _LENGTH = 4  # of the length that a message begins with
 
 
 def mount(place: str, port: int) -> None:
-    """What the host shows, at `place`. Who asks for it waits until there is somebody to answer."""
+    """Mount the host's files at `place`. Accesses wait until a server answers."""
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    # The guest's kernel holds everybody, our own namespace's root too, to what modes and owners say.
+    # The guest's kernel enforces modes and owners for all users, our own namespace's root too.
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     mounts.mount("ringfence", place, "fuse", flags, options)

@@ -1,10 +1,12 @@
-"""How the agent starts the first process of an exec, as whom it is to be."""
+"""Start of an exec's first process, with its user."""
 
 from __future__ import annotations
 
 import os
 
-from ..launcher import forked, init, programs, terminals, vforked, wire
+from ..launcher import wire
+from ..launcher.machine_code import vforked
+from ..launcher.pid1 import forked, init, programs, terminals
 from . import flows, users
 
 TYPE_CHECKING = False
@@ -44,7 +46,7 @@ def start(
         run.stage = wire.STAGE_COMMAND
         groups.enter(run.number)
         try:
-            # Who runs already as that user could stop a child of ours before it has begun.
+            # A running process of that user could stop our child before it has begun.
             if users.is_root and vforked.is_here and not init.has_children():
                 _vfork(run, argv, env, cwd, actions)
             else:

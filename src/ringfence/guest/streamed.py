@@ -11,8 +11,8 @@ import os
 import time
 
 from ..launcher import wire
-from ..launcher.channels import LineEnd
-from ..launcher.line import CONTROL, DATA, frame
+from ..launcher.link.channels import LineEnd
+from ..launcher.link.line import CONTROL, DATA, frame
 from ..linux import privileges
 from .channels import CLOCK, Carrier
 

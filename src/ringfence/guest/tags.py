@@ -1,4 +1,4 @@
-"""Which process belongs to which exec, where there are no cgroups of the guest's own to tell.
+"""Assignment of processes to execs where the guest has no cgroups of its own.
 
 Every process of an exec carries the same hard RLIMIT_RTTIME, as the native backend's do. Without a filter
 of ours nothing keeps a process from lowering it: who does is no longer told apart from others, and ends
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import resource
 
-from ..launcher import processes, wire
+from ..launcher import wire
+from ..launcher.pid1 import processes
 
 
 class Tags:
@@ -28,7 +29,7 @@ class Tags:
         return 0
 
     def memory_bytes(self) -> int:
-        """What all of them use together; what two share is counted twice."""
+        """Add up the memory of all processes; shared memory counts once for each."""
         return sum(_resident(pid) for pid in _others())
 
     def prepare(self) -> None:
@@ -47,12 +48,14 @@ class Tags:
         return [pid for pid in _others() if _tag_of(pid) == wanted and not processes.is_zombie(pid)]
 
     def cpu_ns(self, number: int) -> tuple[int, int]:
-        """Nobody adds it up."""
+        """Return unknown values: nothing adds up the time of an exec."""
         del number
         return wire.UNKNOWN, wire.UNKNOWN
 
     def lacked_memory(self, number: int) -> bool:
-        """Whether one exec's processes were killed for it: the host's kernel does not tell us."""
+        """Return False: the host's kernel does not report whether it killed a process for
+        memory.
+        """
         del number
         return False
 

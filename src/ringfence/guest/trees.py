@@ -1,10 +1,10 @@
-"""What is done with whole trees inside a guest, by a process of the guest's own user."""
+"""Operations on whole trees inside a guest, run by a process of the guest's user."""
 
 from __future__ import annotations
 
 import shutil
 
-from ..launcher import finding, trees, watching
+from ..launcher.helpers import finding, trees, watching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

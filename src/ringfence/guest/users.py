@@ -1,4 +1,6 @@
-"""Who the agent and its children are: root inside, the guest's user for a moment, or that user for good."""
+"""Users of the agent and its children: root inside, the guest's user for a moment, or that user for
+good.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The agent's own file; beside it the program that writes down which ids it has, or, for a still, what
+# The agent's own file; beside it the program that writes down which ids it has, or, for a process image, what
 # there is to write.
 AGENT, MAPPER = "agent", "map-ids"
 _score, _own_score = -1, b"0"  # see `keep_score`

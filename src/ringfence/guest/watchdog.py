@@ -1,4 +1,6 @@
-"""What gVisor does not bound itself, or not exactly: sampled, in front of the host's cgroup."""
+"""Limits that gVisor does not enforce itself, or not exactly: sampled, below the host's cgroup
+limit.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _INSIDE = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS  # links lead nowh
 
 @dataclass(frozen=True)
 class Account:
-    """Who the commands of an image run as."""
+    """User of an image's commands."""
 
     uid: int | None  # None: its list does not have this name
     name: str
@@ -33,7 +33,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Config:
-    """What an image says of itself."""
+    """Configuration of an image."""
 
     architecture: str
     diff_ids: tuple[str, ...]
@@ -46,11 +46,11 @@ class Config:
 
 
 def account_of(user: str, root: str, *, unknown: bool = False) -> Account:
-    """Who `user` is, by the list of users in the files at `root`; nobody named is root, as in Docker.
+    """Look `user` up in the image's list of users; an empty name is root, as in Docker.
 
     Args:
-        unknown: Who is not listed or out of range is an account without a uid: the image may come here,
-            but nobody runs in it without naming another user.
+        unknown: Return an account without a uid for a user that is missing or out of range: the image
+            can be stored, but a sandbox has to name another user.
 
     Raises:
         InvalidRequest: The list does not have it.

@@ -16,10 +16,10 @@ _ZSTD_WINDOW = 128 << 20  # what `zstd -T0 -19 --long=27` needs; more is refused
 
 
 def compression_of(path: str) -> str:
-    """What a layer is compressed with, from its first bytes: media types are not always true.
+    """Detect a layer's compression from its first bytes: media types are not always true.
 
     Raises:
-        InvalidRequest: zstd, and the extra that reads it is not installed.
+        InvalidRequest: It is zstd, and the extra that reads zstd is not installed.
     """
     with open(path, "rb") as file:
         start = file.read(4)
@@ -69,7 +69,7 @@ class _Gzip:
         return b""
 
     def _begin(self) -> bool:
-        """Whether there is another member; zeros between them are allowed."""
+        """Begin the next gzip member; False at the end. Zeros between members are allowed."""
         while not self._rest:
             data = self._raw.read(_INPUT)
             if not data:

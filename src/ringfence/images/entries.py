@@ -43,10 +43,10 @@ class DamagedError(Exception):
 
 @dataclass(slots=True)
 class Entry:
-    """One member.
+    """A member of the archive.
 
     Attributes:
-        kind: As in `stat.S_IFMT`; 0 for another name of `target`, which came before.
+        kind: As in `stat.S_IFMT`; 0 for a hard link to `target`, an earlier member.
         size: Bytes that follow; 0 unless it is a file.
     """
 

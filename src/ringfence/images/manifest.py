@@ -33,7 +33,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One image for one kind of machine."""
+    """Manifest of an image for one platform."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]

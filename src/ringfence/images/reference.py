@@ -65,13 +65,13 @@ class Reference:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether its registry is on this machine, where plain HTTP is usual."""
+        """True if its registry is on this machine, where plain HTTP is usual."""
         host = self.registry.rpartition("]")[0] + "]" if "]" in self.registry else ""
         return (host or self.registry.partition(":")[0]) in _LOOPBACK
 
     @property
     def wanted(self) -> str:
-        """What to ask the registry for: the digest if there is one."""
+        """The digest to request from the registry, or the tag without one."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Reference:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is `sha256:` and 64 lower-case hexadecimal digits: safe as a file's name."""
+    """Return whether it is `sha256:` and 64 lower-case hexadecimal digits: safe as a file name."""
     return _DIGEST.fullmatch(text) is not None
 
 

@@ -84,7 +84,7 @@ def _unpacked(name: str, into: ImageStore, found: manifest.Manifest, digest: str
 
 
 class Registry:
-    """One repository of a registry."""
+    """Client for one repository of a registry."""
 
     def __init__(
         self, reference: Reference, credentials: tuple[str, str] | None, plain_http: bool
@@ -143,12 +143,12 @@ class Registry:
         else:
             raise RegistryError(
                 f"{self.reference.registry} broke off {_ATTEMPTS} times: {last}",
-                hint="pull again: it goes on where it broke off",
+                hint="pull again: the download resumes",
             )
         if _digest_of(partial) != blob.digest:
             os.unlink(partial)
             raise ImageRefused(
-                f"{self.reference}: what came is not {blob.digest}",
+                f"{self.reference}: the download does not match {blob.digest}",
                 hint="pull again, or ask its owner",
             )
         os.rename(partial, path)
@@ -241,7 +241,7 @@ class Registry:
             ("https://", "http://") if local else "https://"
         ):
             raise RegistryError(
-                f"{self.reference.registry} asks for what is not known: {challenge[:80]!r}",
+                f"{self.reference.registry} asks for an unknown authentication scheme: {challenge[:80]!r}",
                 retryable=False,
             )
         asked = {"scope": told.get("scope") or f"repository:{self.reference.repository}:pull"}

@@ -51,10 +51,10 @@ class ImageStore:
     # -- asking -------------------------------------------------------------------------------
 
     def find(self, name: str) -> Image:
-        """What `name` means on this machine; a full `sha256:` id is a name too.
+        """Find an image on this machine by name or full `sha256:` id.
 
         Raises:
-            ImageNotFound: Nothing.
+            ImageNotFound: No such image.
         """
         if is_digest(name):
             return self._find_id(name)
@@ -173,12 +173,12 @@ class ImageStore:
         return named
 
     def remember_step(self, key: str, image: Image) -> None:
-        """What came of a step of a template, until `collect`."""
+        """Store the result of a template step, until `collect`."""
         os.makedirs(os.path.join(self.directory, "steps"), mode=0o700, exist_ok=True)
         self._write_whole(self._step(key), json.dumps(image.to_json()).encode())
 
     def step(self, key: str) -> Image | None:
-        """What came of a step of a template, if its files are still here."""
+        """Find the stored result of a template step, if its files still exist."""
         try:
             with open(self._step(key), encoding="utf-8") as file:
                 image = Image.from_json(json.load(file))
@@ -353,7 +353,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One at a time adds and removes; asking needs no lock."""
+        """Hold the lock for adding and removing; reading needs none."""
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         fd = os.open(
             os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600

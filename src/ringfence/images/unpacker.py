@@ -96,7 +96,7 @@ class Tree:
         self._made: set[str] = set()  # by the layer under way
 
     def apply(self, layer: Source) -> None:
-        """One layer on top of those before."""
+        """Unpack a layer on top of the earlier ones."""
         self._made.clear()
         entries = Entries(layer)
         while entry := entries.next():
@@ -237,7 +237,7 @@ class Tree:
     # -- removing -------------------------------------------------------------------------------
 
     def _empty(self, directory: int, path: str) -> None:
-        """What lower layers put there; what this layer has already put there stays."""
+        """Remove the entries of lower layers; entries that this layer already made stay."""
         for name in os.listdir(directory):
             inner = f"{path}/{name}" if path else name
             if inner not in self._made:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.code_executors.code_execution_utils import CodeExecutionInput
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..sandbox import Sandbox
 
 OUTPUT_BYTES = 1 << 20

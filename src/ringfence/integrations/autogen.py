@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from autogen_core import CancellationToken
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..sandbox import AsyncSandbox, Sandbox
 
 OUTPUT_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class RingfenceCodeResult(CodeResult):
 
 
 class RingfenceExecutorConfig(BaseModel):
-    """What a component is saved as."""
+    """Saved form of a component."""
 
     timeout_s: float = 60.0
     server: str | None = None
@@ -156,7 +156,9 @@ def _is_named(code: str) -> bool:
 
 
 def _file_name(code: str, suffix: str) -> str | None:
-    """What the first line says, else a name by content; None for one outside the working directory."""
+    """Choose a file name: the first line's, else one by content; None if outside the working
+    directory.
+    """
     if not _is_named(code):
         return f"tmp_code_{hashlib.sha256(code.encode()).hexdigest()[:32]}.{suffix}"
     name = posixpath.normpath(code.partition("\n")[0].removeprefix(_NAMED).strip() or "..")

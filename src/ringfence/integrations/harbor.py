@@ -48,7 +48,7 @@ _OURS = {
 
 
 class RingfenceEnvironment(BaseEnvironment):
-    """One trial's sandbox."""
+    """Sandbox of a trial."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = {name: kwargs.pop(name) for name in _OURS & kwargs.keys()}
@@ -113,7 +113,7 @@ class RingfenceEnvironment(BaseEnvironment):
         await self._upload_environment_dir_after_start()
 
     def _arguments(self) -> dict[str, Any]:
-        """What `Sandbox.create` is asked for."""
+        """Build the arguments of `Sandbox.create`."""
         limits: dict[str, Any] = {}
         if self._effective_memory_mb is not None:
             limits["memory_bytes"] = self._effective_memory_mb * MIB
@@ -122,7 +122,7 @@ class RingfenceEnvironment(BaseEnvironment):
         workdir = effective_exec_cwd(None, self.task_env_config.workdir, self._workdir) or "/app"
         directories = dict.fromkeys((*_OF_HARBOR, workdir))
         image = self._image_of_task()
-        # Harbor works as root beside the task's user; an image says itself who it starts as.
+        # Harbor works as root beside the task's user; an image names its own user.
         root: dict[str, Any] = {"user": "root"} if image == HOST_USERLAND else {"image": image}
         return {
             **root,

@@ -27,7 +27,7 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from pydantic import BaseModel
 
 from ..errors import InvalidRequest, Unsupported
-from ..model.exec import KILLED_BY_TERMINATE
+from ..model.execs.exec import KILLED_BY_TERMINATE
 from ..sandbox import AsyncSandbox
 from . import outcome
 from .origin import Origin
@@ -36,7 +36,7 @@ from .oserrors import GONE, as_os_errors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ..model.exec import ExecResult as Result
+    from ..model.execs.exec import ExecResult as Result
 
 
 class RingfenceConfig(BaseModel, extra="allow", frozen=True):
@@ -54,13 +54,13 @@ class RingfenceConfig(BaseModel, extra="allow", frozen=True):
         return cls(**(tomllib.loads(text) if path.endswith(".toml") else json.loads(text)))
 
     def origin(self) -> Origin:
-        """What makes the sandboxes."""
+        """The origin of the sandboxes."""
         return Origin(self.model_extra or {}, self.server)
 
 
 @sandboxenv(name="ringfence")
 class RingfenceEnvironment(SandboxEnvironment):
-    """One sample's sandbox."""
+    """Sandbox of a sample."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         super().__init__()

@@ -101,7 +101,9 @@ class Interpreter:
         return self.sandbox.start(argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES)
 
     def _until(self, mark: bytes, deadline: float | None) -> tuple[bytes, bytes]:
-        """What came before the mark, its middle dropped where it is too long, and the answer after it."""
+        """Read up to the mark, dropping the middle of long output, and the answer behind the
+        mark.
+        """
         seen, start, dropped = bytearray(), -1, 0
         while start < 0 or not seen.endswith(b"\n"):
             chunk = self._chunk(deadline, seen)
@@ -128,7 +130,7 @@ class Interpreter:
         chunk = self._process.stdout.read(left)
         if not chunk:
             said = seen.decode("utf-8", "replace")[-2000:]
-            raise ExecError(f"the interpreter ended under the code; it said: {said}")
+            raise ExecError(f"the interpreter ended under the code; its output: {said}")
         return chunk
 
 

@@ -1,4 +1,5 @@
-"""What the interpreter inside runs: one request a line, code in, its output and its end out.
+"""Main loop of the interpreter inside: one request a line with code; its output and status are
+returned.
 
 Standard library only, Python 3.8 or newer: the sandbox's own interpreter runs it.
 """

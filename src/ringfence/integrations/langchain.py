@@ -1,4 +1,4 @@
-"""LangChain deepagents: a sandbox backend, and the provider that its command line finds.
+"""LangChain deepagents: a sandbox backend, and the provider for its command line.
 
     from deepagents import create_deep_agent
     from ringfence.integrations.langchain import RingfenceBackend
@@ -42,7 +42,7 @@ from .origin import Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..model.spec import SandboxSpec
 
 DEFAULT_TIMEOUT_S = 30 * 60
@@ -59,12 +59,12 @@ _CODES = {
 
 
 class RingfenceBackend(BaseSandbox):
-    """One sandbox as a deepagents backend; a context manager that ends it.
+    """A sandbox as a deepagents backend; a context manager that ends it.
 
     Args:
-        sandbox: One that lives already and stays its owner's; None makes one.
+        sandbox: A running sandbox, which its owner ends; None makes one.
         server, make, options: See `Origin`.
-        timeout_s: Of each command that brings none; 0 is no limit.
+        timeout_s: Of each command without its own; 0 is no limit.
     """
 
     enable_capture_offload = True  # deepagents 0.7: long output stays inside, in a file

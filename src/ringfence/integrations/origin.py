@@ -1,4 +1,4 @@
-"""Where an adapter's sandboxes come from: this process, a server, or a function of the caller's."""
+"""Origin of an adapter's sandboxes: this process, a server, or a function of the caller's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..errors import InvalidRequest, SandboxNotFound
 from ..sandbox import AsyncSandbox, Sandbox
 from ..sandbox.waiting import owned
-from . import kept
+from . import own_sandboxes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What makes the sandboxes of one adapter.
+    """Origin of the sandboxes of an adapter.
 
     Attributes:
         options: Keyword arguments of `Sandbox.create`: network, mounts, limits, backend, ...
@@ -33,7 +33,9 @@ class Origin:
 
     def __post_init__(self) -> None:
         if self.make is not None and (self.options or self.server is not None):
-            raise InvalidRequest("give a function or what to make, not both", field="make")
+            raise InvalidRequest(
+                "make excludes server and options: give one or the others", field="make"
+            )
 
     def sandbox(self) -> Sandbox:
         """A new sandbox, which is the caller's to end."""
@@ -51,7 +53,7 @@ class Origin:
 
     def lasting(self) -> Sandbox:
         """A new sandbox that `find` finds until somebody ends it, or this process ends."""
-        return self.sandbox() if self.server is not None else kept.keep(self.sandbox())
+        return self.sandbox() if self.server is not None else own_sandboxes.keep(self.sandbox())
 
     async def async_lasting(self) -> AsyncSandbox:
         """The same for an event loop."""
@@ -66,7 +68,7 @@ class Origin:
             SandboxNotFound: There is none.
         """
         if self.server is None:
-            return kept.find(sandbox_id)
+            return own_sandboxes.find(sandbox_id)
         from ..client import Client
 
         client = Client(self.server)
@@ -82,7 +84,7 @@ class Origin:
     async def async_find(self, sandbox_id: str) -> AsyncSandbox:
         """The same for an event loop."""
         if self.server is None:
-            return AsyncSandbox(kept.find(sandbox_id))
+            return AsyncSandbox(own_sandboxes.find(sandbox_id))
         from ..client import AsyncClient
 
         client = AsyncClient(self.server)

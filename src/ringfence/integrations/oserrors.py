@@ -1,4 +1,4 @@
-"""The library's errors as Python's own, for frameworks that ask for those."""
+"""The library's errors as Python's own, for frameworks that expect those."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GONE = (LifecycleError, SandboxLost, SandboxNotFound)
-"""What says that the sandbox is not there any more."""
+"""Errors that mean the sandbox is gone."""
 
 _NUMBERS = {
     FileNotFound: errno.ENOENT,

@@ -1,15 +1,15 @@
-"""The result of an exec in the words that frameworks share: one exit code, one text."""
+"""The result of an exec in the form that frameworks share: an exit code and a text."""
 
 from __future__ import annotations
 
 from ..errors import ExecError
-from ..model.exec import KILLED_BY_TERMINATE
+from ..model.execs.exec import KILLED_BY_TERMINATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
 
 TIMED_OUT = 124  # as timeout(1) has it
 NOT_EXECUTABLE = 126  # as every shell has these two
@@ -41,13 +41,13 @@ def exit_code(result: ExecResult) -> int:
 
 
 def notes(result: ExecResult) -> str:
-    """What whoever reads the output must know besides: that it was cut, and what ended the command."""
+    """List notes for the reader of the output: it was cut, or the command was killed."""
     cut = "[the output was longer; the rest was cut]" if result.truncated else ""
     return "\n".join(filter(None, (cut, ended_early(result))))
 
 
 def ended_early(result: ExecResult) -> str:
-    """One line on what ended it, for whoever reads the output; empty when it ended by itself."""
+    """Describe in one line what killed the command; empty when it ended by itself."""
     if result.timed_out:
         return f"timed out after {result.duration_s:.1f} s; it and all it started were killed"
     if result.oom_killed:

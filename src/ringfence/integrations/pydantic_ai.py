@@ -28,7 +28,7 @@ from pydantic_ai.workspaces import (
 )
 
 from ..errors import FileError, InvalidRequest
-from ..model.exec import KILLED_BY_TERMINATE
+from ..model.execs.exec import KILLED_BY_TERMINATE
 from ..model.files import DIRECTORY, FILE, SYMLINK
 from . import outcome
 from .origin import Origin
@@ -37,7 +37,7 @@ from .oserrors import GONE, as_os_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..model.files import FileInfo
     from ..sandbox import AsyncSandbox, Sandbox
 
@@ -67,7 +67,7 @@ class RingfenceWorkspace:
         **options: Any,
     ) -> None:
         if ref is not None and ref.provider != PROVIDER:
-            raise ValueError(f"a workspace of {ref.provider!r} is none of ours")
+            raise ValueError(f"a workspace of {ref.provider!r} is not a Ringfence workspace")
         self._ref = ref
         self._origin = Origin(options, server, make)
         self._output_bytes = output_bytes
@@ -139,7 +139,7 @@ class RingfenceWorkspace:
             await sandbox.files.write(path, data, parents=True)
 
     async def stat(self, path: str) -> FileEntry:
-        """What is there, symlinks followed."""
+        """Stat a path, symlinks followed."""
         sandbox = await self._live()
         with _failing(path):
             info = await sandbox.files.stat(path, follow=True)
@@ -173,12 +173,12 @@ class RingfenceWorkspace:
         parent, name = posixpath.split(posixpath.normpath(path))
         target = posixpath.join(await self.realpath(parent), name)
         if f"{self._working_dir}/".startswith(f"{target.rstrip('/')}/"):
-            raise ValueError("cannot remove the working directory or what it is in")
+            raise ValueError("cannot remove the working directory or a parent of it")
         with _failing(path):
             await sandbox.files.remove(path, recursive=True)
 
     async def exists(self, path: str) -> bool:
-        """Whether something is there, symlinks followed."""
+        """Return whether the path exists, symlinks followed."""
         try:
             await self.stat(path)
         except (FileNotFoundError, NotADirectoryError):

@@ -45,12 +45,12 @@ _PACKAGES = {"PIL": "pillow"}
 
 
 class RingfenceExecutor(RemotePythonExecutor):
-    """One sandbox and one interpreter in it, which remembers.
+    """A sandbox with an interpreter that keeps its variables.
 
     Args:
-        additional_imports: Packages that the code needs: what is not there yet is installed by pip,
-            which takes a network policy that reaches an index.
-        allow_pickle: As smolagents has it. Leave it off: what comes back is untrusted.
+        additional_imports: Packages that the code needs: pip installs missing ones, which takes a
+            network policy that reaches an index.
+        allow_pickle: As smolagents has it. Leave it off: results are untrusted.
         timeout_s: For one piece of code; then the interpreter is killed, and its variables with it.
         server, make, options: See `Origin`; `python_env=True` shows this Python's packages inside.
     """

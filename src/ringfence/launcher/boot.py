@@ -13,19 +13,9 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import (
-    asleep,
-    build,
-    cgroups,
-    descriptors,
-    init,
-    lockdown,
-    netlink_sockets,
-    network,
-    newroot,
-    rehearsal,
-    wire,
-)
+from . import build, cgroups, descriptors, lockdown, network, newroot, rehearsal, wire
+from .machine_code import hibernation
+from .pid1 import init, netlink_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,26 +26,31 @@ if TYPE_CHECKING:
 
     Template = tuple[list[Tree], list[tuple[Any, ...]]]
 
-_CONTROL, _SIGNAL, _OOM_SCORE, _IO = asleep.CONTROL, asleep.SIGNAL, asleep.OOM_SCORE, asleep.IO
-_LISTENER = asleep.LISTENER
-# What the host gets with the word that we are ready, besides the sockets of our network: our pidfd;
-# our mount and PID namespace. The first of them tells who owns both.
-_TOLD = range(asleep.KNOWN, asleep.KNOWN + 3)
+_CONTROL, _SIGNAL, _OOM_SCORE, _IO = (
+    hibernation.CONTROL,
+    hibernation.SIGNAL,
+    hibernation.OOM_SCORE,
+    hibernation.IO,
+)
+_LISTENER = hibernation.LISTENER
+# Sent to the host with the ready message, besides the sockets of our network: our pidfd; our mount
+# and PID namespace. The user namespace that owns both follows from the mount namespace.
+_TOLD = range(hibernation.KNOWN, hibernation.KNOWN + 3)
 _GO = _TOLD[-1] + 1
 # And up: the plan's own mounts, where they had to be opened in the host's view of files.
 _TREES = _GO + 1
 
 
 class Boot:
-    """One sandbox on its way.
+    """The boot of one sandbox.
 
     Args:
-        go: From the zygote: first that we have our ids, then whose we are.
-        control: From the host, which hears there what goes wrong; None when built ahead in a burst.
-        offer: Built ahead: where a plan may come straight from the host, as the first word on what is
-            then our `control`. One that is warm hears it where it told the host that it waits.
+        go: From the zygote: first that our ids are mapped, then the sandbox's identity.
+        control: To the host, which gets errors there; None while prebuilt in a loop of creates.
+        offer: When prebuilt: socket where a plan may come straight from the host, in the first message; it
+            then becomes `control`. A warm sandbox gets it on the socket where it reported ready.
         template: Trees and steps.
-        bed: What it sleeps in: see `beds`.
+        hibernation_image: Program to hibernate in: see `hibernation_image`.
         image: The tree of its image, where the zygote had to open it; -1 for none.
     """
 
@@ -66,10 +61,10 @@ class Boot:
         shape: Shape,
         template: Template,
         image: int,
-        bed: int,
+        hibernation_image: int,
         offer: wire.Socket | None = None,
     ) -> None:
-        self.bed = bed
+        self.hibernation_image = hibernation_image
         self.image, self.offer = image, offer
         self.go, self.control, self.shape = go, control, shape
         self.template_trees, self.template_steps = template
@@ -174,7 +169,15 @@ class Boot:
         control = go if first is None else first.detach()
         # So that nothing else gets the numbers of the listener, and of cgroups that there are not.
         absent = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1 if self.around else 3)]
-        held = [control, signal_fd, oom_score_fd, io_fd, self.bed, *absent, *self.around]
+        held = [
+            control,
+            signal_fd,
+            oom_score_fd,
+            io_fd,
+            self.hibernation_image,
+            *absent,
+            *self.around,
+        ]
         wanted = [*held, *told, go, *self.trees]
         try:
             kept = descriptors.pack(wanted)
@@ -218,7 +221,7 @@ class Boot:
             self.control = wire.adopt(_CONTROL)
         if count:
             # Cgroups that only this plan has; their names could else be seen from inside.
-            self.join(fds[:count], asleep.apart(self.shape))
+            self.join(fds[:count], hibernation.apart(self.shape))
         self.trees += fds[count:]
 
     # -- the second half ------------------------------------------------------------------------
@@ -249,9 +252,11 @@ class Boot:
         files.close_from(_TOLD[0])
         # Where root inside belongs to a range of the caller's ids, who has run a program belongs to
         # that user namespace, and not any longer to the host's: such a PID 1 stays what it is.
-        sleep = None if plan["id_helpers"] else asleep.fall
+        hibernate = None if plan["id_helpers"] else hibernation.hibernate
         held = _SIGNAL, _OOM_SCORE, _IO, _LISTENER
-        init.Init(plan, self.control, *held, apart=asleep.apart(plan), sleep=sleep).run()
+        init.Init(
+            plan, self.control, *held, apart=hibernation.apart(plan), hibernate=hibernate
+        ).run()
 
 
 def offered(timeout_ms: int | None = None) -> bool:

@@ -148,16 +148,17 @@ def _mount_proc(scratch: str, forbid_user_namespaces: bool, counts_apart: bool) 
 def bound_user_namespace(
     proc: str, *, forbid_user_namespaces: bool, counts_apart: bool = False
 ) -> None:
-    """What all of our user namespace may use together, written in the /proc that is mounted at `proc`.
+    """Limit the resources of our whole user namespace, through the /proc mounted at `proc`.
 
     Args:
-        counts_apart: The namespace is owned by an id of this sandbox alone; else what it uses counts
-            against the caller's own on the host, by default 128 instances in all.
+        counts_apart: An id of this sandbox alone owns the namespace; else its use counts against the
+            caller's own on the host, by default 128 instances in all.
     """
     if forbid_user_namespaces:
         # A nested user namespace would undo every bind; the seccomp filter says no as well.
         _sysctl(f"{proc}/sys/user/max_user_namespaces", b"0")
-    # The kernel counts for the owner of the user namespace too: one sandbox must not use them all up.
+    # The kernel counts for the owner of the user namespace too: one sandbox must not use up its
+    # quota.
     instances, watches = (b"32", b"16384") if counts_apart else (b"8", b"8192")
     for name, most in (("instances", instances), ("watches", watches)):
         _sysctl(f"{proc}/sys/user/max_inotify_{name}", most)
@@ -198,7 +199,7 @@ def _sysctl(path: str, value: bytes) -> None:
 
 
 def make_mounts_private() -> None:
-    """What is mounted here from now on is seen nowhere else."""
+    """Stop mount propagation: later mounts here stay invisible elsewhere."""
     flags = mounts.MS_REC | mounts.MS_PRIVATE
     step("make mounts private", mounts.mount, "none", "/", "none", flags)
 

@@ -1,4 +1,4 @@
-"""Helpers that go into a running sandbox for the host: live mounts, trees, other users.
+"""Helpers that enter a running sandbox for the host: live mounts, trees, other users.
 
 Each is forked from the zygote, does one thing in the sandbox's own namespaces and is gone (an agent
 for another user stays, locked down like PID 1). Nothing here resolves a guest's name outside them.
@@ -11,7 +11,8 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, descriptors, idmap, init, lockdown, network, newroot, wire
+from . import build, cgroups, descriptors, idmap, lockdown, network, newroot, wire
+from .pid1 import init
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     `as_root`: for snapshots, as the namespace's own root, which reads and owns every file of the
     writable layer; else locked down as the sandbox's user.
     """
-    run = _errand(request["direction"], request.get("options", ""))
+    run = _task(request["direction"], request.get("options", ""))
     plan: Plan = request["plan"]
     user_fd, mount_fd, pid_fd, *stream = fds
     # Before any guest can see us: without root we have its uid, and hold the host's files open.
@@ -162,18 +163,18 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         os._exit(0)
 
 
-def _errand(what: str, options: str) -> Callable[..., None]:
-    """What a helper does with a tree, everything that it needs imported: inside there may be no Python."""
-    from . import trees  # tarfile takes 10 ms to import
+def _task(what: str, options: str) -> Callable[..., None]:
+    """Return the tree operation, with all its imports done: inside there may be no Python."""
+    from .helpers import trees  # tarfile takes 10 ms to import
 
     if what.startswith("layer "):
-        from . import layers
+        from .helpers import layers
 
         return layers.pack if what == "layer out" else layers.unpack
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known
-    from . import finding, watching
+    from .helpers import finding, watching
 
     more: dict[str, Callable[[int, str, str], None]] = {
         "find": finding.find,
@@ -238,7 +239,7 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
 
 def _contained(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
     """See `contained`: request names the operation; fds are user and mnt namespace, and its own."""
-    from . import contained
+    from .jail import contained
 
     contained.OPERATIONS[request["do"]](request, fds)
     wire.send_raw(reply, b"O")

@@ -7,7 +7,7 @@ import posix as os
 import resource
 
 from ..linux import landlock, privileges, seccomp
-from . import notifications
+from .pid1 import notifications
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BACKLOG = 1024
 _RESOLVER = ("127.0.0.53", 53)
-# What IPv6 says where the kernel, or this host's settings, have none of it.
+# errnos of IPv6 calls where the kernel or its settings have none.
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.EADDRNOTAVAIL)
 
 

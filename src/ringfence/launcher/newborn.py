@@ -6,7 +6,7 @@ import posix as os
 
 from ..linux import namespaces
 from . import boot, cgroups, wire
-from .init import SPARED
+from .pid1.init import SPARED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def clone(
     template: Template,
     control: wire.Socket | None,
     image: int,
-    bed: int,
+    hibernation_image: int,
     *,
     warm: bool,
     offer: wire.Socket | None = None,
@@ -92,7 +92,7 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        birth = boot.Boot(theirs, control, shape, template, image, bed, offer)
+        birth = boot.Boot(theirs, control, shape, template, image, hibernation_image, offer)
         birth.run(warm=warm, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])

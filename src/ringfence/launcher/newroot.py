@@ -1,4 +1,4 @@
-"""The steps of a plan, by which a root gets what is in it: each verb, and what becomes of it."""
+"""Steps of a plan, which build a root: each verb, and its function."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _protect(root: NewRoot, path: str) -> None:
 
 
 def _share(_root: NewRoot, path: str) -> None:
-    """What is mounted below `path` later is seen by who has copied our mounts; not the other way round."""
+    """Propagate later mounts below `path` to the copies of our mounts; not the other way round."""
     mounts.mount("none", path[1:], "none", mounts.MS_SHARED)
 
 

@@ -1,7 +1,7 @@
-"""What stood in for absent protected paths on the host, mostly empty directories, and its removal.
+"""Placeholders for absent protected paths on the host, mostly empty directories, and their removal.
 
-Every sandbox whose protection rests on a placeholder holds a shared lock on it: one that another
-sandbox still needs is left, or that one's protection would vanish with it.
+Every sandbox whose protection rests on a placeholder holds a shared lock on it: a placeholder that
+another sandbox still needs is left, or that sandbox would lose its protection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FILES = {
     "hgrc": _COMMENT,
     ".yarnrc.yml": _COMMENT,
 }
-# What git goes on with, as the user's `git rebase --continue` does, and the commands in it that run nothing.
+# State files that git continues from, as the user's `git rebase --continue` does, and their
+# commands that run nothing.
 STATES = {
     "rebase-merge": (
         b"pick p reword r edit e squash s fixup f drop d break b label l reset t merge m update-ref u noop"
@@ -139,7 +140,9 @@ def _lines(directory: int, name: str, absent: bytes | None = None) -> list[bytes
 
 
 def _holds_only_placeholders(directory: int) -> bool:
-    """Whether another sandbox, starting or ending, is all that keeps `directory` from being empty."""
+    """Return whether `directory` holds nothing but placeholders of a sandbox that starts or
+    ends.
+    """
     for name in os.listdir(directory):
         try:
             fd = os.open(name, _OPEN, dir_fd=directory)
@@ -156,7 +159,7 @@ def _holds_only_placeholders(directory: int) -> bool:
 
 
 def is_one(fd: int, name: str) -> bool:
-    """Whether what is open as `fd` was made as a placeholder."""
+    """Return whether the open file was made as a placeholder."""
     mode = os.fstat(fd).st_mode
     if mode & 0o170000 == 0o040000:
         return bool(mode & MARK)

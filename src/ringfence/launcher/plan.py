@@ -1,11 +1,11 @@
-"""What the zygote is told: a finished plan, plain values only, decided entirely by the host.
+"""The plan for the zygote: plain values only, decided entirely by the host.
 
 A plan is a dict (it crosses the sockets as `marshal`). Its steps are tuples ``(verb, ...)``; the
 verbs are the functions of `newroot.py`. Nothing is decided in the launcher.
 
-A sandbox is made in two halves. The zygote gets the `Shape`, what the first half takes: namespaces,
-ids, cgroups, the root of the template. The whole plan waits in the sandbox's own socket until the
-second half reads it there. A sandbox that is built ahead has its shape only, and gets a plan later.
+A sandbox is made in two halves. The zygote gets the `Shape`, the input of the first half:
+namespaces, ids, cgroups, the root of the template. The whole plan waits in the sandbox's own socket
+until the second half reads it there. A prebuilt sandbox has only its shape, and gets a plan later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tree(TypedDict):
 
 
 class NetworkPlan(TypedDict):
-    """What a sandbox's own network namespace is told, and the sockets it is to open."""
+    """Settings of a sandbox's own network namespace, and the sockets to open in it."""
 
     # Name, protocol, messages, the number that is acknowledged, the first that is IPv6's.
     batches: list[tuple[str, int, bytes, int, int]]
@@ -34,7 +34,7 @@ class NetworkPlan(TypedDict):
 
 
 class Ids(TypedDict):
-    """Who there is inside, and who that is on the host."""
+    """Users inside, and their ids on the host."""
 
     uid_map: str
     gid_map: str
@@ -45,7 +45,7 @@ class Ids(TypedDict):
 
 
 class Shape(Ids):
-    """What the zygote must know, and all that the first half of the boot knows."""
+    """Input of the zygote, and of the first half of the boot."""
 
     id: str
     namespaces: int  # CLONE_NEW* flags
@@ -76,7 +76,7 @@ class Shape(Ids):
 
 
 class Plan(Shape):
-    """One sandbox."""
+    """The whole plan of a sandbox."""
 
     steps: list[tuple[Any, ...]]
     rlimits: list[tuple[int, int, int]]
@@ -88,6 +88,7 @@ class Plan(Shape):
     tag_key: int  # 64 random bits: lets PID 1, and nobody else, set the process-tree tag
     landlock: tuple[int, int, int, int, list[tuple[str, int]]] | None
     memory_watchdog_bytes: int  # 0: off
-    rests: bool  # the filter is ours, which lets PID 1 give memory back; a user's might kill it
+    # The filter is ours, which lets PID 1 give memory back; a user's might kill it.
+    releases_idle_pages: bool
     waits: bool  # locked down, until its owner says a word; it is nobody's until then
     network: NetworkPlan | None  # None: nothing but lo, or the host's own

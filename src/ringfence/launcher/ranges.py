@@ -9,7 +9,7 @@ import select
 import time
 
 from ..linux import namespaces
-from .programs import ALL_SIGNALS
+from .pid1.programs import ALL_SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

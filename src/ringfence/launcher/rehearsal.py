@@ -12,7 +12,8 @@ import posix as os
 import resource
 
 from ..linux import landlock, privileges
-from . import init, lockdown, wire
+from . import lockdown, wire
+from .pid1 import init
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _plan_of(shape: Shape) -> Plan:
         "tag_key": 0,
         "landlock": None,
         "memory_watchdog_bytes": 0,
-        "rests": True,
+        "releases_idle_pages": True,
         "waits": False,
         "network": None,
     }

@@ -1,4 +1,4 @@
-"""Starting a zygote, a keeper or a holder, from the host process: the first of all things that `run` does.
+"""Starting a zygote, a jailer or an fd store, from the host process: the first of all things that `run` does.
 
 So it imports next to nothing, and lies here, behind the fewest packages.
 """
@@ -14,9 +14,9 @@ ZYGOTE = (
     "import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); "
     "from ringfence.launcher.zygote import main; main()"
 )
-KEEPER = ZYGOTE.replace("zygote", "keeper")
-HOLDER = ZYGOTE.replace("zygote", "holder")
-_CONTROL_FD = 3  # zygote.CONTROL_FD, keeper.CONTROL_FD; importing that would import all of it
+JAILER = ZYGOTE.replace("zygote", "jail.jailer")
+FD_STORE = ZYGOTE.replace("zygote", "fd_store")
+_CONTROL_FD = 3  # zygote.CONTROL_FD, jailer.CONTROL_FD; importing that would import all of it
 
 
 class Started:
@@ -61,7 +61,8 @@ def spawn(code: str = ZYGOTE, *arguments: str, outlives: bool = False) -> Starte
             file_actions=actions,
             setsid=True,
             setsigmask=[],
-            # What the caller ignores would stay so: without SIGCHLD nobody hears of an exec's end.
+            # Signals ignored by the caller would stay ignored: without SIGCHLD the end of an exec
+            # goes unnoticed.
             setsigdef=signal.valid_signals(),
         )
     except BaseException:

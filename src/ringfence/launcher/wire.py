@@ -27,7 +27,7 @@ _MAX_FDS = 253  # SCM_MAX_FD of include/net/scm.h: with one more, nothing is sen
 _SEEK_END = 2  # include/uapi/linux/fs.h
 MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
 
-# What PID 1 answers to an exec: see ExecReport.
+# PID 1's answer to an exec: see ExecReport.
 _REPORT = struct.Struct("=iiiiQQQQQQQ")
 
 
@@ -131,7 +131,7 @@ def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -
 
 
 def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """One datagram and its file descriptors; empty bytes when the other end is gone.
+    """Receive a datagram and its file descriptors; empty bytes when the other end is gone.
 
     Args:
         flags: MSG_PEEK leaves it there, and gives copies of the descriptors.
@@ -141,7 +141,8 @@ def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:
     try:
         data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, flags)
     except ConnectionResetError:
-        # Gone with a message of ours unread. That is told first, but once: what it said may follow.
+        # The other end closed with a message of ours unread. The kernel reports this first, but
+        # once: its last message may follow.
         data, control, _flags, _addr = sock.recvmsg(_RECEIVE_BYTES, room, flags)
     fds: list[int] = []
     for level, kind, payload in control:
@@ -151,7 +152,7 @@ def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:
 
 
 def receive(sock: Socket) -> tuple[Any, list[int]]:
-    """One request from the trusted side; (None, []) when the other end is gone."""
+    """Receive a request from the trusted side; (None, []) when the other end is gone."""
     data, fds = receive_raw(sock)
     if not data:
         return None, fds

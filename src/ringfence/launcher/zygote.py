@@ -15,8 +15,10 @@ import sys
 import time
 
 from ..linux import files, mounts, privileges
-from . import beds, build, cgroups, enter, idmap, newborn, newroot, placeholders, rest, wire
+from . import build, cgroups, enter, idmap, newborn, newroot, placeholders, wire
+from .machine_code import hibernation_image
 from .parent import CONTROL_FD, Parent, fork_helper, rename_process
+from .pid1 import idle_pages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def main() -> None:
         privileges.adopt_orphans()  # helpers whose parent is done end here, not at the host's PID 1
     except PermissionError:
         pass  # a filter is around us; what it says to the first sandbox tells more
-    rest.learn()
+    idle_pages.learn()
     # Frozen objects are not touched by the collector, so children share their pages.
     gc.disable()
     gc.freeze()
@@ -50,11 +52,11 @@ def main() -> None:
 
 
 class Owned:
-    """What must be undone once a sandbox is empty.
+    """Cleanup of a sandbox, to run once it is empty.
 
     Attributes:
-        read: Whether the host wants to read its cgroups even then; it says when it has.
-        since_s: When it was made, or claimed.
+        read: The host reads its cgroups even then, and reports when it has.
+        since_s: Time of its creation or claim.
     """
 
     def __init__(self, sandbox_id: str, directories: list[str], *, read: bool) -> None:
@@ -63,13 +65,13 @@ class Owned:
 
 
 class Expected:
-    """What is to be built ahead when the one before it has had the processors for a while.
+    """A prebuild to start once its predecessor has had the processors for a while.
 
     Attributes:
-        due_s: When it is not in anybody's way any longer.
-        rehearses: Whether there is time for that: who leaves it none comes for it at once.
-        keep_s: So long it is kept then.
-        offer: Its control, the other end of which the host has already.
+        due_s: When to start.
+        rehearses: There is time to rehearse the plan: with no delay, the next create comes at once.
+        keep_s: How long to keep it then.
+        offer: Its control socket; the host already has the other end.
     """
 
     def __init__(self, shape: Shape, calm_s: float, keep_s: float, offer: wire.Socket) -> None:
@@ -84,14 +86,14 @@ class Zygote(Parent):
         super().__init__(host)
         self.sandboxes: dict[int, Owned] = {}  # by pid of PID 1
         self.ended: dict[str, list[str]] = {}  # cgroups that the host may still read, by sandbox id
-        # What the host removes, and we only when it is gone, by sandbox id: two who remove the same
-        # at once each find something in their way. And the files that tell of it.
+        # By sandbox id, cleanup that the host does, done here only when the host is gone: two that
+        # remove the same at once disturb each other. And the files that record it.
         self.placeholders: dict[str, list[Placeholder]] = {}
         self.notes: dict[str, str] = {}
         self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
         self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
         self.expected: Expected | None = None
-        self.bed = beds.Bed()
+        self.hibernation_image = hibernation_image.HibernationImage()
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
 
     def serve_one(self) -> bool:
@@ -164,7 +166,7 @@ class Zygote(Parent):
     ) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
         shape = told[0]
-        child = self.bear(shape, control)
+        child = self.spawn(shape, control)
         trees: list[int] = []
         try:
             if shape["trusted_root"]:
@@ -181,7 +183,7 @@ class Zygote(Parent):
 
     def prewarm(self, shape: Shape, reply: wire.Socket, _fds: list[int]) -> None:
         """Build a sandbox ahead; it tells the host itself that it waits for a claim."""
-        self.warm[shape["id"]] = self.bear(shape, reply, warm=True)
+        self.warm[shape["id"]] = self.spawn(shape, reply, warm=True)
 
     def expect(self, shape: Shape, times: tuple[float, float], offer_fd: int) -> None:
         """In a burst: build the next one ahead, for a short while.
@@ -201,7 +203,7 @@ class Zygote(Parent):
             return
         shape = expected.shape
         try:
-            self.warm[shape["id"]] = self.bear(
+            self.warm[shape["id"]] = self.spawn(
                 shape, None, warm=True, offer=expected.offer, rehearses=expected.rehearses
             )
         except OSError:
@@ -228,7 +230,7 @@ class Zygote(Parent):
         if next_shape is not None:
             self.expect(next_shape, times, fds[0])
 
-    def bear(
+    def spawn(
         self,
         shape: Shape,
         control: wire.Socket | None,
@@ -249,7 +251,7 @@ class Zygote(Parent):
                 template,
                 control,
                 image,
-                self.bed.fd,
+                self.hibernation_image.fd,
                 warm=warm,
                 offer=offer,
                 rehearses=rehearses,
@@ -257,7 +259,7 @@ class Zygote(Parent):
         finally:
             for fd in images:
                 os.close(fd)
-        # Whether somebody got one built ahead, the host knows, and says what is to be buried.
+        # The host knows whether a prebuilt one was claimed, and says which to release.
         self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=True)
         try:
             child.let_go(shape)
@@ -275,7 +277,7 @@ class Zygote(Parent):
         return self.templates[packed]
 
     def remember(self, shape: Shape) -> None:
-        """What of this sandbox we remove ourselves should the host die."""
+        """Record this sandbox's host files, to remove them if the host dies."""
         if shape["placeholders"]:
             self.placeholders[shape["id"]] = shape["placeholders"]
             self.notes[shape["id"]] = shape["note"]
@@ -357,17 +359,19 @@ class Zygote(Parent):
     # -- ending -----------------------------------------------------------------------------
 
     def drop_late(self) -> float | None:
-        """What is due; how long, in ms, to wait for the next."""
-        waits = [wait for wait in (self.tend_ahead(), self.tend_bed()) if wait is not None]
+        """Drop what is due; return how long, in ms, to wait for the next."""
+        waits = [
+            wait for wait in (self.tend_ahead(), self.tend_hibernation_image()) if wait is not None
+        ]
         return min(waits, default=None)
 
-    def tend_bed(self) -> float | None:
+    def tend_hibernation_image(self) -> float | None:
         """Make what PID 1s sleep in, once one has had nothing to do for a while; when to look again."""
-        if self.bed.is_made:
+        if self.hibernation_image.is_made:
             return None
         waiting = {child.pid for child in self.warm.values()}
         since_s = {pid: each.since_s for pid, each in self.sandboxes.items() if pid not in waiting}
-        return self.bed.tend(since_s, time.monotonic())
+        return self.hibernation_image.tend(since_s, time.monotonic())
 
     def tend_ahead(self) -> float | None:
         """Build what is due, end those ahead that nobody came for; how long, in ms, to wait for the next."""
@@ -388,7 +392,7 @@ class Zygote(Parent):
         return None
 
     def drop(self, sandbox_id: str, _fds: list[int]) -> None:
-        """Nobody gets the one ahead: when this is done, its ids and its cgroups are nobody's."""
+        """Discard the prebuilt sandbox. On return its uid range and cgroups can be reused."""
         self.unexpected(sandbox_id)
         self.ahead.pop(sandbox_id, None)
         for pid, owned in self.sandboxes.items():
@@ -397,7 +401,7 @@ class Zygote(Parent):
                 os.waitpid(pid, 0)
                 self.forget(pid)
                 break
-        self.bury(sandbox_id, [])
+        self.release(sandbox_id, [])
 
     def forget(self, pid: int) -> None:
         """The PID namespace is empty now: nothing is left that the cgroups could hold."""
@@ -410,7 +414,7 @@ class Zygote(Parent):
             self.warm.pop(sandbox_id).close()
             self.ahead.pop(sandbox_id, None)
 
-    def bury(self, sandbox_id: str, fds: list[int]) -> None:
+    def release(self, sandbox_id: str, fds: list[int]) -> None:
         """The host wants nothing more of it; with that come descriptors which take time to close."""
         self.build_expected()  # the one before it is over: now nobody is waited for
         for fd in fds:
@@ -447,11 +451,11 @@ _VERBS: dict[str, Callable[..., None]] = {
     "keep_only": Zygote.keep_only,
     "released": Zygote.released,
 }
-# What nobody waits for.
+# Requests without an answer.
 _NOTES: dict[str, Callable[..., None]] = {
     "claimed": Zygote.claimed,
     "drop": Zygote.drop,
-    "bury": Zygote.bury,
+    "release": Zygote.release,
 }
 
 

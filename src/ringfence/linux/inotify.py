@@ -56,7 +56,9 @@ def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
 
 
 def events(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """What was read, as (watch, mask, cookie, name); the name is empty for the watched thing itself."""
+    """Parse the read bytes to (watch, mask, cookie, name); the name is empty for the watched file
+    itself.
+    """
     at = 0
     while at < len(data):
         watch, mask, cookie, length = _HEAD.unpack_from(data, at)

@@ -1,4 +1,6 @@
-"""What this process has mapped: giving a file's pages back, and code of our own. madvise(2), mmap(2)."""
+"""Memory mappings of this process: dropping a file's pages, and code of our own. madvise(2),
+mmap(2).
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _become_owner(owner: int) -> None:
 
 
 def _become_root_again() -> None:
-    # What clone3 failed with is still there after these: only a failure changes it.
+    # These calls preserve the errno of clone3: only a failure changes it.
     os.setresuid(-1, 0, -1)
     privileges.prctl(privileges.PR_SET_SECUREBITS, 0)
 
@@ -159,7 +159,7 @@ def write_id_maps(pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool)
 
 
 def read_id_map(pid: int, name: str) -> list[tuple[int, int, int]]:
-    """What `uid_map` or `gid_map` of the user namespace of `pid` is, as the kernel has it.
+    """Read `uid_map` or `gid_map` of the user namespace of `pid` from the kernel.
 
     Source: user_namespaces(7).
     """

@@ -20,12 +20,12 @@ _RECEIVE_BYTES = 1 << 16
 
 
 def message(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """One message; `number` comes back in what the kernel says of it."""
+    """Pack a message; the kernel's reply carries the same `number`."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags | NLM_F_REQUEST, number, 0) + body
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded to four bytes as the next one needs."""
+    """Pack an attribute, padded to the four bytes that the next one needs."""
     size = _ATTRIBUTE.size + len(payload)
     return _ATTRIBUTE.pack(size, kind) + payload + bytes(-size % 4)
 

@@ -1,4 +1,4 @@
-"""One table of nf_tables that turns connections to our own listener, as netlink messages.
+"""Table of nf_tables that redirects connections to our own listener, as netlink messages.
 
 The messages say what `nft -f` would be told with::
 

@@ -1,7 +1,7 @@
 """System calls that PID 1 makes for a process that waits for its answer.
 
 Each carries a key in its fifth argument, which the kernel does not read: the sandbox's first filter
-lets these calls pass only with it (see `launcher.notifications`).
+lets these calls pass only with it (see `launcher.pid1.notifications`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _capset = declare("capset", cdata.c_char_p, cdata.c_char_p)
 
 
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
-    """One process-control operation.
+    """Call prctl.
 
     Source: prctl(2).
     """
@@ -96,7 +96,7 @@ def adopt_orphans() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether others with the same uid may trace this process and open its /proc files."""
+    """Allow or forbid other processes of the uid to trace this one and open its /proc files."""
     prctl(PR_SET_DUMPABLE, int(dumpable), REALLY)
 
 

@@ -41,7 +41,7 @@ def go_on(pid: int, signum: int = 0) -> None:
 
 
 def registers(pid: int) -> dict[str, int]:
-    """Those of a stopped child, by name."""
+    """Read the registers of a stopped child, by name."""
     buffer = _Buffer()
     if _ptrace(_GETREGS, pid, None, cdata.byref(buffer)) < 0:
         raise_errno("ptrace PTRACE_GETREGS", pid)

@@ -86,7 +86,9 @@ def receive(listener_fd: int) -> Notification:
 
 
 def is_waiting(listener_fd: int, asked: Notification) -> bool:
-    """Whether it still waits: what was read of its thread is then that thread's, and no successor's."""
+    """Return whether the notifying thread still waits: only then was its memory read from the right
+    thread.
+    """
     try:
         fcntl.ioctl(listener_fd, _NOTIF_ID_VALID, _ID.pack(asked.id))
     except OSError:

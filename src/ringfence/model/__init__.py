@@ -1,4 +1,4 @@
-"""The nouns of Ringfence: frozen dataclasses with one JSON form each.
+"""The models of Ringfence: frozen dataclasses with one JSON form each.
 
 Names are imported when first used, so that `import ringfence.model` costs nothing.
 """
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .acquire import AcquireOptions as AcquireOptions
     from .acquire import AttachRequest as AttachRequest
     from .acquire import RequiredCapabilities as RequiredCapabilities
+    from .base.ids import check_id as check_id
+    from .base.ids import new_id as new_id
     from .capabilities import BackendReport as BackendReport
     from .capabilities import Capability as Capability
     from .capabilities import Protection as Protection
@@ -19,18 +21,18 @@ if TYPE_CHECKING:
     from .client_session import SessionTimeouts as SessionTimeouts
     from .create import CreateRequest as CreateRequest
     from .event import Event as Event
-    from .exec import ExecRequest as ExecRequest
-    from .exec import ExecResult as ExecResult
-    from .exec import ExecStatus as ExecStatus
-    from .exec import ResourceUsage as ResourceUsage
-    from .exec_start import StartRequest as StartRequest
-    from .exec_view import ExecProblem as ExecProblem
-    from .exec_view import ExecState as ExecState
-    from .exec_view import ExecView as ExecView
-    from .execution import ExecutionRequest as ExecutionRequest
-    from .execution import ExecutionResult as ExecutionResult
-    from .execution import ExecutionStatus as ExecutionStatus
-    from .execution_config import ExecutionConfig as ExecutionConfig
+    from .execs.exec import ExecRequest as ExecRequest
+    from .execs.exec import ExecResult as ExecResult
+    from .execs.exec import ExecStatus as ExecStatus
+    from .execs.exec import ResourceUsage as ResourceUsage
+    from .execs.exec_start import StartRequest as StartRequest
+    from .execs.exec_view import ExecProblem as ExecProblem
+    from .execs.exec_view import ExecState as ExecState
+    from .execs.exec_view import ExecView as ExecView
+    from .execution.config import ExecutionConfig as ExecutionConfig
+    from .execution.execution import ExecutionRequest as ExecutionRequest
+    from .execution.execution import ExecutionResult as ExecutionResult
+    from .execution.execution import ExecutionStatus as ExecutionStatus
     from .files import FileInfo as FileInfo
     from .found import AllReplaced as AllReplaced
     from .found import FileChange as FileChange
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from .found import FoundLines as FoundLines
     from .found import Replaced as Replaced
     from .granted import SandboxCapabilities as SandboxCapabilities
-    from .ids import check_id as check_id
-    from .ids import new_id as new_id
     from .limits import Limits as Limits
     from .limits import parse_duration as parse_duration
     from .limits import parse_size as parse_size
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from .manager_stats import ManagerStats as ManagerStats
     from .manager_stats import Percentiles as Percentiles
     from .mount import Mount as Mount
-    from .netlimits import NetworkLimits as NetworkLimits
-    from .netlog import NetworkEvent as NetworkEvent
-    from .network import NetworkPolicy as NetworkPolicy
-    from .rules import Credential as Credential
-    from .rules import NetworkRule as NetworkRule
+    from .net.netlimits import NetworkLimits as NetworkLimits
+    from .net.netlog import NetworkEvent as NetworkEvent
+    from .net.network import NetworkPolicy as NetworkPolicy
+    from .net.rules import Credential as Credential
+    from .net.rules import NetworkRule as NetworkRule
     from .sandbox import SandboxView as SandboxView
     from .session import ResolvedMount as ResolvedMount
     from .session import Session as Session
@@ -70,22 +70,22 @@ _ROOMS = {
     "client_session": ("SESSION_NEXT", "ClientSession", "SessionState", "SessionTimeouts"),
     "create": ("CreateRequest",),
     "event": ("Event",),
-    "exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
-    "exec_start": ("StartRequest",),
-    "exec_view": ("ExecProblem", "ExecState", "ExecView"),
-    "execution": ("ExecutionRequest", "ExecutionResult", "ExecutionStatus"),
-    "execution_config": ("ExecutionConfig",),
+    "execs.exec": ("ExecRequest", "ExecResult", "ExecStatus", "ResourceUsage"),
+    "execs.exec_start": ("StartRequest",),
+    "execs.exec_view": ("ExecProblem", "ExecState", "ExecView"),
+    "execution.execution": ("ExecutionRequest", "ExecutionResult", "ExecutionStatus"),
+    "execution.config": ("ExecutionConfig",),
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "granted": ("SandboxCapabilities",),
-    "ids": ("check_id", "new_id"),
+    "base.ids": ("check_id", "new_id"),
     "limits": ("Limits", "parse_duration", "parse_size"),
     "manager_stats": ("Check", "Health", "ManagerStats", "Percentiles"),
     "mount": ("Mount",),
-    "netlog": ("NetworkEvent",),
-    "netlimits": ("NetworkLimits",),
-    "network": ("NetworkPolicy",),
-    "rules": ("Credential", "NetworkRule"),
+    "net.netlog": ("NetworkEvent",),
+    "net.netlimits": ("NetworkLimits",),
+    "net.network": ("NetworkPolicy",),
+    "net.rules": ("Credential", "NetworkRule"),
     "sandbox": ("SandboxView",),
     "session": ("ResolvedMount", "Session"),
     "snapshot": ("Snapshot",),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import checks, jsonform
+from .base import checks, jsonform
+from .base.frozen import FrozenMap
+from .base.ids import check_id
+from .base.model import Model
 from .client_session import SessionTimeouts
-from .frozen import FrozenMap
-from .ids import check_id
-from .noun import Noun
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 _MOST_BYTES = 2**46  # as `Limits.memory_bytes`
 _LONGEST_KEY = 255
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RequiredCapabilities(Noun):
-    """What a sandbox must turn out to have, as read back from the kernel.
+class RequiredCapabilities(Model):
+    """Capabilities that a sandbox must have, as read back from the kernel.
 
     Attributes:
-        network: True: something can be reached; False: nothing can; None: either will do.
-        write_access: The same of writing files.
+        network: True: some destination must be reachable; False: none may be; None: no requirement.
+        write_access: The same for writing files.
         minimum_memory_bytes: The memory limit is at least this.
-        readable_paths, writable_paths: Absolute inside; each must exist and be so.
+        readable_paths, writable_paths: Absolute inside; each must exist and be readable or writable.
     """
 
     network: bool | None = None
@@ -50,12 +50,12 @@ class RequiredCapabilities(Noun):
 
     @property
     def is_anything(self) -> bool:
-        """Whether anything is required at all."""
+        """True if anything is required."""
         return self != RequiredCapabilities()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AcquireOptions(Noun):
+class AcquireOptions(Model):
     """How to find the sandbox of a new session.
 
     Attributes:
@@ -110,7 +110,7 @@ class AcquireOptions(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttachRequest(Noun):
+class AttachRequest(Model):
     """A wish to work with a certain sandbox.
 
     Attributes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest
-from . import checks
-from .exec import ExecRequest
-from .jsonform import within
+from .base import checks
+from .base.jsonform import within
+from .execs.exec import ExecRequest
 from .limits import Limits
 from .mount import Mount
-from .network import NetworkPolicy
+from .net.network import NetworkPolicy
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from .rules import NetworkRule
+    from .net.rules import NetworkRule
 
     StrPath = str | os.PathLike[str]
     Network = NetworkPolicy | str | Sequence[str | NetworkRule] | Mapping[str, Any]
@@ -64,8 +64,13 @@ def make_spec(
         InvalidRequest: Both a spec and parts of one were given, or a part is malformed.
     """
     if spec is not None:
+        if not isinstance(spec, SandboxSpec):
+            what = f"must be a SandboxSpec, not {spec!r}"
+            checks.refuse("spec", what, 'name what it is, as image="python:3.12"')
         if mounts or limits or others or network != "none":
-            raise InvalidRequest("give a spec or its parts, not both", field="spec")
+            checks.refuse(
+                "spec", "give a spec or its parts, not both", "spec.altered(...) changes one"
+            )
         return spec
     given = {key: value for key, value in others.items() if value is not None}
     if not (mounts or given) and limits is None and network == "none":
@@ -82,7 +87,7 @@ def make_spec(
 
 
 def _default() -> SandboxSpec:
-    """What most sandboxes are: checked once, and frozen down to its mappings."""
+    """Return the shared default spec, checked once."""
     if not _defaults:
         _defaults.append(SandboxSpec())
     return _defaults[0]
@@ -95,7 +100,10 @@ def _mounts(mounts: Mounts) -> tuple[Mount, ...]:
     """Several mounts, or one that stands alone."""
     if isinstance(mounts, str | Mount):
         return (parse_mount(mounts, "mounts"),)
-    given = enumerate(checks.items(mounts, "mounts"))
+    if not isinstance(mounts, list | tuple):
+        what = f"must be a text or a list, not {type(mounts).__name__}"
+        checks.refuse("mounts", what, 'as ".:/work:rw" or [".:/work:rw"]')
+    given = enumerate(mounts)
     return tuple(parse_mount(mount, f"mounts[{i}]") for i, mount in given)
 
 
@@ -104,7 +112,8 @@ def parse_mount(mount: Mount | str, field: str = "mount") -> Mount:
     if isinstance(mount, Mount):
         return mount
     if not isinstance(mount, str):
-        checks.refuse(field, f"must be a Mount or SRC:DST[:ro|rw], not {type(mount).__name__}")
+        what = f"must be a Mount or SRC:DST[:ro|rw], not {type(mount).__name__}"
+        checks.refuse(field, what, 'as ".:/work:rw"')
     return Mount.parse(mount, relative_to="" if mount.startswith("/") else _here(field))
 
 
@@ -124,16 +133,13 @@ def parse_network(network: Network) -> NetworkPolicy:
     if isinstance(network, NetworkPolicy):
         return network
     if isinstance(network, str):
-        text: NetworkPolicy = within(
-            "network", NetworkPolicy.check_meant, NetworkPolicy.parse(network)
-        )
-        return text
+        policy = NetworkPolicy.parse(network)
+        return within("network", NetworkPolicy.check_no_localhost, policy)  # type: ignore[no-any-return]
     if not isinstance(network, list | tuple) and not hasattr(network, "keys"):
         what = f"must be a text, a list of rules or a NetworkPolicy, not {network!r}"
         checks.refuse("network", what, "as 'none', 'unrestricted' or 'example.com,*.example.org'")
     read = NetworkPolicy.from_json if hasattr(network, "keys") else _policy_of
-    policy: NetworkPolicy = within("network", read, network)
-    return policy
+    return within("network", read, network)  # type: ignore[no-any-return]
 
 
 def _policy_of(rules: object) -> NetworkPolicy:
@@ -141,7 +147,7 @@ def _policy_of(rules: object) -> NetworkPolicy:
     given = checks.items(rules, "")
     texts = tuple(each for each in given if isinstance(each, str))
     rules = tuple(each for each in given if not isinstance(each, str))
-    return NetworkPolicy(allowed_hosts=texts, rules=rules).check_meant(takes_localhost=True)
+    return NetworkPolicy(allowed_hosts=texts, rules=rules)
 
 
 def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
@@ -149,16 +155,18 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
     if limits is None:
         return Limits()
     if not isinstance(limits, Limits) and not hasattr(limits, "keys"):
-        raise InvalidRequest("must be Limits or a mapping of its fields", field="limits")
+        what = f"must be Limits or a mapping of its fields, not {limits!r}"
+        checks.refuse("limits", what, 'as {"memory_bytes": "256m", "cpus": 0.5}')
     if isinstance(limits, Limits):
         return limits
     known = Limits.__match_args__
     for name in limits:
         if name not in known:
-            from .mistakes import limit_hint
+            from .mistakes import meant
 
-            raise InvalidRequest("unknown limit", field=name, hint=limit_hint(name, known))
-    return Limits(**limits)
+            raise InvalidRequest("unknown limit", field=f"limits.{name}", hint=meant(name, known))
+    made: Limits = within("limits", lambda each: Limits(**each), limits)
+    return made
 
 
 def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
@@ -169,12 +177,10 @@ def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
             given["stdin"] = given["stdin"].encode()
         if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
             given["user"] = str(given["user"])
-    if isinstance(argv, str | bytes):
+    if isinstance(argv, str | bytes) or not hasattr(argv, "__iter__"):
         what, hint = f"must be a list, not {type(argv).__name__}", "for a shell: shell(SCRIPT)"
         checks.refuse("argv", what, f'as ["ls", "-l"]; {hint}')
-    # The model refuses what is no sequence.
-    whole = not hasattr(argv, "__iter__")
-    return ExecRequest(argv=argv if whole else tuple(argv), **given)  # type: ignore[arg-type]
+    return ExecRequest(argv=tuple(argv), **given)  # type: ignore[arg-type]
 
 
 def shell_argv(script: str) -> tuple[str, ...]:
@@ -189,4 +195,5 @@ def check_callbacks(on_stdout: object, on_stderr: object) -> None:
     """Refuse what cannot be called before anything starts: its first output would be too late."""
     for name, given in (("on_stdout", on_stdout), ("on_stderr", on_stderr)):
         if given is not None and not callable(given):
-            checks.refuse(name, f"must be callable, not {type(given).__name__}")
+            what = f"must be callable, not {type(given).__name__}"
+            checks.refuse(name, what, "a function of one argument, the bytes of a chunk")

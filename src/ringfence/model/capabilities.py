@@ -1,15 +1,15 @@
-"""What a backend can do and what protects the host, as probed here, never assumed."""
+"""Capabilities of a backend and protections of the host, as probed here, never assumed."""
 
 from __future__ import annotations
 
-from . import checks, jsonform
-from .noun import Noun
+from .base import checks, jsonform
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 ENFORCED = "enforced"
 DEGRADED = "degraded"
@@ -64,7 +64,7 @@ LIMITED_BY = {
 
 LANDLOCK = "landlock"
 MAY_BE_WEAKER = (*LIMITED_BY.values(), LANDLOCK)
-"""What `allow_degraded` can name; without any other protection nothing starts, whoever allows it."""
+"""Names that `allow_degraded` accepts; without any other protection no sandbox starts."""
 
 
 def weaker(value: object, field: str) -> tuple[str, ...]:
@@ -76,14 +76,16 @@ def weaker(value: object, field: str) -> tuple[str, ...]:
     names = checks.texts(value, field)
     for i, name in enumerate(names):
         if name != "*" and name not in MAY_BE_WEAKER:
-            hint = f"one of {', '.join(MAY_BE_WEAKER)}, or * for any"
-            checks.refuse(f"{field}[{i}]", f"{name!r} is nothing that may be weaker", hint)
+            from .mistakes import meant
+
+            hint = meant(name, (*MAY_BE_WEAKER, "*"))
+            checks.refuse(f"{field}[{i}]", f"{name!r} is no protection that may be weaker", hint)
     return names
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Capability(Noun):
-    """One thing a backend can or cannot do on this host; `reason` says why not."""
+class Capability(Model):
+    """A capability of a backend on this host; `reason` says why it is unavailable."""
 
     name: str
     available: bool
@@ -91,12 +93,12 @@ class Capability(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Protection(Noun):
-    """One protection: `enforced`, `degraded` or `missing`.
+class Protection(Model):
+    """A protection: `enforced`, `degraded` or `missing`.
 
     Attributes:
-        why: What was seen, or what is lacking; not empty unless enforced.
-        fix: What the host's owner can do about it; may be empty.
+        why: The observation or the missing piece; not empty unless enforced.
+        fix: Action for the host's owner; may be empty.
     """
 
     name: str
@@ -109,13 +111,13 @@ class Protection(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BackendReport(Noun):
-    """What `doctor` prints of one backend.
+class BackendReport(Model):
+    """A backend as `doctor` reports it.
 
     Attributes:
-        reason: Why it is not available; of one that is, which program it found, where that may vary.
+        reason: Why it is unavailable; where available, the program in use if there are several.
         tiers: The tiers it serves here.
-        profiles: The profiles that it has; empty: not told.
+        profiles: The profiles that it has; empty: not reported.
     """
 
     backend: str
@@ -127,7 +129,7 @@ class BackendReport(Noun):
     profiles: tuple[str, ...] = ()
 
     def can(self, name: str) -> bool:
-        """Whether the capability is available; one not reported is not."""
+        """Return whether the capability is available; one not reported is not."""
         return any(each.available for each in self.capabilities if each.name == name)
 
     @classmethod

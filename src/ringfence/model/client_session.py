@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..errors import InvalidRequest, LifecycleError
-from . import checks, jsonform
-from .frozen import FrozenMap
-from .noun import Noun
+from .base import checks, jsonform
+from .base.frozen import FrozenMap
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     SessionRef = str | HasSessionId | HasId
     """What names a session: an id, or an object that has one."""
 else:
-    from .record import dataclass, field
-    from .words import StrEnum
+    from .base.record import dataclass, field
+    from .base.words import StrEnum
 
 _LONGEST_S = 10 * 366 * 86_400.0
 
@@ -97,7 +97,7 @@ def id_of(session: SessionRef, field: str = "session") -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SessionTimeouts(Noun):
+class SessionTimeouts(Model):
     """How long a session may stay in a state unused; None is for ever.
 
     Attributes:
@@ -129,7 +129,7 @@ class SessionTimeouts(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ClientSession(Noun):
+class ClientSession(Model):
     """A client's lease on one sandbox, at one moment.
 
     Attributes:
@@ -157,7 +157,7 @@ class ClientSession(Noun):
 
     @property
     def is_timed_out(self) -> bool:
-        """Whether its time was over at this moment; that of one that has ended always is."""
+        """True if the session's time is over; always true of a terminated session."""
         return self.state == SessionState.TERMINATED or self.time_remaining_s == 0
 
     def __post_init__(self) -> None:

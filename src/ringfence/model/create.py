@@ -1,12 +1,12 @@
-"""What a client of the server asks for when it wants a sandbox."""
+"""A server client's request for a sandbox."""
 
 from __future__ import annotations
 
-from . import checks, jsonform
+from .base import checks, jsonform
+from .base.frozen import FrozenMap
+from .base.ids import check_id
+from .base.model import Model
 from .client_session import SessionTimeouts
-from .frozen import FrozenMap
-from .ids import check_id
-from .noun import Noun
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any, Self
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 _NAME_MAX = 255
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CreateRequest(Noun):
+class CreateRequest(Model):
     """A sandbox, and how to come by it. In JSON the spec's fields are its own: there is no `spec`.
 
     Attributes:
@@ -61,7 +61,7 @@ class CreateRequest(Noun):
 
     @property
     def is_secret(self) -> bool:
-        """Whether it holds what nobody may keep for longer than the sandbox lives."""
+        """True if the request holds values that must not be stored beyond the sandbox's life."""
         return bool(self.spec.secrets or self.spec.env)
 
     def to_json(self) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from . import checks
-from .frozen import FrozenMap
-from .noun import Noun
+from .base import checks
+from .base.frozen import FrozenMap
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 GAP = "gap"
 CONFIG = "config"
@@ -19,16 +19,16 @@ EVENTS = ("created", "active", "detached", "suspended", "snapshot", "network", "
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Event(Noun):
-    """One event.
+class Event(Model):
+    """An event.
 
     Attributes:
         seq: Counts from 1 without a gap, over all clients, since the manager started.
-        kind: One of `EVENTS`: a state that was entered, or what was done. To a client that follows them
-            also `GAP`: events before it were missed for good. `config` is of no sandbox: the config of
-            the execution service changed, which admins are told.
+        kind: One of `EVENTS`: a state that was entered, or an action. A client that follows events also
+            gets `GAP`: earlier events were lost. `config` belongs to no sandbox: the execution service's
+            config changed; only admins get it.
         time: Seconds since 1970.
-        reason: Of `ended`: why.
+        reason: Why the sandbox ended; only with `ended`.
     """
 
     seq: int

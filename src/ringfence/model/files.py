@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from . import checks
-from .noun import Noun
+from .base import checks
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 FILE = "file"
 DIRECTORY = "directory"
@@ -19,14 +19,14 @@ KINDS = (FILE, DIRECTORY, SYMLINK, OTHER)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FileInfo(Noun):
-    """One directory entry, symlinks not followed.
+class FileInfo(Model):
+    """A directory entry, symlinks not followed.
 
     Attributes:
         path: Absolute inside the sandbox.
         mode: Permission bits only, such as 0o644.
         mtime_s: Seconds since 1970.
-        link_target: What a symlink says, as it says it; None for anything else.
+        link_target: The unresolved target of a symlink; None for other kinds.
     """
 
     path: str

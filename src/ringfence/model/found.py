@@ -1,13 +1,13 @@
-"""What looking through the files of a sandbox finds, and what changes there.
+"""Search results and changes in the files of a sandbox.
 
-A helper inside says it, in JSON lines: the guest's word, to be read as such.
+A helper inside reports them as JSON lines: untrusted input.
 """
 
 from __future__ import annotations
 
-from . import checks, jsonform
+from .base import checks, jsonform
+from .base.model import Model
 from .files import FileInfo
-from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
     from typing import Any
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 MOST_LINE_BYTES = 64 << 10
 """Of a line that a helper inside writes: a path and a line of text, escaped. Whoever reads a line has
@@ -27,7 +27,7 @@ CHANGES = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundFiles(Noun):
+class FoundFiles(Model):
     """Paths that match.
 
     Attributes:
@@ -52,8 +52,8 @@ class FoundFiles(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundLine(Noun):
-    """One line in which something was found.
+class FoundLine(Model):
+    """A line that matched a search.
 
     Attributes:
         line, column: Counted from 1, the column in bytes.
@@ -67,7 +67,7 @@ class FoundLine(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundLines(Noun):
+class FoundLines(Model):
     """Lines in which something was found.
 
     Attributes:
@@ -85,7 +85,7 @@ class FoundLines(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Replaced(Noun):
+class Replaced(Model):
     """How often something was replaced in one file.
 
     Attributes:
@@ -98,7 +98,7 @@ class Replaced(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AllReplaced(Noun):
+class AllReplaced(Model):
     """The same for each file that was named."""
 
     items: tuple[Replaced, ...]
@@ -110,7 +110,7 @@ class AllReplaced(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FileChange(Noun):
+class FileChange(Model):
     """Something that changed where somebody watches.
 
     Attributes:

@@ -1,33 +1,33 @@
-"""What one sandbox can do, read back from it rather than from the request."""
+"""Effective capabilities of a sandbox, read back from it rather than from the request."""
 
 from __future__ import annotations
 
-from . import jsonform
+from .base import jsonform
+from .base.model import Model
 from .limits import Limits
-from .noun import Noun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SandboxCapabilities(Noun):
-    """What a sandbox may do, and what keeps it from the rest.
+class SandboxCapabilities(Model):
+    """Effective capabilities of a sandbox, and its restrictions.
 
     Attributes:
-        can_write_filesystem: Whether `writable_paths` has anything.
-        readable_paths, writable_paths: Directories and mounts inside, each tried; everything below
-            them too, but for protected paths and what is listed apart.
-        allowed_destinations: As rules of a network policy; `*` for the host's whole network.
-        limits: As the kernel has them; a limit that it does not hold is None.
-        syscall_filter_active: The kernel says that a filter is on every process.
-        blocked_syscall_categories: Each tried, from inside.
+        can_write_filesystem: True if `writable_paths` is not empty.
+        readable_paths, writable_paths: Directories and mounts inside, each tried; each stands for its
+            whole tree, except protected paths and paths listed separately.
+        allowed_destinations: Rules of a network policy; `*` for the host's whole network.
+        limits: As set in the kernel; None where the kernel enforces no such limit.
+        syscall_filter_active: The kernel reports a filter on every process.
+        blocked_syscall_categories: Each tried from inside.
         is_persistent: Some of its files outlive it: a memory directory or a writable mount.
         created_at: Seconds since 1970, UTC.
-        time_remaining_ms: Until it expires, as things are; None: never.
+        time_remaining_ms: Until it expires at the current rate of use; None: never.
     """
 
     id: str

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from . import checks
-from .frozen import FrozenMap
-from .noun import Noun
+from .base import checks
+from .base.frozen import FrozenMap
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Image(Noun):
-    """What a sandbox can start from.
+class Image(Model):
+    """An image that sandboxes can start from.
 
     Attributes:
-        reference: The name it was asked for by, in full.
-        id: Digest of its configuration: the same for the same content, whoever serves it.
-        digest: Digest of its manifest; empty where there was none (a directory).
+        reference: The full form of the requested name.
+        id: Digest of its configuration: equal for equal content from any registry.
+        digest: Digest of its manifest; empty for an image made from a directory.
         size_bytes: Of the files, unpacked.
-        created_at: When it came here; seconds since 1970, UTC.
-        uid, user, home: Who its commands run as, by its own list of users; `uid` is None where that
-            has no such user, and who starts a sandbox from it has to name one.
-        workdir: Where they start.
-        entrypoint, command: What it runs when nobody says what.
+        created_at: When it was stored here; seconds since 1970, UTC.
+        uid, user, home: The user of its commands, from its own /etc/passwd; `uid` is None where that
+            has no such user: then a sandbox has to name one.
+        workdir: Working directory of its commands.
+        entrypoint, command: The command that runs where an exec names none.
     """
 
     reference: str
@@ -52,5 +52,5 @@ class Image(Noun):
 
     @property
     def argv(self) -> list[str]:
-        """What it runs when nobody says what."""
+        """The command that runs where an exec names none."""
         return [*self.entrypoint, *self.command]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from . import checks
-from .noun import Noun
+from .base import checks
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
     from typing import Any
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _YEAR_S = 366 * 86_400
 
-# What no real use goes below or above. A backend may be narrower, and says so.
+# Least and greatest value of any real use. A backend may accept less; its error says so.
 _SECONDS: dict[str, tuple[float, float]] = {
     "wall_time_s": (0.001, _YEAR_S),
     "idle_timeout_s": (0.001, _YEAR_S),
@@ -34,7 +34,7 @@ _COUNTS: dict[str, tuple[int, int]] = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Limits(Noun):
+class Limits(Model):
     """Upper bounds, all optional; None leaves the bound to the backend's default.
 
     Attributes:
@@ -95,14 +95,14 @@ class Limits(Noun):
 
 
 def _in_units(name: str, value: object, least: int) -> str:
-    """What a size is that was meant in MiB."""
+    """Suggest MiB for a byte count that is too small to be meant as bytes."""
     if not name.endswith("bytes") or not isinstance(value, int) or not 0 < value < least:
         return ""
     return f"did you mean {value}m?"
 
 
 def bounds(name: str) -> tuple[float, float]:
-    """What the limit of that name may be at least and at most."""
+    """Return the least and the greatest value of the limit."""
     return _SECONDS.get(name) or _COUNTS[name]
 
 
@@ -143,5 +143,6 @@ def _split_unit(text: str, field: str) -> tuple[str, str]:
     whole, dot, fraction = digits.partition(".")
     parts = (whole, fraction) if dot else (whole,)
     if len(digits) > 30 or not all(part.isascii() and part.isdigit() for part in parts):
-        checks.refuse(field, f"{text!r} does not start with a plain number")
+        hint = "as 500ms, 5s or 1m" if field.endswith("_s") else "as 64k, 256m or 1g"
+        checks.refuse(field, f"{text!r} does not start with a plain number", hint)
     return digits, given[len(digits) :].strip()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from . import jsonform
-from .noun import Noun
+from .base import jsonform
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Percentiles(Noun):
+class Percentiles(Model):
     """Of the last thousand, in milliseconds; None while there is none."""
 
     p50_ms: float | None = None
@@ -22,7 +22,7 @@ class Percentiles(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ManagerStats(Noun):
+class ManagerStats(Model):
     """Counted since the manager started, or true right now.
 
     A server gives a key that is neither an admin's nor for metrics what its own client has now; the
@@ -69,8 +69,8 @@ class ManagerStats(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Check(Noun):
-    """One thing that was looked at; `detail` says what was seen."""
+class Check(Model):
+    """A health check; `detail` is the observation."""
 
     name: str
     ok: bool
@@ -78,11 +78,11 @@ class Check(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Health(Noun):
-    """Whether a manager can do its work: any backend makes sandboxes, and what all of them need works.
+class Health(Model):
+    """Health of a manager: at least one backend can make sandboxes, and the shared parts work.
 
     Attributes:
-        checks: Everything that was looked at, also what does not stop the work.
+        checks: All checks, including those that do not affect `ok`.
     """
 
     ok: bool

@@ -111,12 +111,7 @@ def keyword_hint(function: str, name: str) -> str:
     from .parts import ExecParts, SandboxParts
 
     known = (SandboxParts if function == "create" else ExecParts).__annotations__
-    return INSTEAD[function].get(name) or _closest(name, known) or f"known: {', '.join(known)}"
-
-
-def limit_hint(name: str, known: Iterable[str]) -> str:
-    """Say which limit is meant."""
-    return _closest(name, [*known]) or f"known: {', '.join(known)}"
+    return INSTEAD[function].get(name) or meant(name, known)
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
@@ -127,13 +122,52 @@ def no_attribute(owner: object, name: str) -> AttributeError:
         kind = cls.__name__.removeprefix("Async").removeprefix("Remote")
         public = [each for each in dir(cls) if not each.startswith("_")]
         hint = INSTEAD.get(kind, {}).get(name)
-        hint = f"use {hint}" if hint else _closest(name, public)
+        hint = f"use {hint}" if hint else closest(name, public)
         message += f" ({hint})" if hint else ""
     return AttributeError(message, name=name, obj=None)
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
+def meant(given: str, known: Iterable[str], *, head: str = "one of") -> str:
+    """Name the valid value that `given` is closest to, else all of them: the remedy of an error."""
+    names = [*known]
+    return closest(given, names) or f"{head} {', '.join(names)}"
+
+
+def closest(given: str, known: Iterable[str]) -> str:
+    """Name the one of `known` that `given` is a misspelling of; empty where none is near."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]}?" if close else ""
+    names = {name.lower().lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1)
+    return f"did you mean {names[close[0]]}?" if close else ""
+
+
+def as_number(value: object, field: str) -> str:
+    """Show the number that was meant: of `"256m"` for a size, of `"5m"` for a time, of `"3"`, of 3.0."""
+    from ..errors import InvalidRequest
+    from .limits import parse_duration, parse_size
+
+    if isinstance(value, float) and value.is_integer():
+        return f"as {int(value)}"
+    if not isinstance(value, str):
+        return ""
+    try:
+        number = parse_size(value) if field.endswith("bytes") else parse_duration(value)
+    except InvalidRequest:
+        return ""
+    is_plain = value.replace(".", "", 1).isdigit() or field.endswith(("bytes", "_s"))
+    return f"as {number:.12g}" if is_plain else ""
+
+
+def as_list(value: object) -> str:
+    """Show a list that holds what was given alone."""
+    import json
+
+    return f"as {json.dumps([value])}" if isinstance(value, str) and len(value) < 80 else "as [...]"
+
+
+def as_text(value: object) -> str:
+    """Show a number or a path as the string that it should have been."""
+    if value is None:
+        return "leave it out, or give a string"
+    return f'as "{value}"' if isinstance(value, int | float) else 'as "..."'

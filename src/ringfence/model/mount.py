@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import checks, jsonform
-from .noun import Noun
+from .base import checks, jsonform
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     StrPath = str | os.PathLike[str]
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 READ_ONLY = "read_only"
 READ_WRITE = "read_write"
@@ -26,14 +26,35 @@ OUTPUTS_DIR = "/mnt/session/outputs"
 ALWAYS_THERE = {"RINGFENCE_MEMORY_DIR": MEMORY_DIR, "RINGFENCE_OUTPUTS_DIR": OUTPUTS_DIR}
 """The always-there mounts by the environment variable that names each one inside."""
 
+PRESETS = {
+    "@git": (".git",),
+    "@agents": (
+        *(
+            "AGENTS.md",
+            "AGENTS.override.md",
+            "CLAUDE.md",
+            "CLAUDE.local.md",
+            "GEMINI.md",
+            "QWEN.md",
+        ),
+        *(".cursorrules", ".windsurfrules", ".clinerules", ".roorules", ".goosehints"),
+        *(".github/copilot-instructions.md", ".github/instructions", ".github/prompts"),
+    ),
+    "@ci": (
+        *(".github/workflows", ".github/actions", ".gitlab-ci.yml", ".circleci", ".buildkite"),
+        *("azure-pipelines.yml", "bitbucket-pipelines.yml", "Jenkinsfile", ".travis.yml"),
+    ),
+}
+"""Names of several paths for `protect`: none of them is protected by default, for work may be to write them."""
+
 _KERNEL_TREES = ("proc", "sys", "dev")  # neither these nor anything below
 _SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/etc")  # not these themselves
 _WOULD_HIDE = ("/mnt", "/mnt/session")  # parents of the always-there mounts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mount(Noun):
-    """One mount.
+class Mount(Model):
+    """A mount.
 
     Attributes:
         target: Absolute path inside; normalised, `..` refused.
@@ -42,8 +63,8 @@ class Mount(Noun):
         access: `read_only` (enforced by the kernel) or `read_write`.
         protect: Paths below a writable mount that stay read-only even where they do not
             exist yet; None takes the spec's, and those default to the built-in set.
-        nofollow: Refuse a host path with a symbolic link in it: code that may write there, in a
-            sandbox before this one, could have it lead anywhere.
+        nofollow: Refuse a host path that contains a symbolic link: an earlier sandbox with write access
+            there could point it anywhere.
     """
 
     target: str
@@ -65,16 +86,21 @@ class Mount(Noun):
             """As below: what is given may be a path object; what is kept never is."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.target, str) and self.target and self.target[0] != "/":
+            hint = f"the path inside comes first: Mount('/work', {self.target!r})"
+            checks.refuse("target", f"{self.target!r} is not an absolute path", hint)
         object.__setattr__(self, "target", check_target(self.target, "target"))
         object.__setattr__(self, "source", _check_source(self.source))
         object.__setattr__(self, "access", _SHORT.get(self.access, self.access))
-        checks.choice(self.access, "access", ACCESS, "read_only (ro) or read_write (rw)")
+        if self.access not in ACCESS:
+            what = f"must be read_only (ro) or read_write (rw), not {self.access!r}"
+            checks.refuse("access", what, "read_only is the default")
         checks.flag(self.nofollow, "nofollow")
         if self.nofollow and not self.is_host_path:
             checks.refuse("nofollow", "there is no host path whose links could be followed")
         if self.protect is not None:
-            inner = checks.at_most(self.protect, "protect", checks.MOST_PATHS)
-            kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in enumerate(inner))
+            inner = enumerate(with_presets(self.protect, "protect"))
+            kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in inner)
             object.__setattr__(self, "protect", kept)
 
     @classmethod
@@ -91,11 +117,16 @@ class Mount(Noun):
             head, options = given, []
         source, colon, target = (head if options else given).rpartition(":")
         if not colon or not target:
-            hint = "the target is missing: as .:/work or .:/work:rw"
+            hint = f"the target is missing: as {given or '.'}:/work or {given or '.'}:/work:rw"
+            if given.startswith("type="):
+                hint = "write SRC:DST, as .:/work:rw"
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
-        if ":" in source and not target.startswith("/"):
-            said = "neither an access, ro or rw, nor an absolute path inside"
-            checks.refuse("mount.target", f"{target!r} is {said}")
+        if not target.startswith("/"):
+            if ":" in source:
+                said = "neither an access, ro or rw, nor an absolute path inside"
+                checks.refuse("mount.target", f"{target!r} is {said}", f"as {source}:rw")
+            hint = "SRC, of the host, comes first; DST, inside, begins with /: as .:/work"
+            checks.refuse("mount.target", f"{target!r} is not an absolute path", hint)
         accesses = [_SHORT[each] for each in options if each in _SHORT]
         if len(accesses) > 1:
             checks.refuse("mount.access", f"{last!r} says it twice")
@@ -109,12 +140,12 @@ class Mount(Noun):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the sandbox may change what is there."""
+        """True if the sandbox may change the mounted files."""
         return self.access == READ_WRITE
 
     @property
     def is_host_path(self) -> bool:
-        """Whether the source is a path of the host rather than the session's own."""
+        """True if the source is a host path rather than the session's own directory."""
         return self.source.startswith("/")
 
 
@@ -131,11 +162,15 @@ def check_target(value: object, field: str) -> str:
     target = checks.absolute_path(value, field)
     first = target.split("/")[1]
     if target == "/" or first in _KERNEL_TREES:
-        checks.refuse(field, f"{target} cannot be covered: no sandbox works without what is there")
+        hint = "mount below another directory, as /work"
+        checks.refuse(
+            field, f"{target} cannot be a mount target: every sandbox needs its content", hint
+        )
     if target in _SYSTEM_DIRS or (first.startswith("lib") and target == f"/{first}"):
         checks.refuse(field, f"{target} holds the sandbox's programs", "mount below it instead")
     if target in _WOULD_HIDE:
-        checks.refuse(field, f"{target} would hide {MEMORY_DIR} or {OUTPUTS_DIR}")
+        hint = "mount below another directory, as /work"
+        checks.refuse(field, f"{target} would hide {MEMORY_DIR} or {OUTPUTS_DIR}", hint)
     return target
 
 
@@ -154,8 +189,33 @@ def _check_source(value: object) -> str:
     return relative
 
 
+def with_presets(paths: object, field: str) -> tuple[object, ...]:
+    """Replace names such as `@agents` by the paths that they stand for.
+
+    Raises:
+        InvalidRequest: There is no preset of that name.
+    """
+    given = checks.at_most(paths, field, checks.MOST_PATHS)
+    if not any(isinstance(each, str) and each.startswith("@") for each in given):
+        return given
+    found: list[object] = []
+    for i, each in enumerate(given):
+        if not isinstance(each, str) or not each.startswith("@"):
+            found.append(each)
+        elif each in PRESETS:
+            found += PRESETS[each]
+        else:
+            from .mistakes import meant
+
+            hint = f"{meant(each, PRESETS)}; a path of that name is absolute, as /work/{each}"
+            checks.refuse(f"{field}[{i}]", f"no preset {each!r}", hint)
+    return tuple(dict.fromkeys(found))
+
+
 def _check_protected(value: object, field: str) -> str:
     inner = checks.normal_path(value, field)
     if inner.startswith("/") or not inner:
-        checks.refuse(field, f"{value!r} is not a path below the mount")
+        checks.refuse(
+            field, f"{value!r} is not a path below the mount", "relative, as .git or src/x"
+        )
     return inner

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import jsonform
+from .base import jsonform
+from .base.frozen import FrozenMap
+from .base.model import Model
 from .client_session import SessionState, SessionTimeouts, read_session_state
-from .frozen import FrozenMap
 from .limits import Limits
-from .network import NetworkPolicy
-from .noun import Noun
+from .net.network import NetworkPolicy
 from .session import ResolvedMount
 from .state import State, read_state
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SandboxView(Noun):
+class SandboxView(Model):
     """A sandbox and its session at one moment; also one that has ended, for a while.
 
     Attributes:
@@ -30,6 +30,9 @@ class SandboxView(Noun):
         created_at, last_active_at: Seconds since 1970, UTC.
         expires_in_s: Until its time to live is over; None without one.
         reason: Why it ended; empty while it lives.
+        image, user, workdir: As in the spec; None is the default.
+        env_names: Names of the variables that the spec adds; values are not shown.
+        expires_at, ended_at: Seconds since 1970, UTC; None: without a time to live; while it lives.
     """
 
     id: str
@@ -52,6 +55,15 @@ class SandboxView(Noun):
     timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
     expires_in_s: float | None = None
     reason: str = ""
+    image: str | None = None
+    user: str | None = None
+    workdir: str | None = None
+    env_names: tuple[str, ...] = ()
+    expires_at: float | None = None
+    ended_at: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "env_names", tuple(self.env_names))
 
     def to_json(self, *, admin: bool = False) -> dict[str, Any]:
         """The JSON object; host paths are shown only to an admin."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from . import jsonform
-from .frozen import FrozenMap
-from .noun import Noun
+from .base import jsonform
+from .base.frozen import FrozenMap
+from .base.model import Model
 from .state import State, read_state
 
 TYPE_CHECKING = False
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ResolvedMount(Noun):
+class ResolvedMount(Model):
     """A mount as it really is.
 
     Attributes:
@@ -37,7 +37,7 @@ class ResolvedMount(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Session(Noun):
+class Session(Model):
     """Id, state and mounts of a sandbox at one moment.
 
     Attributes:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from . import checks
-from .frozen import FrozenMap
-from .noun import Noun
+from .base import checks
+from .base.frozen import FrozenMap
+from .base.model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Snapshot(Noun):
+class Snapshot(Model):
     """A snapshot with content of its own: it outlives the session it was taken of.
 
     Attributes:

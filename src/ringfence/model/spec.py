@@ -1,15 +1,15 @@
-"""What a sandbox should be."""
+"""Specification of a sandbox."""
 
 from __future__ import annotations
 
-from . import checks, jsonform
+from .base import checks, jsonform
+from .base.frozen import FrozenMap
+from .base.ids import check_id
+from .base.model import Model
 from .capabilities import weaker
-from .frozen import FrozenMap
-from .ids import check_id
 from .limits import Limits
-from .mount import MEMORY_DIR, Mount, check_target
-from .network import NetworkPolicy
-from .noun import Noun
+from .mount import MEMORY_DIR, Mount, check_target, with_presets
+from .net.network import NetworkPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any
 else:
-    from .record import dataclass, field
+    from .base.record import dataclass, field
 
 LIGHT = "light"
 STRONG = "strong"
@@ -34,7 +34,7 @@ MOST_MOUNTS = 200  # each travels as a descriptor, and one message carries 253
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SandboxSpec(Noun):
+class SandboxSpec(Model):
     """A request for one sandbox; safe by default.
 
     Attributes:
@@ -52,7 +52,7 @@ class SandboxSpec(Noun):
         python_env: Also show the caller's Python environment, read-only.
         memory_dir: Host directory behind /mnt/memory, to survive the session; None: private.
         protect: Paths inside writable mounts that stay read-only, relative to each mount or
-            absolute inside; None takes the built-in set.
+            absolute inside, besides the built-in set; `@git`, `@agents` and `@ci` are presets.
         unprotect: Members of the built-in set that are left writable.
         deny: Absolute paths inside that can be neither read nor written, whatever a mount would
             show there, and even where nothing is there yet.
@@ -114,7 +114,10 @@ class SandboxSpec(Noun):
         if self.memory_dir is not None:
             given = checks.path(self.memory_dir, "memory_dir")
             if not given.startswith("/"):
-                checks.refuse("memory_dir", f"{given!r} is not an absolute host path")
+                import os
+
+                hint = f"as {os.path.abspath(given)}"
+                checks.refuse("memory_dir", f"{given!r} is not an absolute host path", hint)
             self._put("memory_dir", given)
         if self.ttl_s is not None:
             self._put("ttl_s", checks.number(self.ttl_s, "ttl_s", 0.001, _YEAR_S))
@@ -133,7 +136,7 @@ class SandboxSpec(Noun):
         self._put("mounts", mounts)
 
     def _check_targets(self, mounts: tuple[Mount, ...]) -> None:
-        """One mount would hide the other, and nobody could tell which was meant."""
+        """Refuse two mounts at one target: the later would hide the earlier."""
         taken = {MEMORY_DIR: "memory_dir"} if self.memory_dir is not None else {}
         for i, mount in enumerate(mounts):
             if (other := taken.setdefault(mount.target, f"mounts[{i}]")) != f"mounts[{i}]":
@@ -145,7 +148,8 @@ class SandboxSpec(Noun):
         for name in ("protect", "unprotect"):
             given = getattr(self, name)
             if given is not None:
-                inner = enumerate(checks.at_most(given, name, checks.MOST_PATHS))
+                whole = with_presets(given, name) if name == "protect" else given
+                inner = enumerate(checks.at_most(whole, name, checks.MOST_PATHS))
                 paths = tuple(checks.normal_path(path, f"{name}[{i}]") for i, path in inner)
                 self._put(name, paths)
         denied = enumerate(checks.at_most(self.deny, "deny", checks.MOST_PATHS))

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enum import StrEnum
 else:
-    from .words import StrEnum
+    from .base.words import StrEnum
 
 
 class State(StrEnum):

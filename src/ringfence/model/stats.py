@@ -1,9 +1,9 @@
-"""What a sandbox uses right now."""
+"""Current resource usage of a sandbox."""
 
 from __future__ import annotations
 
-from . import jsonform
-from .noun import Noun
+from .base import jsonform
+from .base.model import Model
 from .state import State, read_state
 
 TYPE_CHECKING = False
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
     from typing import Any
 else:
-    from .record import dataclass
+    from .base.record import dataclass
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SandboxStats(Noun):
+class SandboxStats(Model):
     """Counters of one sandbox; a value that cannot be read is None, never zero.
 
     Attributes:

@@ -117,7 +117,9 @@ def embedded(address: Address) -> tuple[IPv4Address, ...]:
 
 
 def special(address: Address) -> str:
-    """What kind of special address it is, by itself or by what it embeds; empty when it is none."""
+    """Name the kind of special address, by itself or by an address it embeds; empty for an ordinary
+    one.
+    """
     if address in METADATA:
         return "cloud metadata"
     for _first, _last, kind in _containing(address):
@@ -129,7 +131,7 @@ def special(address: Address) -> str:
 
 
 def special_network(network: Network) -> str:
-    """What kind of special range all of `network` lies in; empty when part of it is ordinary."""
+    """Name the special range that contains all of `network`; empty when part of it is ordinary."""
     if network.prefixlen == network.max_prefixlen:
         return special(network[0])
     least, most = int(network[0]), int(network[-1])
@@ -138,10 +140,10 @@ def special_network(network: Network) -> str:
 
 
 def names_special(network: Network, address: Address) -> bool:
-    """Whether a rule for `network`, which contains special `address`, was meant for it.
+    """Return whether a rule for `network` opens the special `address` in it.
 
-    It was, when all of it is special in that way: `127.0.0.0/8` opens loopback, `0.0.0.0/0` does
-    not. What is special by what it embeds must be named alone.
+    A rule does so only if the whole network is special in that way: `127.0.0.0/8` opens loopback,
+    `0.0.0.0/0` does not. An address that is special by what it embeds must be named alone.
     """
     if network.prefixlen == network.max_prefixlen:
         return True
@@ -152,7 +154,7 @@ def names_special(network: Network, address: Address) -> bool:
 
 
 def is_place(network: Network) -> bool:
-    """Whether a rule for `network` says where, and not merely "anywhere"."""
+    """Return whether `network` is narrow enough to name a destination rather than "anywhere"."""
     return network.prefixlen >= _WIDEST_PLACE[network.version]
 
 

@@ -10,7 +10,9 @@ import errno
 import os
 
 REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EAFNOSUPPORT})
-"""What a filter says, or a kernel that would not do it for this process anyway."""
+"""Errors that count as refusal: from a filter, or from a kernel that refuses this process
+anyway.
+"""
 
 _NOBODY = 0x7FFFFFF0  # above PID_MAX_LIMIT, include/linux/threads.h
 _AF_ALG, _AF_VSOCK, _SOCK_SEQPACKET = 38, 40, 5  # include/linux/socket.h

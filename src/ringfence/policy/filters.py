@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 MACHINES = ("x86_64", "aarch64")
-# What is shipped compiled, for each machine; other combinations are compiled when asked for.
+# Option sets shipped compiled for each machine; other combinations are compiled on request.
 SHIPPED: tuple[frozenset[str], ...] = (
     frozenset(),
     frozenset({"allow_af_unix"}),

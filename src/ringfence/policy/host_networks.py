@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 
-from ..model import checks, hosts
-from ..model.rules import NetworkRule
+from ..model.base import checks
+from ..model.net import hosts
+from ..model.net.rules import NetworkRule
 from . import addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..model.network import NetworkPolicy
+    from ..model.net.network import NetworkPolicy
     from .addresses import Network
 
 _LOOPBACK_NAMES = frozenset(
@@ -27,14 +28,14 @@ _LOOPBACK_DOMAINS = (".localhost", ".localdomain", ".localdomain4", ".localdomai
 
 
 class HostNetworks:
-    """What an administrator lets users reach of the host and of the networks around it.
+    """The parts of the host and the networks around it that an administrator opens to users.
 
     Args:
         listed: Rules in text form, `HOST[:PORTS]`. The host's own addresses and cloud metadata must
             be listed alone: a network around them does not list them.
 
     Raises:
-        InvalidRequest: One is no rule, or denies.
+        InvalidRequest: An entry is not a rule, or denies.
     """
 
     def __init__(self, listed: Sequence[str] = ()) -> None:
@@ -43,7 +44,7 @@ class HostNetworks:
             field = f"host_networks[{i}]"
             rule = NetworkRule.parse(text, field)
             if rule.denies:
-                checks.refuse(field, "a list of what may be reached has no denies")
+                checks.refuse(field, "this list only allows: remove the `!`")
             host = ip_network(rule.host) if rule.is_address else rule.host
             self._listed.append((host, hosts.port_ranges(rule.ports)))
 
@@ -69,11 +70,11 @@ class HostNetworks:
         return kind if kind and not self._covers(network, ports) else ""
 
     def _lists(self, wanted: Network | str, ports: hosts.Ranges) -> bool:
-        """Whether there is an entry for exactly this."""
+        """Return whether exactly this destination is listed."""
         return any(host == wanted and _within(ports, open_) for host, open_ in self._listed)
 
     def _covers(self, wanted: Network, ports: hosts.Ranges) -> bool:
-        """Whether there is an entry for this or for a network around it."""
+        """Return whether this network, or one around it, is listed."""
         return any(
             not isinstance(host, str) and _holds(host, wanted) and _within(ports, open_)
             for host, open_ in self._listed
@@ -97,7 +98,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _places(network: Network, own: Sequence[Network]) -> Iterator[tuple[Network, str]]:
-    """What a rule for `network` opens that must be listed alone, and what that is."""
+    """Yield the parts of `network` that must be listed alone, each with its kind."""
     for address in addresses.METADATA:
         if address in network and addresses.names_special(network, address):
             yield ip_network(address), "cloud metadata"

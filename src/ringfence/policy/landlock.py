@@ -54,7 +54,7 @@ _WRITE |= MAKE_FIFO | MAKE_SYM | REFER | TRUNCATE
 _DEVICES = READ_FILE | WRITE_FILE | IOCTL_DEV
 _FILE = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
 
-# What an older kernel cannot enforce: (since ABI, Linux, words for the report).
+# Rights that an older kernel cannot enforce: (since ABI, Linux, text for the report).
 _SINCE = (
     (2, "5.19", "any rule: with one, every rename and link between directories would fail"),
     (3, "6.2", "truncating files outside writable directories"),
@@ -66,7 +66,7 @@ _SINCE_NETWORK = ((4, "6.7", "TCP bind and connect"), (10, "7.2", "UDP bind, con
 
 
 class LandlockPlan:
-    """What to hand to landlock_create_ruleset and landlock_add_rule."""
+    """Arguments of landlock_create_ruleset and landlock_add_rule."""
 
     __slots__ = ("handled_fs", "handled_net", "missing", "rules", "scoped")
 
@@ -86,17 +86,19 @@ class LandlockPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing that this kernel could enforce."""
+        """True if this kernel can enforce nothing of the plan."""
         return not (self.handled_fs or self.handled_net or self.scoped)
 
     @property
     def refuses_host_sockets(self) -> bool:
-        """Whether unix sockets made outside the sandbox cannot be reached by path."""
+        """True if the sandbox cannot reach host unix sockets by path."""
         return bool(self.handled_fs & RESOLVE_UNIX)
 
     @property
     def refuses_abstract_sockets(self) -> bool:
-        """Whether abstract unix sockets of outside are out of reach even in the host's network."""
+        """True if the sandbox cannot reach host abstract unix sockets even in the host's
+        network.
+        """
         return bool(self.scoped & SCOPE_ABSTRACT_UNIX_SOCKET)
 
 
@@ -168,10 +170,10 @@ def _decide(
 
 
 def socket_trees(trees: Iterable[str], without: Iterable[str]) -> list[str]:
-    """Those of the writable trees in which sockets may be made: no directory of the host is in them.
+    """Return the writable trees in which sockets may be made: those without a host directory.
 
-    Landlock adds up what the rules of a path and of all above it allow, so a tree cannot allow what
-    one in it does not.
+    Landlock adds up the rights of a path and of all its parents, so a tree cannot allow a right
+    that a directory in it must not have.
     """
     hosts = [_checked(path) for path in without]
     return [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ..errors import InvalidRequest
-from ..model import hosts
-from ..model.network import NetworkPolicy
+from ..model.net import hosts
+from ..model.net.network import NetworkPolicy
 from . import addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..model.netlog import NetworkEvent
+    from ..model.net.netlog import NetworkEvent
 
 
 def learned_policy(events: Iterable[NetworkEvent]) -> NetworkPolicy:

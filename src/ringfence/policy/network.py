@@ -1,4 +1,4 @@
-"""What a network policy allows: pure judgement. The egress process asks, this answers.
+"""Decisions of a network policy. Pure: the egress process asks and acts on the answer.
 
 Deny wins, and the order of rules never matters. Nothing is allowed by default.
 """
@@ -9,17 +9,17 @@ from _socket import AF_INET, AF_INET6, inet_pton
 from ipaddress import ip_network
 
 from ..errors import InvalidRequest
-from ..model import hosts
-from ..model.paths import matches, read_path
-from ..model.rules import NetworkRule
+from ..model.net import hosts
+from ..model.net.paths import matches, read_path
+from ..model.net.rules import NetworkRule
 from . import addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..model.network import NetworkPolicy
-    from ..model.rules import Credential
+    from ..model.net.network import NetworkPolicy
+    from ..model.net.rules import Credential
     from .addresses import Address, Network
 
     _Key = str | tuple[int, int, int]  # a name; version, length of the prefix, and prefix
@@ -63,11 +63,13 @@ class _Rule:
 
     @property
     def denies_all(self) -> bool:
-        """Whether it denies the connection itself, not only some requests."""
+        """True if the rule denies the connection itself, not only some requests."""
         return self.rule.denies and not self.rule.is_conditional
 
     def takes(self, method: str, path: str | None) -> bool:
-        """Whether an HTTP request is what it is about; None is a path that cannot be read."""
+        """Return whether the rule applies to an HTTP request; None is a path that cannot be
+        read.
+        """
         rule = self.rule
         if rule.methods and method not in rule.methods:
             return False
@@ -109,14 +111,14 @@ def _parse(text: str) -> NetworkRule:
 
 
 class Judge:
-    """One policy, ready to answer.
+    """A policy compiled for decisions.
 
     Args:
         policy: `limited`.
         own: The host's own addresses, which are refused as loopback is; a zone is ignored.
 
     Raises:
-        ValueError: The policy is unrestricted, which nothing can judge.
+        ValueError: The policy is unrestricted, which leaves nothing to decide.
     """
 
     def __init__(self, policy: NetworkPolicy, own: Iterable[str] = ()) -> None:
@@ -145,7 +147,7 @@ class Judge:
     # -- names ------------------------------------------------------------------------------
 
     def name_allowed(self, name: str, port: int | None = None) -> Decision:
-        """Whether a name may be used; without a port, whether on any port at all."""
+        """Decide whether a name may be used on `port`; without a port, on any port at all."""
         try:
             known = hosts.read_name(name, "name")
         except InvalidRequest as exc:
@@ -153,18 +155,18 @@ class Judge:
         return self._ports_allowed(known, self._for_name(known), port)
 
     def terminates(self, name: str, port: int) -> bool:
-        """Whether requests to it are judged one by one.
+        """Return whether requests to `name` are judged one by one.
 
-        Then TLS must be ended at the egress process, and what is neither TLS nor plain HTTP be cut.
+        Then the egress process ends TLS and cuts connections that are neither TLS nor plain HTTP.
         """
         return any(each.rule.needs_tls_termination for each in self._at(name, port))
 
     def is_conditional(self, name: str, port: int) -> bool:
-        """Whether methods or paths decide about requests to it."""
+        """Return whether methods or paths decide about requests to `name`."""
         return any(each.rule.is_conditional for each in self._at(name, port))
 
     def http_allowed(self, name: str, port: int, method: str, path: str) -> Decision:
-        """Whether one request may be sent; `path` is its target, with or without a query."""
+        """Decide whether a request may be sent; `path` is its target, with or without a query."""
         decision = self.name_allowed(name, port)
         if not decision:
             return decision
@@ -183,7 +185,7 @@ class Judge:
         return Decision(False, f"no rule allows {method} of this path at {name}:{port}")
 
     def credentials(self, name: str, port: int, method: str, path: str) -> tuple[Credential, ...]:
-        """What to write into a request that is allowed, over TLS: one for each header.
+        """Select the credentials for an allowed request over TLS: at most one for each header.
 
         The narrower rule wins: an exact name, a longer domain, a longer path.
         """
@@ -201,7 +203,7 @@ class Judge:
     # -- addresses --------------------------------------------------------------------------
 
     def literal_allowed(self, ip: str, port: int) -> Decision:
-        """Whether an address that a program named itself may be dialled."""
+        """Decide whether an address that the program named itself may be dialled."""
         try:
             address = addresses.read(ip)
         except ValueError:
@@ -209,9 +211,10 @@ class Judge:
         return self._address_allowed(address, port, named=False)
 
     def address_allowed(self, name: str | None, ip: str, port: int) -> Decision:
-        """Whether `ip`, which `name` was resolved to, may be dialled; without a name, a literal.
+        """Decide whether `ip`, resolved from `name`, may be dialled; without a name, `ip` is a
+        literal.
 
-        To be asked of every address, right before it is dialled.
+        Ask for every address right before dialling it.
         """
         if name is None:
             return self.literal_allowed(ip, port)
@@ -251,7 +254,7 @@ class Judge:
         return ""
 
     def _opens(self, network: Network, address: Address) -> bool:
-        """Whether a rule for `network`, which contains `address`, lets it through."""
+        """Return whether a rule for `network`, which contains `address`, allows it."""
         if network.prefixlen == network.max_prefixlen:
             return True
         if addresses.special(address) and not addresses.names_special(network, address):
@@ -311,7 +314,7 @@ def _prefix(host: str) -> tuple[int, int, int]:
 
 
 def _left(allow: _Rule | None, denies: Sequence[_Rule]) -> bool:
-    """Whether a port is left of those `allow` has (None: every one) that nobody denies."""
+    """Return whether some port of `allow` (None: every port) is not denied."""
     taken = sorted(span for each in denies for span in each.ranges)
     for first, last in allow.ranges if allow is not None else hosts.EVERY_PORT:
         for low, high in taken:

@@ -6,19 +6,19 @@ which decides; what it does not is refused by the kernel at once.
 
 from __future__ import annotations
 
-from ..model import hosts
-from ..model.noun import Noun
+from ..model.base.model import Model
+from ..model.net import hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from dataclasses import dataclass
 
-    from ..model.network import NetworkPolicy
+    from ..model.net.network import NetworkPolicy
 
     _Ports = dict[str, set[tuple[int, int]]]  # ranges of ports by network
 else:
-    from ..model.record import dataclass
+    from ..model.base.record import dataclass
 
 # Where names live inside: benchmarking ranges (RFC 2544, RFC 5180), which nobody routes.
 SYNTHETIC = ("198.18.0.0/15", "2001:2::/48")
@@ -32,7 +32,7 @@ _MOST_PAIRS = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Redirect(Noun):
+class Redirect(Model):
     """TCP to `network`, ports `first` to `last`, goes to the listener."""
 
     network: str
@@ -41,12 +41,12 @@ class Redirect(Noun):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Redirects(Noun):
-    """What one policy needs.
+class Redirects(Model):
+    """Redirects for one policy.
 
     Attributes:
-        routes: Networks made local, so that a connection to them has somewhere to go.
-        loopback: To apply first: the resolver, and what rules name of the host's own loopback.
+        routes: Networks made local, so that the kernel has a route for connections to them.
+        loopback: To apply first: the resolver, and rules for the host's own loopback.
         others: To apply after a rule that ends the chain for all of `LOOPBACK`.
     """
 
@@ -123,5 +123,5 @@ def _network(host: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether all of a canonical address or network is loopback."""
+    """Return whether a canonical address or network lies entirely in loopback."""
     return host == "::1" or host.startswith("127.")  # a network wider than /8 starts at 126.

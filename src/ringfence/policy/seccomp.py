@@ -49,7 +49,7 @@ _VIEW_FILE = os.path.join(os.path.dirname(__file__), "view_policy.json")
 
 @dataclass(frozen=True)
 class Machine:
-    """What the kernel calls a processor architecture, and its system-call numbers."""
+    """A processor architecture as the kernel names it, and its system-call numbers."""
 
     audit_arch: int  # AUDIT_ARCH_*, include/uapi/linux/audit.h
     numbers: Mapping[str, int]
@@ -65,7 +65,7 @@ KNOWN_NAMES = frozenset(name for machine in MACHINES.values() for name in machin
 
 @dataclass(frozen=True)
 class FilterOptions:
-    """What one sandbox needs of the policy; see `filters.load_filter`."""
+    """Options of the policy for one sandbox; see `filters.load_filter`."""
 
     debug: bool = False
     aio: bool = False
@@ -130,7 +130,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to some system calls when every condition holds."""
+    """Action for some system calls when every condition holds."""
 
     names: tuple[str, ...]
     action: str
@@ -168,7 +168,7 @@ class Rule:
         return {"names": list(self.names), "action": self.action, **present}
 
     def counts(self, options: FilterOptions) -> bool:
-        """Whether the rule is part of the policy with `options`."""
+        """Return whether the rule is part of the policy with `options`."""
         if self.unless and options.is_on(self.unless):
             return False
         return not self.needs or options.is_on(self.needs)
@@ -199,13 +199,14 @@ class SeccompPolicy:
 
     @classmethod
     def of_egress(cls) -> SeccompPolicy:
-        """What the egress process puts itself under."""
+        """Load the policy that the egress process applies to itself."""
         return cls._of_file(_EGRESS_FILE)
 
     @classmethod
     def of_view(cls) -> SeccompPolicy:
-        """What the process puts itself under that serves the host's files to guests."""
-        # It names all that is allowed; one of the guards refuses openat2(2), by which it finds files.
+        """Load the policy of the process that serves host files to guests."""
+        # The policy is an allow list. The guards refuse openat2(2), which the process needs to find
+        # files.
         return replace(cls._of_file(_VIEW_FILE), guards=())
 
     @classmethod

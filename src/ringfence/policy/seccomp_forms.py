@@ -67,7 +67,7 @@ def _action(value: object, number: object, field: str) -> str:
     if name not in _ACTIONS:
         hint = f"one of {', '.join(f'SCMP_ACT_{each.upper()}' for each in _ACTIONS)}"
         raise InvalidRequest(f"no action {value!r}", field=field, hint=hint)
-    if name == "errno" and number is not None:
+    if _ACTIONS[name] == "errno" and number is not None:
         if type(number) is not int or (number and number not in errno.errorcode):
             raise InvalidRequest(f"no error number {number!r}", field=field)
         return errno.errorcode[number] if number else "pretend"

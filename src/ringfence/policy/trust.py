@@ -1,8 +1,8 @@
-"""What makes programs inside a sandbox trust its certificate authority. Pure: text in, files out.
+"""Environment and files that make programs inside trust the sandbox's CA. Pure: text in, files out.
 
-There is no one place: every runtime looks for roots in its own. So the sandbox gets one bundle (the
-host's roots and its own authority), the variables that name a bundle to programs, and the same bundle
-over the system's own files, for programs that read those and no variable.
+Every runtime looks for roots in its own place. So the sandbox gets one bundle (the host's roots and
+its own authority), the variables that name a bundle to programs, and the same bundle over the
+system's own files, for programs that read only those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..model.network import NetworkPolicy
+    from ..model.net.network import NetworkPolicy
 
 DIRECTORY = "/etc/ringfence"
 AUTHORITY = f"{DIRECTORY}/ca.pem"
@@ -61,12 +61,12 @@ _JKS_PASSWORD, _JKS_WORDS = "changeit", b"Mighty Aphrodite"
 
 
 class Trust:
-    """What a sandbox needs besides its policy.
+    """Additions to a sandbox whose TLS is terminated.
 
     Attributes:
         env: Variables for every exec; the user's own win over them.
-        files: Path to content; readable to all, writable to nobody.
-        over: System file to one of `files`: it is to be bound over the system file.
+        files: Path to content; readable by all, writable by nobody.
+        over: System file to the entry of `files` that is bind-mounted over it.
     """
 
     def __init__(self, env: dict[str, str], files: dict[str, bytes], over: dict[str, str]) -> None:
@@ -103,9 +103,9 @@ def ended_hosts(policy: NetworkPolicy) -> tuple[str, ...]:
 
 
 def not_covered(hosts: Iterable[str], made_for: Iterable[str]) -> tuple[str, ...]:
-    """Those of `hosts` that an authority made for other hosts cannot speak for.
+    """Return the `hosts` that an authority made for `made_for` cannot certify.
 
-    Its name constraints are what counts: a name stands for itself and all names below it.
+    Its name constraints decide: a name covers itself and all names below it.
     """
     domains = tuple(f".{host.removeprefix('*.')}" for host in made_for)
     return tuple(host for host in hosts if not f".{host.removeprefix('*.')}".endswith(domains))

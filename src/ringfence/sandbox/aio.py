@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..client import AsyncClient
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
-    from ..model.netlog import NetworkEvent
-    from ..model.network import NetworkPolicy
+    from ..model.net.netlog import NetworkEvent
+    from ..model.net.network import NetworkPolicy
     from ..model.parts import ExecParts, NoOthers, StartParts
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSandbox:
-    """One isolated environment, for asyncio and trio; an async context manager. See `Sandbox`."""
+    """An isolated environment for asyncio and trio; an async context manager. See `Sandbox`."""
 
     if not TYPE_CHECKING:
 
@@ -207,15 +207,15 @@ class AsyncSandbox:
         return await in_thread(self._sandbox.mount, mount)
 
     async def apply_network_policy(self, network: Network) -> None:
-        """Change what the sandbox may reach, at once."""
+        """Change the network policy at once."""
         await in_thread(self._sandbox.apply_network_policy, network)
 
     async def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded. See `Sandbox.network_log`."""
+        """List the network events so far, oldest first; bounded. See `Sandbox.network_log`."""
         return await in_thread(self._sandbox.network_log)
 
     async def learned_policy(self) -> NetworkPolicy:
-        """The smallest policy that allows what was reached so far."""
+        """Build the smallest policy that allows the destinations reached so far."""
         return await in_thread(self._sandbox.learned_policy)
 
     async def connect(self, port: int) -> socket.socket:
@@ -249,15 +249,15 @@ class AsyncSandbox:
         return await in_thread(self._sandbox.checkpoint, metadata)
 
     async def stats(self) -> SandboxStats:
-        """What it uses, from the kernel."""
+        """Return the current resource usage, read from the kernel."""
         return await in_thread(self._sandbox.stats)
 
     async def capabilities(self) -> SandboxCapabilities:
-        """What it can do, read back from the kernel; see `Sandbox.capabilities`."""
+        """Read back from the kernel what the sandbox can do; see `Sandbox.capabilities`."""
         return await in_thread(self._sandbox.capabilities)
 
     async def protections(self) -> tuple[Protection, ...]:
-        """What protects the host, read back from the kernel."""
+        """Read back from the kernel the protections of the host."""
         return await in_thread(self._sandbox.protections)
 
     async def terminate(self) -> None:

@@ -66,7 +66,7 @@ class AsyncFiles:
     async def watch(
         self, path: str = ".", *, recursive: bool = False
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
-        """What changes at and below `path`, as it happens, from the beginning of the block to its end."""
+        """Watch `path` and everything below it for changes until the block ends."""
         watch = await copying(self._files.begin_watch, path, recursive=recursive)
         try:
             async with aclosing(_changes(watch)) as changes:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from .process import Process
     from .stream import Stream
 
@@ -27,7 +27,7 @@ class AsyncProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process has ended."""
         return self._process.running
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:
@@ -86,13 +86,13 @@ class AsyncStdin:
 
 
 class AsyncStream:
-    """One output stream of a process."""
+    """An output stream of a process."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """What came since the last read; empty at the end.
+        """Read the bytes that arrived since the last read; empty at the end of the stream.
 
         Raises:
             TimeoutError: Nothing came within `timeout_s` seconds.
@@ -111,7 +111,7 @@ class AsyncStream:
 
     @property
     def missed_bytes(self) -> int:
-        """How many bytes are missing between those that were read; see `Stream`."""
+        """Bytes missing between those that were read; see `Stream`."""
         return self._stream.missed_bytes
 
     async def getvalue(self) -> bytes:

@@ -8,7 +8,7 @@ import stat
 import threading
 
 from ..errors import ConnectError, InvalidRequest, RingfenceError
-from ..model import checks
+from ..model.base import checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def listen(host: str, host_port: int, unix: str | None) -> socket.socket:
 def _listen_at(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # What is bound gets the mode that its socket has: no moment in which others could connect.
+        # bind(2) gives the socket file the mode of the socket: set before, no other user can
+        # connect in between.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
         listener.listen(_BACKLOG)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from ..model import checks
+from ..model.base import checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Files:
     def __init__(
         self, inner: BackendFiles, mounts: Callable[[], Iterable[ResolvedMount]] = tuple
     ) -> None:
-        # What of the host is shown inside is asked each time: a live sandbox gets more.
+        # `mounts` is called on each use: mounts can be added to a running sandbox.
         self._inner, self._mounts = inner, mounts
 
     if not TYPE_CHECKING:  # for checkers a wrong name is an error
@@ -100,7 +100,7 @@ class Files:
         return self._inner.list(path)
 
     def stat(self, path: str, *, follow: bool = False) -> FileInfo:
-        """One path; a symlink itself, or with `follow` what it leads to in the end.
+        """Stat one path; the symlink itself, or with `follow` its final target.
 
         Raises:
             FileError: Symlinks lead in a circle.
@@ -116,7 +116,7 @@ class Files:
         raise _typed(OSError(_ELOOP, ""), path)
 
     def exists(self, path: str) -> bool:
-        """Whether something is there, be it a dangling symlink."""
+        """Return whether the path exists; a dangling symlink exists."""
         from ..errors import FileNotFound, NotADirectory
 
         try:
@@ -237,7 +237,7 @@ class Files:
 
     @contextmanager
     def watch(self, path: str = ".", *, recursive: bool = False) -> Iterator[Iterator[FileChange]]:
-        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+        """Watch `path` and everything below it for changes until the block ends.
 
         The iterator ends when `path` is removed.
         """
@@ -248,7 +248,7 @@ class Files:
             watch.close()
 
     def begin_watch(self, path: str, *, recursive: bool) -> Watch:
-        """What `watch` and its asynchronous counterpart stand on."""
+        """Start the watch behind `watch` and its asynchronous counterpart."""
         from .looking import Watch
 
         return Watch(self._inner, path, recursive=recursive)
@@ -283,7 +283,9 @@ def _skip(file: BinaryIO, count: int) -> None:
 
 
 def _typed(exc: OSError, path: str) -> RingfenceError:
-    """What the kernel said while a stream was read or written: the sandbox's disk may be full."""
+    """Map an OSError of a file stream to our error type; ENOSPC means the sandbox's disk is
+    full.
+    """
     from ..errors import file_error
 
     return file_error(exc.errno or 5, path)
@@ -294,7 +296,9 @@ def _open_local(local: str, mode: str) -> BinaryIO:
     try:
         return open(local, mode)  # type: ignore[return-value]
     except OSError as exc:
-        raise _typed(exc, local) from exc
+        from ..errors import host_file_error
+
+        raise host_file_error(exc.errno or 5, local) from exc
 
 
 def _data_of(fd: int) -> Iterator[tuple[int, int]]:

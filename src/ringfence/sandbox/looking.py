@@ -1,4 +1,4 @@
-"""Looking through a sandbox's files, and watching them: a helper inside does it, and we read its word."""
+"""Search and watch a sandbox's files through a helper that runs inside; its output is untrusted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 
 from ..errors import InvalidRequest, IoError
+from ..model.base.jsonform import loads
 from ..model.found import FileChange, read_answer
-from ..model.jsonform import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..backends.protocol import BackendFiles, Errand
+    from ..backends.protocol import BackendFiles, HelperTask
 
 MOST_FOUND_BYTES = 32 << 20
 _CHUNK = 1 << 18
@@ -21,21 +21,21 @@ _CHUNK = 1 << 18
 
 def ask(files: BackendFiles, what: str, path: str, asked: dict[str, Any]) -> dict[str, Any]:
     """The JSON form of all that is found."""
-    errand, text = files.errand(what, path, json.dumps(asked)), bytearray()
+    task, text = files.start_helper(what, path, json.dumps(asked)), bytearray()
     try:
-        while data := os.read(errand.stream, _CHUNK):
+        while data := os.read(task.stream, _CHUNK):
             text += data
             if len(text) > MOST_FOUND_BYTES:
                 raise too_much()
     except BaseException:
-        errand.abandon()
+        task.abandon()
         raise
-    errand.finish(path)
+    task.finish(path)
     return found_in(bytes(text))
 
 
 def found_in(text: bytes) -> dict[str, Any]:
-    """What a helper said, whole."""
+    """Parse the complete answer of a helper."""
     found = read_answer(text)
     if found is None:
         raise IoError("the helper inside was ended before it was done", retryable=True)
@@ -43,12 +43,11 @@ def found_in(text: bytes) -> dict[str, Any]:
 
 
 def too_much() -> InvalidRequest:
-    """More than anybody would hold in memory."""
     return InvalidRequest("too much is found", field="pattern", hint="ask for less at a time")
 
 
 class Watch:
-    """One that watches, from its first word on; `close` ends it.
+    """A running watch: changes are reported from construction until `close`.
 
     Attributes:
         path: As it was asked for.
@@ -56,7 +55,7 @@ class Watch:
 
     def __init__(self, files: BackendFiles, path: str, *, recursive: bool) -> None:
         self.path, self._left = path, b""
-        self._errand: Errand | None = files.errand(
+        self._task: HelperTask | None = files.start_helper(
             "watch", path, json.dumps({"recursive": recursive})
         )
         try:
@@ -68,19 +67,19 @@ class Watch:
     @property
     def stream(self) -> int:
         """Readable when `read` would not wait; -1 when it is over."""
-        return self._errand.stream if self._errand is not None else -1
+        return self._task.stream if self._task is not None else -1
 
     def read(self) -> list[FileChange]:
-        """What happened since the last read; waits for something; empty at the end.
+        """Read the changes since the last read; wait for the first; empty at the end.
 
         Raises:
             FileError: It cannot be watched, or not any more.
         """
-        while self._errand is not None:
-            data = os.read(self._errand.stream, _CHUNK)
+        while self._task is not None:
+            data = os.read(self._task.stream, _CHUNK)
             if not data:
-                errand, self._errand = self._errand, None
-                errand.finish(self.path)
+                task, self._task = self._task, None
+                task.finish(self.path)
                 break
             *lines, self._left = (self._left + data).split(b"\n")
             if lines:
@@ -89,6 +88,6 @@ class Watch:
 
     def close(self) -> None:
         """Watch no longer; idempotent."""
-        errand, self._errand = self._errand, None
-        if errand is not None:
-            errand.abandon()
+        task, self._task = self._task, None
+        if task is not None:
+            task.abandon()

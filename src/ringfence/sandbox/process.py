@@ -14,7 +14,7 @@ from .reactor import reactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from .stream import Stream
 
 
@@ -37,7 +37,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process has ended."""
         return not self.future.done()
 
     def wait(self, timeout_s: float | None = None) -> ExecResult:
@@ -69,7 +69,9 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and everything that it started, also what it left in the background when it ended."""
+        """Kill it and all its descendants, also those still running in the background after its
+        end.
+        """
         self._pump.run.kill()
 
     def resize(self, rows: int, cols: int) -> None:

@@ -8,7 +8,7 @@ import time
 from _thread import allocate_lock
 
 from ..errors import SandboxLost
-from ..model.exec import ExecResult
+from ..model.execs.exec import ExecResult
 from .stream import DEFAULT_OUTPUT_BYTES, Stream
 
 TYPE_CHECKING = False
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ..backends.protocol import BackendExec, BackendSandbox
-    from ..model.exec import ExecRequest, ExecStatus
+    from ..model.execs.exec import ExecRequest, ExecStatus
     from ..model.limits import Limits
 
     class Sink(Protocol):
         """Where the bytes of one stream go."""
 
         def take(self, fd: int) -> int:
-            """Take what a descriptor has now; how many bytes, 0 at its end. BlockingIOError: nothing."""
+            """Read the bytes of a descriptor now; return their number, 0 at its end.
+            BlockingIOError: none yet.
+            """
             ...
 
         def close(self) -> None:
@@ -62,7 +64,7 @@ class StreamSink:
 
 
 def read_or_end(fd: int, most: int) -> bytes:
-    """What a pipe or terminal has now; empty at its end.
+    """Read the bytes that a pipe or terminal has now; empty at its end.
 
     Raises:
         BlockingIOError: Nothing.
@@ -103,8 +105,8 @@ class Pump:
         if limit is None:
             limit = DEFAULT_OUTPUT_BYTES if limits.output_bytes is None else limits.output_bytes
         self.run = run
-        # Others write to its input and resize its terminal: a descriptor that is closed under them
-        # is soon somebody else's.
+        # Other threads write to its input and resize its terminal: a closed descriptor's number may
+        # be reused under them.
         self.open = allocate_lock()
         self.stdout, self.stderr = Stream(limit), Stream(limit)
         self._sinks: dict[int, Sink] = {}
@@ -223,7 +225,7 @@ class Pump:
         except BlockingIOError:
             return
         except OSError:
-            self._stdin = self._stdin[:0]  # nobody reads any more
+            self._stdin = self._stdin[:0]  # the reader has closed
         if not self._stdin:
             self.wants.pop(fd, None)
             if fd in self._sinks:
@@ -231,7 +233,9 @@ class Pump:
             self.run.close_stdin()
 
     def _drain(self) -> None:
-        """What was written before the end is in the pipes: read it, and wait for nobody else."""
+        """Read the bytes still in the pipes after the process ended, without waiting for other
+        writers.
+        """
         self.rested(float("inf"))
         self.may_rest = False
         for fd, sink in self._sinks.items():

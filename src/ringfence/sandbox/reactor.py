@@ -1,4 +1,4 @@
-"""One background thread that drives every exec nobody waits for in a thread of their own."""
+"""Background thread that drives every exec whose caller does not wait in a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future
 
 from ..errors import SandboxLost
-from ..model.exec import ExecResult
+from ..model.execs.exec import ExecResult
 from .pump import Pump
 
 

@@ -127,13 +127,13 @@ def _opened(server: str | Client) -> AbstractContextManager[Client]:
 def _client(server: str | Client) -> tuple[Client, bool]:
     from ..client import Client
 
-    return (Client(server), True) if isinstance(server, str) else (server, False)
+    return (server, False) if isinstance(server, Client) else (Client(server), True)
 
 
 def _client_async(server: str | AsyncClient) -> tuple[AsyncClient, bool]:
     from ..client import AsyncClient
 
-    return (AsyncClient(server), True) if isinstance(server, str) else (server, False)
+    return (server, False) if isinstance(server, AsyncClient) else (AsyncClient(server), True)
 
 
 def _name(backend: object) -> str:

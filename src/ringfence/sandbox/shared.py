@@ -10,7 +10,7 @@ import errno
 import os
 from contextlib import contextmanager
 
-from ..errors import FileError, file_error
+from ..errors import FileError, host_file_error
 from ..linux.files import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, openat2
 from ..model.mount import READ_WRITE
 
@@ -67,11 +67,11 @@ def _held(
             os.close(root)
     except OSError as exc:
         if exc.errno != errno.ELOOP:
-            raise file_error(exc.errno or errno.EIO, local) from exc
+            raise host_file_error(exc.errno or errno.EIO, local) from exc
         raise FileError(
             f"{local}: a symlink is on the way, and {top} is mounted: a program inside may have put it there",
             path=local,
-            hint="name what it leads to",
+            hint="use the link's target",
         ) from exc
     try:
         # A directory is looked at by name, and the link in /proc is none.

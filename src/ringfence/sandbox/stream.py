@@ -14,10 +14,10 @@ DEFAULT_OUTPUT_BYTES = 4 << 20
 
 
 class Stream:
-    """Everything one process wrote to one stream, as far as it fits into `limit` bytes.
+    """Output of a process on one stream, at most `limit` bytes of it.
 
-    A reader never slows the process down: what was overwritten before it was read is skipped and
-    counted in `missed_bytes`. Who must have every byte uses `on_stdout`. Thread-safe.
+    A reader never slows the process down: bytes overwritten before they were read are skipped and
+    counted in `missed_bytes`. Use `on_stdout` to get every byte. Thread-safe.
     """
 
     def __init__(self, limit: int = DEFAULT_OUTPUT_BYTES) -> None:
@@ -84,7 +84,7 @@ class Stream:
 
     @property
     def missed_bytes(self) -> int:
-        """How many bytes are missing between those that were read: no longer kept when asked for."""
+        """Bytes missing between those that were read: overwritten before the read."""
         return self._missed
 
     def getvalue(self) -> bytes:
@@ -96,7 +96,8 @@ class Stream:
             return b"".join((self._head, tail))
 
     def read(self, timeout_s: float | None = None) -> bytes:
-        """What came since the last read; waits for something; empty at the end of the stream.
+        """Read the bytes that arrived since the last read; wait for the first; empty at the end of
+        the stream.
 
         Raises:
             TimeoutError: Nothing came within `timeout_s` seconds.

@@ -7,7 +7,7 @@ import threading
 
 from ..backends.registry import backend_named, backend_of, name_of, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
-from ..model import checks
+from ..model.base import checks
 from ..model.calls import (
     check_callbacks,
     make_request,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
-    from ..model.netlog import NetworkEvent
-    from ..model.network import NetworkPolicy
+    from ..model.net.netlog import NetworkEvent
+    from ..model.net.network import NetworkPolicy
     from ..model.parts import ExecParts, NoOthers
     from ..model.session import ResolvedMount, Session
     from ..model.snapshot import Snapshot
@@ -51,7 +51,7 @@ DEFAULT_BACKEND = "native"
 
 
 class Sandbox:
-    """One isolated environment. Use it as a context manager: leaving it terminates it.
+    """An isolated environment. Use it as a context manager: leaving it terminates it.
 
     Every method may be called from any thread. A sandbox ends with the process that made it, even
     when that process is killed.
@@ -123,8 +123,8 @@ class Sandbox:
             workdir: Where commands start and relative paths begin, absolute inside.
             ttl_s: Seconds after which the sandbox is terminated whatever it does.
             python_env: Also show this Python and its packages, read-only.
-            protect: Paths inside writable mounts that stay read-only; None is the
-                built-in set, and `unprotect` takes away from it.
+            protect: Paths inside writable mounts that stay read-only, besides the built-in set;
+                `@git`, `@agents` and `@ci` name several. `unprotect` takes away from that set.
             deny: Paths that can be neither read nor written.
             memory_dir: Host directory behind /mnt/memory.
             labels: To find it by.
@@ -335,15 +335,16 @@ class Sandbox:
         self._inner.apply_network_policy(parse_network(network))
 
     def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded.
+        """List the network events so far, oldest first; bounded.
 
-        The newest thousand that were let through, the newest thousand of the rest, and the first to
-        each of 4,096 places, however long ago that was; connections that go on, as far as they came.
+        Kept are the newest thousand allowed events, the newest thousand of the rest, the first
+        event of each of 4,096 destinations whatever its age, and open connections with their bytes
+        so far.
         """
         return self._inner.network_log()
 
     def learned_policy(self) -> NetworkPolicy:
-        """The smallest policy that allows what was reached so far."""
+        """Build the smallest policy that allows the destinations reached so far."""
         from ..policy.learn import learned_policy
 
         return learned_policy(self.network_log())
@@ -373,7 +374,7 @@ class Sandbox:
 
         checks.integer(port, "port", 1, 65535)
         if self.state == "terminated":
-            raise LifecycleError("expose: the sandbox is terminated")
+            raise LifecycleError("expose: the sandbox is terminated", hint="create a new one")
         listener = listen(host, host_port, unix)
         self._exposures.append(Exposure(self._inner, port, listener))
         return self._exposures[-1]
@@ -401,21 +402,21 @@ class Sandbox:
         return self._inner.checkpoint(checks.string_map(metadata or {}, "metadata"))
 
     def stats(self) -> SandboxStats:
-        """What it uses, from the kernel."""
+        """Return the current resource usage, read from the kernel."""
         return self._inner.stats()
 
     def capabilities(self) -> SandboxCapabilities:
-        """What it can do and what keeps it from the rest, read back from the kernel.
+        """Read back from the kernel what the sandbox can do and what restricts it.
 
-        When it was made and how long it has left is for a session manager to say.
+        Creation time and remaining time are known only to a session manager.
 
         Raises:
-            LifecycleError: It is suspended, or has ended.
+            LifecycleError: The sandbox is suspended, or has ended.
         """
         return self._inner.granted()
 
     def protections(self) -> tuple[Protection, ...]:
-        """What protects the host, read back from the kernel."""
+        """Read back from the kernel the protections of the host."""
         return self._inner.protections()
 
     def terminate(self) -> None:
@@ -431,7 +432,9 @@ class Sandbox:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this process made it. A forked child only has a copy, whose end means nothing."""
+        """True in the process that made the sandbox. A forked child has a copy; closing it ends
+        nothing.
+        """
         return os.getpid() == self._maker
 
     def __exit__(self, *_exc: object) -> None:

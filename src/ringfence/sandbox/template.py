@@ -1,4 +1,4 @@
-"""Images made from images: each step runs in a sandbox, and what it changed is kept as a layer."""
+"""Images built from images: each step runs in a sandbox, and its changes are kept as a layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 from ..errors import ExecError, FileNotFound, Unsupported
 from ..images.store import ImageStore
 from ..images.unpack import Layer
-from ..model import checks
+from ..model.base import checks
 from ..model.image import Image
 from .sync import Sandbox
 
@@ -34,7 +34,7 @@ class _SavesLayers(Protocol):
 
 @dataclass(frozen=True)
 class _Step:
-    """One thing to do; `key` is all that its outcome depends on, besides what it starts from."""
+    """A build step; its result depends only on `key` and on the image that it starts from."""
 
     key: Mapping[str, Any]
     act: Callable[[Sandbox, OnOutput | None], None]
@@ -45,8 +45,8 @@ class _Step:
 class Template:
     """Steps on top of an image. Each method returns a new template; nothing happens before `build`.
 
-    A step whose outcome is known is not done again: it is known by what it starts from, what it
-    says and, for a copy, every name, mode and byte of what is copied.
+    A finished step is cached, by its starting image, its arguments and, for a copy, every name,
+    mode and byte copied.
     """
 
     image: str
@@ -108,11 +108,11 @@ class Template:
         return self._with({"WorkingDir": checks.absolute_path(path, "workdir")})
 
     def user(self, name: str) -> Template:
-        """Who later steps, and sandboxes made from the result, run as."""
+        """Set the user of later steps and of sandboxes made from the result."""
         return self._with({"User": checks.user(name, "user")})
 
     def command(self, *argv: str) -> Template:
-        """What it runs when nobody says what."""
+        """Set the command that runs where an exec names none."""
         return self._with({"Entrypoint": [], "Cmd": list(argv)})
 
     def build(
@@ -169,7 +169,7 @@ def _do(
     store: ImageStore,
     on_output: OnOutput | None,
 ) -> Image:
-    """Do a step in a sandbox of its own; what it changed is a layer of the new image."""
+    """Run a step in a sandbox of its own; its changes are a layer of the new image."""
     start = store.derive(image, changes, []) if changes else image
     store.remember_step(start.id, start)
     with (

@@ -1,4 +1,4 @@
-"""Waiting for what other threads do, under asyncio and under trio."""
+"""Waiting for other threads, under asyncio and under trio."""
 
 from __future__ import annotations
 

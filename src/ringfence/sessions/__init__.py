@@ -7,28 +7,28 @@ if TYPE_CHECKING:
     from .aio import AsyncLease as AsyncLease
     from .aio import AsyncSandboxBash as AsyncSandboxBash
     from .aio import AsyncSessionManager as AsyncSessionManager
-    from .bash import AsyncBashTool as AsyncBashTool
-    from .bash import BashConfig as BashConfig
-    from .bash import BashOutput as BashOutput
-    from .bash import BashTool as BashTool
-    from .bash import SandboxBash as SandboxBash
     from .config import ManagerConfig as ManagerConfig
     from .config import PoolConfig as PoolConfig
     from .lease import Lease as Lease
     from .manager import SessionManager as SessionManager
+    from .shells.bash import AsyncBashTool as AsyncBashTool
+    from .shells.bash import BashConfig as BashConfig
+    from .shells.bash import BashOutput as BashOutput
+    from .shells.bash import BashTool as BashTool
+    from .shells.bash import SandboxBash as SandboxBash
 
 _HOME = {
-    "AsyncBashTool": "bash",
+    "AsyncBashTool": "shells.bash",
     "AsyncLease": "aio",
     "AsyncSandboxBash": "aio",
     "AsyncSessionManager": "aio",
-    "BashConfig": "bash",
-    "BashOutput": "bash",
-    "BashTool": "bash",
+    "BashConfig": "shells.bash",
+    "BashOutput": "shells.bash",
+    "BashTool": "shells.bash",
     "Lease": "lease",
     "ManagerConfig": "config",
     "PoolConfig": "config",
-    "SandboxBash": "bash",
+    "SandboxBash": "shells.bash",
     "SessionManager": "manager",
 }
 __all__ = list(_HOME)

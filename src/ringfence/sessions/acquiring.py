@@ -7,21 +7,21 @@ from dataclasses import replace
 
 from ..errors import InvalidRequest, RingfenceError, SandboxNotFound
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
-from ..model.ids import new_id
+from ..model.base.ids import new_id
 from ..model.spec import SandboxSpec
 from ..store import records
-from . import grants, selection, snapshots
+from . import capabilities, selection, snapshots
+from .catalogue.records import record_of, spec_text
 from .keys import digest_of
 from .lease import Lease
 from .live import Live
-from .written import record_of, spec_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from .manager import SessionManager
-    from .pool import Kept
+    from .pools.pool import PooledSandbox
 
 SESSION = "sess"
 
@@ -41,7 +41,7 @@ def acquire(
     with manager.keys.turn(client_id, options.key):
         digest = digest_of(spec, options)
         asked = Acquiring(manager, spec, options, client_id, digest, most=most)
-        known = manager.book.under_key(client_id, options.key)
+        known = manager.index.under_key(client_id, options.key)
         if known is None:
             return asked.lease()
         if known.request != asked.request:
@@ -53,7 +53,7 @@ def attach(manager: SessionManager, request: AttachRequest, most: int | None = N
     """See `SessionManager.attach`."""
     check_client(request.client_id, "request.client_id")
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
-    live = manager.book.find(request.sandbox_id, request.client_id)
+    live = manager.index.find(request.sandbox_id, request.client_id)
     if live is not None:
         manager.activate(live)
         return Lease(manager, live, newly_created=False)
@@ -84,12 +84,12 @@ def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
 
 
 def _is_free(manager: SessionManager, sandbox_id: str) -> bool:
-    """Whether a new sandbox may have the id: one that ever was somebody's, nobody gets again."""
+    """Return whether a new sandbox may have the id; ids are never reused."""
     return manager.store.sandbox(sandbox_id) is None
 
 
 class Acquiring:
-    """One request that is being served."""
+    """A request being served."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Acquiring:
             again = self._again(wanted)
             if again is not None:
                 return Lease(self.manager, again, newly_created=False)
-            with self.manager.book.share(self.client_id, self.most) as self.share:
+            with self.manager.index.share(self.client_id, self.most) as self.share:
                 return Lease(self.manager, self._new(wanted))
 
     def _again(self, wanted: str | None) -> Live | None:
@@ -129,7 +129,7 @@ class Acquiring:
         options = self.options
         if wanted is None or options.require_fresh or options.snapshot_id is not None:
             return None
-        live = self.manager.book.find(wanted, self.client_id)
+        live = self.manager.index.find(wanted, self.client_id)
         if live is None or live.sandbox_id != wanted:
             return None
         labels = live.spec.labels
@@ -138,7 +138,7 @@ class Acquiring:
             return None
         try:
             if options.required.is_anything:
-                grants.check(self.manager.capabilities(live.id), options.required)
+                capabilities.check(self.manager.capabilities(live.id), options.required)
             self.manager.activate(live)
         except RingfenceError:
             return None  # it will not do, or has just ended
@@ -160,10 +160,10 @@ class Acquiring:
         if self.options.required.is_anything:
             self._see_that_it_will_do(live)
         took = manager.clock.now() - self.began
-        manager.tally.add("created")
-        manager.tally.creation.add(took)
+        manager.counters.add("created")
+        manager.counters.creation.add(took)
         if self.profile:
-            manager.tally.claim.add(took)
+            manager.counters.claim.add(took)
         return live
 
     def _warm(self, backend: str) -> Live | None:
@@ -171,28 +171,28 @@ class Acquiring:
         wanted = self.options.use_pool and self.options.snapshot_id is None
         if not (wanted and manager.config.pool.enabled):
             return None
-        while (kept := manager.pool.claim(self.spec, backend)) is not None:
-            live = self._claimed(kept)
+        while (pooled := manager.pool.claim(self.spec, backend)) is not None:
+            live = self._claimed(pooled)
             if live is not None:
-                manager.tally.add("pool_hits")
+                manager.counters.add("pool_hits")
                 return live
-        manager.tally.add("pool_misses")
+        manager.counters.add("pool_misses")
         return None
 
-    def _claimed(self, kept: Kept) -> Live | None:
+    def _claimed(self, pooled: PooledSandbox) -> Live | None:
         """The session of a warm sandbox, written down while that is made; None when it was lost before."""
         early: list[Live] = []
 
         def meanwhile() -> None:
-            self.profile = kept.profile
-            early.append(self._session(kept.backend, kept.warm.id))
+            self.profile = pooled.profile
+            early.append(self._session(pooled.backend, pooled.warm.id))
             # Under a key somebody asks again, who is not to be told of what never came to be.
             if not self.options.key:
                 self._write_down(early[0])
 
         inner = None
         try:
-            inner = self.manager.maker.claim(kept, self.spec, meanwhile)
+            inner = self.manager.maker.claim(pooled, self.spec, meanwhile)
         finally:
             if inner is None:
                 self.profile = ""
@@ -203,11 +203,11 @@ class Acquiring:
         return early[0]
 
     def _forget(self, early: list[Live]) -> None:
-        """What was written down early has not come to be."""
+        """Delete the early record of a sandbox that was not made."""
         while early and self.is_written:
             live = early.pop()
             self.is_written = False
-            with suppress(RingfenceError):  # then the next start sees that it is over
+            with suppress(RingfenceError):  # the next start then finds it dead
                 self.manager.store.forget_session(live.id, live.sandbox_id)
 
     def _cold(self, backend: str, wanted: str | None) -> Live:
@@ -250,7 +250,7 @@ class Acquiring:
         try:
             if not self.is_written:
                 self._write_down(live)
-            manager.book.enter(live, self.share)
+            manager.index.enter(live, self.share)
         except BaseException:
             manager.maker.end(live.sandbox_id, live.inner.terminate, "not written down", live.id)
             raise
@@ -279,7 +279,7 @@ class Acquiring:
 
     def _see_that_it_will_do(self, live: Live) -> None:
         try:
-            grants.check(self.manager.capabilities(live.id), self.options.required)
+            capabilities.check(self.manager.capabilities(live.id), self.options.required)
         except BaseException:
             self.manager.end(live, "requirements")
             raise
@@ -292,8 +292,8 @@ def take_slot(manager: SessionManager) -> None:
         ResourceExhausted: All are clients', and none came free in time.
     """
     while not manager.slots.try_take():
-        kept = manager.pool.take_any()
-        if kept is None:
+        pooled = manager.pool.take_any()
+        if pooled is None:
             manager.slots.take()
             return
-        manager.maker.discard(kept, "made room")
+        manager.maker.discard(pooled, "made room")

@@ -1,4 +1,4 @@
-"""Whether a sandbox is in use. Pure: the caller says what time it is and what was seen."""
+"""Detection of use of a sandbox. Pure: the caller passes the time and the observations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class Activity:
         self._cpu_ns: int | None = None
 
     def touch(self, now: float) -> None:
-        """Somebody called."""
+        """Record a call."""
         self.last = max(self.last, now)
 
     def look(self, now: float, *, busy: bool, cpu_ns: int | None) -> None:
-        """What was seen: whether something runs or streams, and processor time used so far."""
+        """Record an observation: whether an exec or a stream is running, and the processor time
+        used so far.
+        """
         spent = None if cpu_ns is None or self._cpu_ns is None else cpu_ns - self._cpu_ns
         passed_ns = (now - self.looked) * 1e9
         least = max(_LEAST_CPU_NS, passed_ns * _LEAST_CORES)

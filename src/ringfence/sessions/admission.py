@@ -30,7 +30,7 @@ class Slots:
         return len(self._queue)
 
     def try_take(self) -> bool:
-        """Take a slot that is free and that nobody waits for."""
+        """Take a free slot if no other caller waits for one."""
         with self._changed:
             if self.taken >= self.most or self._queue:
                 return False
@@ -82,7 +82,7 @@ class Slots:
         )
 
     def close(self) -> None:
-        """Let nobody wait any longer."""
+        """Refuse all waiting callers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -6,12 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from ..model import checks
+from ..model.base import checks
 from ..sandbox.aio import AsyncSandbox
 from ..sandbox.waiting import control, copies, copying, in_thread, owned, resolve, shield
-from .bash import WORKSPACE, BashOutput, SandboxBash
 from .lease import Lease
 from .manager import SessionManager
+from .shells.bash import WORKSPACE, BashOutput, SandboxBash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..model.manager_stats import Health, ManagerStats
     from ..model.snapshot import Snapshot
     from ..model.spec import SandboxSpec
-    from .bash import BashConfig
     from .config import ManagerConfig, PoolConfig
+    from .shells.bash import BashConfig
 
     Sessions = list[ClientSession]  # `list` is a method here
 
@@ -50,7 +50,7 @@ class AsyncLease:
         return self._lease.id
 
     async def capabilities(self) -> SandboxCapabilities:
-        """What the sandbox can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         return await in_thread(self._lease.capabilities)
 
     async def release(self, *, keep_alive: bool = False) -> None:
@@ -106,7 +106,7 @@ class AsyncSessionManager:
         client_id: str,
     ) -> AsyncLease:
         """See `SessionManager.acquire`; cancelled, what was made meanwhile is released."""
-        # Who waits for room must not keep a thread from whoever makes room.
+        # `copies`: a thread waiting for room must not block the threads that release sandboxes.
         make = partial(self.manager.acquire, spec, options, client_id=client_id)
         return AsyncLease(await owned(make, Lease.release, copies))
 
@@ -202,19 +202,19 @@ class AsyncSessionManager:
     async def capabilities(
         self, session: SessionRef, client_id: str | None = None
     ) -> SandboxCapabilities:
-        """What a sandbox can do, read back from the kernel."""
+        """Read back from the kernel what a sandbox can do."""
         return await in_thread(self.manager.capabilities, session, client_id)
 
     async def stats(self) -> ManagerStats:
-        """Counts and times since the start, and what is there now."""
+        """Return counts and times since the start, and current numbers."""
         return await in_thread(self.manager.stats)
 
     async def stats_of(self, client_id: str) -> ManagerStats:
-        """What one client has there now."""
+        """Count one client's sandboxes and sessions."""
         return await in_thread(self.manager.stats_of, client_id)
 
     async def health(self) -> Health:
-        """Whether any backend makes sandboxes, and what else was looked at."""
+        """Check whether any backend can make sandboxes, and the other parts of the manager."""
         return await copying(self.manager.health)
 
     async def change_pool(self, config: PoolConfig) -> None:
@@ -222,11 +222,11 @@ class AsyncSessionManager:
         await in_thread(self.manager.change_pool, config)
 
     async def cleanup_expired(self) -> Sessions:
-        """Look at every session now; those that have ended by it."""
+        """Check every session now; return those that ended."""
         return await in_thread(self.manager.cleanup_expired)
 
     async def fill_pool(self) -> None:
-        """Make now what the pool lacks."""
+        """Fill the pool now."""
         await copying(self.manager.fill_pool)
 
     async def close(self, *, keep: bool = False) -> None:
@@ -285,7 +285,7 @@ class AsyncSandboxBash:
 
     @property
     def sandbox(self) -> AsyncSandbox | None:
-        """What the commands run in; None while there is nothing."""
+        """The sandbox of the commands; None before the first."""
         sandbox = self._bash.sandbox
         return None if sandbox is None else AsyncSandbox(sandbox)
 

@@ -1,4 +1,4 @@
-"""What a thread sleeps on whose time to wake others may change, without waking it for that."""
+"""Timer whose expiry can change without waking the thread that waits for it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ..linux import timers
 
 
 class Alarm:
-    """Of one thread that waits. `set` may be called from any."""
+    """Timer of one waiting thread. `set` may be called from any thread."""
 
     def __init__(self) -> None:
         self._fd = timers.timerfd()
 
     def set(self, after_s: float) -> None:
-        """Ring in so many seconds, and not when it was to ring before; 0: now."""
+        """Expire in `after_s` seconds instead of at the earlier set time; 0: now."""
         timers.settime(self._fd, after_s)
 
     def wait(self) -> None:
-        """Until it has rung. Preconditions: it is set, or will be."""
+        """Wait until it expires. Preconditions: it is set, or will be."""
         os.read(self._fd, 8)
 
     def close(self) -> None:
-        """Preconditions: nobody waits, and nobody will set it."""
+        """Preconditions: no thread waits, and none will set it."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Time: one clock that nobody can set, to count by, and the one on the wall, to show."""
+"""Monotonic clock for measuring, wall clock for display."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Clock:
         return self.wall() - self.now()
 
     def ago(self, span_s: float) -> float:
-        """What `wall` said so long ago, or before: by setting it forward nothing gets old."""
+        """Return a wall time at least `span_s` ago: setting the wall clock forward ages nothing."""
         ahead = self.ahead_s
         first = ahead if self.first_ahead_s is None else self.first_ahead_s
         return self.wall() - span_s - min(max(0.0, ahead - first), _FURTHEST_S)
 
     def wall_at(self, moment: float) -> float:
-        """What `wall` says of a moment of `now`."""
+        """Convert a moment of `now` to wall time."""
         return self.wall() - (self.now() - moment)
 
 

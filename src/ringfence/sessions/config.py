@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..model import checks, jsonform
+from ..model.base import checks, jsonform
+from ..model.base.model import Model
 from ..model.client_session import SessionTimeouts
-from ..model.noun import Noun
 from ..model.spec import SandboxSpec
 
 TYPE_CHECKING = False
@@ -20,16 +20,16 @@ _MOST = 100_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PoolConfig(Noun):
-    """What is kept warm.
+class PoolConfig(Model):
+    """Configuration of the pool.
 
     Attributes:
         min_warm: Of each warm profile, made in the background.
         max_warm: Of all together, returned ones included.
-        warm_ttl_s: A warm sandbox that nobody claimed is replaced after that.
-        warm_profiles: Names from `profiles`; `default` is a spec without wishes.
-        profiles: By name, what a warm sandbox is built for. Only what cannot be bound at the claim
-            matters: user, template, profile, the host's network, the Python environment.
+        warm_ttl_s: A warm sandbox unclaimed for so long is replaced.
+        warm_profiles: Names from `profiles`; `default` is the default spec.
+        profiles: By name, the spec of a warm sandbox. Only fields that cannot be set at the claim
+            matter: user, template, profile, the host's network, the Python environment.
     """
 
     enabled: bool = True
@@ -73,7 +73,7 @@ def _read_profiles(value: object) -> dict[str, SandboxSpec]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ManagerConfig(Noun):
+class ManagerConfig(Model):
     """The bounds a manager keeps to.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What happened to sandboxes, in order: the last thousands, and whoever listens."""
+"""Events of all sandboxes in order: the last thousands, and their listeners."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections import deque
 from itertools import islice
 
+from ..model.base.frozen import FrozenMap
 from ..model.event import Event
-from ..model.frozen import FrozenMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from .live import Live
 
-_KEPT = 10_000  # as tuples: nouns would take four times the memory, and few are ever asked for
+_KEPT = 10_000  # as tuples: models would take four times the memory, and few are ever asked for
 
-_Kept = tuple[int, str, float, str, str, str, str, tuple[tuple[str, str], ...]]
+_Record = tuple[int, str, float, str, str, str, str, tuple[tuple[str, str], ...]]
 
 
 class Events:
@@ -26,7 +26,7 @@ class Events:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
+        self._records: deque[_Record] = deque(maxlen=_KEPT)
         self._listeners: list[Callable[[Event], None]] = []
         self._seq = 0
         self.epoch = f"{time.time_ns():x}"
@@ -39,11 +39,11 @@ class Events:
             more = tuple(details.items())
             ids = (live.sandbox_id, live.id, live.client_id) if live else ("", "", "")
             reason = live.reason if live else ""
-            kept: _Kept = (self._seq, kind, time.time(), *ids, reason, more)
-            self._kept.append(kept)
+            record: _Record = (self._seq, kind, time.time(), *ids, reason, more)
+            self._records.append(record)
             listeners = list(self._listeners)
         if listeners:
-            event = _event(kept)
+            event = _event(record)
             for listener in listeners:
                 listener(event)
 
@@ -54,12 +54,12 @@ class Events:
             return self._seq
 
     def since(self, seq: int) -> tuple[list[Event], int]:
-        """What came after `seq`, and how many of those are no longer kept."""
+        """Return the events after `seq`, and the number of lost ones."""
         with self._lock:
-            # Numbered without a gap: those that are wanted are the last.
-            count = max(0, min(self._seq - seq, len(self._kept)))
-            found = [*islice(reversed(self._kept), count)]
-            first = self._kept[0][0] if self._kept else self._seq + 1
+            # Sequence numbers have no gaps: the wanted events are the last `count`.
+            count = max(0, min(self._seq - seq, len(self._records)))
+            found = [*islice(reversed(self._records), count)]
+            first = self._records[0][0] if self._records else self._seq + 1
         return [_event(each) for each in reversed(found)], max(0, first - seq - 1)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
@@ -75,5 +75,5 @@ class Events:
         return stop
 
 
-def _event(kept: _Kept) -> Event:
-    return Event(*kept[:7], FrozenMap(kept[7]))
+def _event(record: _Record) -> Event:
+    return Event(*record[:7], FrozenMap(record[7]))

@@ -27,10 +27,10 @@ LOST = "lost"
 def verdict(
     state: SessionState, timeouts: SessionTimeouts, unused_s: float, left_s: float | None
 ) -> tuple[str, str] | None:
-    """What to do with a session, and why: (`terminate` or `suspend` or `detach`, reason); None: nothing.
+    """Decide on a session: (`terminate`, `suspend` or `detach`, reason); None: no action.
 
     Args:
-        left_s: Of its time to live; None without one.
+        left_s: Remaining time to live; None without one.
     """
     if left_s is not None and left_s <= 0:
         return TERMINATE, TTL

@@ -1,4 +1,6 @@
-"""Asking for the same thing at once: one after the other, so that the second finds what the first made."""
+"""Per-key locks: concurrent requests with one idempotency key run in turn, and the second finds the
+first one's result.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Locks by name, which exist as long as somebody holds or wants one."""
+    """Locks by name, which exist while a thread holds or wants one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +26,7 @@ class Keys:
 
     @contextmanager
     def turn(self, owner: str, key: str) -> Iterator[None]:
-        """In the block, nobody else is in it with this key."""
+        """Hold the lock of this key during the block."""
         name = (owner, key)
         with self._lock:
             lock, users = self._turns.get(name, (threading.Lock(), 0))

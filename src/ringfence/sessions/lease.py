@@ -1,4 +1,4 @@
-"""What a client gets: a session, and the sandbox to work with."""
+"""A client's lease: a session and its sandbox."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lease:
         return self._live.id
 
     def capabilities(self) -> SandboxCapabilities:
-        """What the sandbox can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         return self._manager.capabilities(self._live.id)
 
     def release(self, *, keep_alive: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""One session and its sandbox, as the manager holds them."""
+"""A session and its sandbox, as the manager holds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from ..model.client_session import ClientSession, SessionState
 from ..sandbox.sync import Sandbox
 from .activity import Activity
-from .watch import Use, WatchedSandbox
+from .usage import Use, WatchedSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Live:
         self.created_at = clock.wall()
         self.expires = None if spec.ttl_s is None else clock.now() + spec.ttl_s
         self.key = self.request = self.profile = ""
-        self.looking = False  # somebody looks at it in the background
+        self.is_checked = False  # somebody looks at it in the background
         self.next_look = 0.0
         self.saved_activity = self.activity.last
         self.granted: SandboxCapabilities | None = None  # as last read back
@@ -103,7 +103,7 @@ class Live:
         return min((max(0.0, each) for each in left if each is not None), default=None)
 
     def view(self) -> ClientSession:
-        """What clients see of it."""
+        """Return the session as clients see it."""
         now = self.clock.now()
         left, is_over = self.left_s(now), self.state == SessionState.TERMINATED
         return ClientSession(
@@ -113,7 +113,7 @@ class Live:
             state=self.state,
             backend=self.backend,
             created_at=self.created_at,
-            # The clock on the wall may have been set back since.
+            # The wall clock may have been set back since.
             last_active_at=max(self.created_at, self.clock.wall_at(self.activity.last)),
             timeouts=self.timeouts,
             metadata=self.metadata,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ..errors import LifecycleError, RingfenceError, SandboxLost
-from ..model.ids import new_id
+from ..model.base.ids import new_id
 from ..store import records
 from . import selection
-from .pool import Kept
-from .written import spec_text
+from .catalogue.records import spec_text
+from .pools.pool import PooledSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class Maker:
     # -- what there is ------------------------------------------------------------------------
 
     def report(self, name: str, *, afresh: bool = False) -> BackendReport:
-        """What a backend can do here; probed until it can do something, and again when asked for."""
+        """Report a backend's capabilities; probe it until it is available, and with `afresh`
+        again.
+        """
         known = self._reports.get(name)
         if afresh or known is None or not known.available:
             known = self._reports[name] = self.backends[name].report()
@@ -93,7 +95,7 @@ class Maker:
             self.ended(sandbox_id, f"not made: {type(exc).__name__}")
             raise
 
-    def build_ahead(self, config: PoolConfig, profile: str) -> Kept | None:
+    def build_ahead(self, config: PoolConfig, profile: str) -> PooledSandbox | None:
         """A warm sandbox of a profile, with a slot of its own; None where there is none free."""
         spec = config.profiles[profile]
         name = self.choose(spec)
@@ -112,10 +114,10 @@ class Maker:
             self._slots.give_back()
             raise
         self._note(sandbox_id, phase=records.WARM)
-        return Kept(warm, name, profile, self._clock.now())
+        return PooledSandbox(warm, name, profile, self._clock.now())
 
     def claim(
-        self, kept: Kept, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+        self, pooled: PooledSandbox, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
     ) -> BackendSandbox | None:
         """Make a warm sandbox what is asked for; None when it was lost before, with its slot given back.
 
@@ -123,18 +125,18 @@ class Maker:
             meanwhile: See `WarmSandbox.claim`.
         """
         try:
-            return kept.warm.claim(for_backend(spec, kept.warm.id), meanwhile)
+            return pooled.warm.claim(for_backend(spec, pooled.warm.id), meanwhile)
         except (SandboxLost, LifecycleError):
-            self.discard(kept, "lost")
+            self.discard(pooled, "lost")
             return None
         except BaseException:
-            self.discard(kept, "claim failed")
+            self.discard(pooled, "claim failed")
             raise
 
-    def discard(self, kept: Kept, reason: str = "discarded") -> None:
+    def discard(self, pooled: PooledSandbox, reason: str = "discarded") -> None:
         """End a warm sandbox, however it is, and give its slot back."""
         with suppress(RingfenceError):  # `undying` has it then
-            self.end(kept.warm.id, kept.warm.discard, reason)
+            self.end(pooled.warm.id, pooled.warm.discard, reason)
 
     def end(
         self,

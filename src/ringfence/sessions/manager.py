@@ -17,21 +17,22 @@ from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.client_session import ClientSession, SessionState, check_session_step, id_of
 from ..model.spec import SandboxSpec
 from ..store.store import Store
-from . import acquiring, changed, looking, snapshots
+from . import acquiring, liveness, snapshots
 from .admission import Slots
-from .book import Book
+from .catalogue.ended import EndedSandboxes
+from .catalogue.index import SessionIndex
+from .catalogue.records import view_of
 from .clock import Clock
 from .config import ManagerConfig, PoolConfig
-from .ended import EndedSandboxes
+from .counts.statistics import Counters
 from .events import Events
 from .keys import Keys
 from .lease import Lease
 from .live import Live
 from .maker import Maker
-from .pool import Kept, Pool
+from .pools import pool_config
+from .pools.pool import Pool, PooledSandbox
 from .reaper import Reaper
-from .statistics import Tally
-from .written import view_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,9 +111,14 @@ class SessionManager:
 
     def _open(self, backends: Sequence[Backend | str]) -> None:
         self._configured_pool = self.config.pool
-        pool = changed.pool_of(self.store, self._configured_pool)
+        pool = pool_config.pool_of(self.store, self._configured_pool)
         config = self.config = replace(self.config, pool=pool)
-        self.book, self.tally, self.keys, self.events = Book(), Tally(), Keys(), Events()
+        self.index, self.counters, self.keys, self.events = (
+            SessionIndex(),
+            Counters(),
+            Keys(),
+            Events(),
+        )
         self.ended = EndedSandboxes()
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
@@ -143,13 +149,13 @@ class SessionManager:
 
                 end_what_outlives(self.store.directory.path)
             else:
-                from ..backends.local.holder import Holder
+                from ..backends.local.fd_store import FdStore
 
-                options["holder"] = Holder(self.store.directory.path, self._outlive_s)
+                options["fd_store"] = FdStore(self.store.directory.path, self._outlive_s)
         self._own_backends.append(new_backend(name, **options))
         return self._own_backends[-1]
 
-    def _build_ahead(self, profile: str) -> Kept | None:
+    def _build_ahead(self, profile: str) -> PooledSandbox | None:
         return self.maker.build_ahead(self.config.pool, profile)
 
     # -- getting a sandbox --------------------------------------------------------------------
@@ -202,7 +208,7 @@ class SessionManager:
             keep_alive: Have a fresh sandbox of the same kind warm instead, as far as the pool may
                 grow. The used one never comes back: it is gone in any case.
         """
-        live = self.book.find(id_of(session), client_id)
+        live = self.index.find(id_of(session), client_id)
         if live is None:
             return self._ended(session, client_id)
         profile = live.profile
@@ -277,7 +283,7 @@ class SessionManager:
 
     def terminate(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """End a session and its sandbox. Legal in every state; ending it twice is once."""
-        live = self.book.find(id_of(session), client_id)
+        live = self.index.find(id_of(session), client_id)
         if live is None:
             return self._ended(session, client_id)
         self.end(live, "terminated")
@@ -306,15 +312,15 @@ class SessionManager:
             if live.state == SessionState.TERMINATED:
                 return False
             live.state, live.reason = SessionState.TERMINATED, reason
-            self.tally.add("terminated")
-            self.tally.add(f"terminated: {reason}")
+            self.counters.add("terminated")
+            self.counters.add(f"terminated: {reason}")
             try:
                 self.maker.end(live.sandbox_id, live.inner.terminate, reason, live.id)
                 self.ended.keep(live.sandbox)
             finally:
-                self.book.leave(live)
+                self.index.leave(live)
                 self.events.add("ended", live)
-        self.pool.poke()
+        self.pool.wake()
         return True
 
     # -- snapshots ----------------------------------------------------------------------------
@@ -378,9 +384,9 @@ class SessionManager:
         self.check_open()
         wanted = (labels or {}).items()
         found = []
-        for live in self.book.all():
+        for live in self.index.all():
             mine = client_id in (None, live.client_id)
-            if mine and not looking.notice_loss(self, live):
+            if mine and not liveness.notice_loss(self, live):
                 view = live.view()
                 has_labels = all(live.spec.labels.get(name) == value for name, value in wanted)
                 if has_labels and view.state in (states or tuple(SessionState)[:3]):
@@ -411,8 +417,8 @@ class SessionManager:
     def capabilities(
         self, session: SessionRef, client_id: str | None = None
     ) -> SandboxCapabilities:
-        """What a sandbox can do and what keeps it from the rest, read back from the kernel."""
-        from .grants import granted
+        """Read back from the kernel what a sandbox can do and what restricts it."""
+        from .capabilities import granted
 
         return granted(self._need(session, client_id), self.clock)
 
@@ -422,22 +428,22 @@ class SessionManager:
         return self.clock.now() - self._started
 
     def stats(self) -> ManagerStats:
-        """Counts and times since the start, and what is there now."""
-        from .report import stats
+        """Return counts and times since the start, and current numbers."""
+        from .counts.report import stats
 
         self.list()  # notices what was lost
         return stats(self)
 
     def stats_of(self, client_id: str) -> ManagerStats:
-        """What one client has there now; counts of all clients together are left at zero."""
-        from .report import stats_of
+        """Count one client's sandboxes and sessions; counts over all clients stay zero."""
+        from .counts.report import stats_of
 
-        self.list(client_id)  # notices what was lost
+        self.list(client_id)  # marks sandboxes that died unnoticed
         return stats_of(self, client_id)
 
     def health(self) -> Health:
-        """Whether everything that a manager needs works, each looked at now."""
-        from .report import health
+        """Check everything that a manager needs, now."""
+        from .counts.report import health
 
         self.check_open()
         return health(self)
@@ -454,17 +460,17 @@ class SessionManager:
             StorageFull: That could not be written down; nothing has changed.
         """
         self.check_open()
-        changed.keep_pool(self.store, config, self._configured_pool)
+        pool_config.keep_pool(self.store, config, self._configured_pool)
         self.config = replace(self.config, pool=config)
         self.pool.change(config)
 
     def cleanup_expired(self) -> Sessions:
-        """Look at every session now; those that have ended by it."""
+        """Check every session now; return those that ended."""
         self.check_open()
-        return [live.view() for live in self.book.all() if looking.look_at(self, live)]
+        return [live.view() for live in self.index.all() if liveness.look_at(self, live)]
 
     def fill_pool(self) -> None:
-        """Make now what the pool lacks, and discard what is too old."""
+        """Fill the pool now, and discard sandboxes that are too old."""
         self.check_open()
         self.pool.fill()
 
@@ -485,7 +491,7 @@ class SessionManager:
         self.reaper.close()
         self.pool.close()
         if keep:
-            looking.tidy(self)
+            liveness.tidy(self)
         else:
             self._end_all()
             for settle in self.before_store_closes:
@@ -494,7 +500,7 @@ class SessionManager:
         self.store.close()
 
     def _end_all(self) -> None:
-        for live in self.book.all():
+        for live in self.index.all():
             try:
                 self.end(live, "closed")
             except RingfenceError:
@@ -527,13 +533,15 @@ class SessionManager:
 
     @property
     def verbs(self) -> dict[str, Callable[[str], object]]:
-        """What a sandbox of a session does that would otherwise happen behind the manager's back."""
+        """Session-level actions that replace the sandbox's own, so that the manager knows of
+        them.
+        """
         return {"terminate": self.terminate, "suspend": self.suspend, "resume": self.resume}
 
     def _find(self, session: SessionRef, client_id: str | None) -> Live | None:
         self.check_open()
-        live = self.book.find(id_of(session), client_id)
-        if live is not None and looking.notice_loss(self, live):
+        live = self.index.find(id_of(session), client_id)
+        if live is not None and liveness.notice_loss(self, live):
             return None
         return live
 

@@ -9,7 +9,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import RingfenceError
-from . import expiry, looking
+from . import expiry, liveness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Reaper:
 
     @property
     def alive(self) -> bool:
-        """Whether it does its work."""
+        """True while its thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Reaper:
                 self._hands.submit(self._look, live)
             if self._clock.now() >= tidy:
                 tidy = self._clock.now() + self._manager.config.cleanup_interval_s
-                looking.tidy(self._manager)
+                liveness.tidy(self._manager)
 
     def _wait_s(self, tidy: float) -> float:
         return min([tidy, *(due for due, _, _ in self._due[:1])]) - self._clock.now()
@@ -105,18 +105,18 @@ class Reaper:
             # An entry that was replaced by a later one says nothing; one in hand is not given twice.
             if live is None or due != live.next_look:
                 continue
-            if not live.looking and live.state != "terminated":
-                live.looking = True
+            if not live.is_checked and live.state != "terminated":
+                live.is_checked = True
                 ready.append(live)
         return ready
 
     def _look(self, live: Live) -> None:
         try:
-            ended = looking.look_at(self._manager, live)
+            ended = liveness.look_at(self._manager, live)
         except RingfenceError:
             ended = False  # `undying`, or it has just ended
         finally:
-            live.looking = False
+            live.is_checked = False
         if not ended and live.state != "terminated":
             self.expect(live)
 

@@ -1,4 +1,6 @@
-"""At the start: what an earlier manager left is taken over or ended. The kernel says what there is."""
+"""Recovery at the start: an earlier manager's sandboxes are taken over or ended, as found in the
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def end_unknown(manager: SessionManager) -> None:
     for backend in manager.maker.backends.values():
         if getattr(backend, "outlives", False):
             for inner in backend.living():  # type: ignore[attr-defined]
-                if manager.book.find(inner.id) is None:
+                if manager.index.find(inner.id) is None:
                     inner.terminate()
 
 
@@ -75,7 +77,7 @@ def end_anchors(manager: SessionManager) -> None:
 
 
 def _is_its_own(backend: Backend, anchor: Anchor) -> bool:
-    """Whether it is what this very backend's sandboxes hang on: one that lived on."""
+    """Return whether `anchor` is the process that this backend's surviving sandboxes depend on."""
     ask = getattr(backend, "anchor", None)
     return ask is not None and ask() == (anchor.pid, anchor.started)
 
@@ -134,7 +136,7 @@ def _take_over(
     if record.expires_ns is not None and same_clock:
         live.expires = record.expires_ns / 1e9
     manager.slots.take_again()
-    manager.book.enter(live)
+    manager.index.enter(live)
     manager.reaper.expect(live)
 
 

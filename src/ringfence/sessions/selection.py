@@ -50,7 +50,7 @@ def check_known(preferred: str, names: Iterable[str]) -> None:
 def none_can(
     refusals: Mapping[str, Sequence[str]], preferred: str, hint: str
 ) -> BackendUnavailable:
-    """What is said where none makes a sandbox; of one without a reason, that it could."""
+    """Make the error for a spec that no backend accepts; a backend without a reason could have."""
     told = "; ".join(f"{name}: {', '.join(why) or 'could'}" for name, why in refusals.items())
     if preferred and any(not why for why in refusals.values()):
         hint = "another backend could: leave preferred_backend out"
@@ -71,15 +71,17 @@ def check_profile(spec: SandboxSpec, backends: Mapping[str, Backend]) -> None:
 
 
 def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
-    """What to do where every backend of the tier refuses: look at this host only if it has a part in that."""
+    """Choose the hint where every backend of the tier refuses: `doctor` only if the host is a
+    cause.
+    """
     having = [each for each in backends.values() if spec.tier in getattr(each, "tiers", TIERS)]
     if not having:
         return _name_one(spec)
     if not all(beforehand(spec, each) for each in having):
         return _DOCTOR
     if spec.network.is_unrestricted:
-        return "no host changes that: name what may be reached, or use another tier"
-    return "no host changes that: leave it out, or use another tier"
+        return "no host supports that: list the destinations in the policy, or use another tier"
+    return "no host supports that: leave it out, or use another tier"
 
 
 def _name_one(spec: SandboxSpec) -> str:

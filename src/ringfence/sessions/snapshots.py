@@ -10,7 +10,7 @@ from ..errors import RingfenceError, SnapshotNotFound
 from ..model.spec import SandboxSpec
 from ..snapshots.catalogue import Catalogue
 from ..store.records import SnapshotRecord
-from .written import spec_text
+from .catalogue.records import spec_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def settle(manager: SessionManager) -> None:
     known = {record.id for record in manager.store.snapshots()}
     for backend in manager.maker.backends.values():
         for each in backend.snapshots():
-            live = manager.book.find(each.session_id) if each.id not in known else None
+            live = manager.index.find(each.session_id) if each.id not in known else None
             if live is not None:
                 manager.store.add_snapshot(_record(live, each))
 
@@ -67,7 +67,9 @@ def _record(live: Live, made: Snapshot) -> SnapshotRecord:
 
 
 def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:
-    """What there is of a client, oldest first; with None also what nobody is known to own."""
+    """List a client's snapshots, oldest first; with None all, including those without a known
+    owner.
+    """
     owners = {record.id: record.owner for record in manager.store.snapshots()}
     found = [each for backend in manager.maker.backends.values() for each in backend.snapshots()]
     mine = [each for each in found if client_id is None or owners.get(each.id) == client_id]
@@ -75,10 +77,10 @@ def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:
 
 
 def need(manager: SessionManager, snapshot_id: str, client_id: str | None) -> SnapshotRecord:
-    """Whose a snapshot is, and what it was taken under.
+    """Find a snapshot's record.
 
     Raises:
-        SnapshotNotFound: There is none, or it is another client's: the same words for both.
+        SnapshotNotFound: It does not exist, or belongs to another client: the message is the same.
     """
     found = manager.store.snapshot(snapshot_id)
     known = found is not None and found.backend in manager.maker.backends
@@ -88,7 +90,7 @@ def need(manager: SessionManager, snapshot_id: str, client_id: str | None) -> Sn
 
 
 def spec_of(record: SnapshotRecord) -> SandboxSpec:
-    """What it was taken under, without secrets."""
+    """Return the spec of the snapshotted sandbox, without secrets."""
     return SandboxSpec.from_json(json.loads(record.spec))
 
 

@@ -16,7 +16,7 @@ import stat
 import tempfile
 
 from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound, StorageFull
-from ..model.ids import check_id
+from ..model.base.ids import check_id
 from ..model.snapshot import Snapshot
 from ..model.spec import SandboxSpec
 
@@ -162,9 +162,7 @@ class Catalogue:
         except OSError as exc:
             raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
         if found != wanted:
-            raise SnapshotCorrupt(
-                f"{snapshot_id}: its memory is not what was saved", hint="delete it"
-            )
+            raise SnapshotCorrupt(f"{snapshot_id}: its memory file is damaged", hint="delete it")
         return path
 
     def _write_description(self, directory: str, form: dict[str, Any]) -> None:
@@ -195,9 +193,7 @@ class Catalogue:
             digest.update(data)
         if digest.hexdigest() != form["sha256"]:
             os.close(fd)
-            raise SnapshotCorrupt(
-                f"{snapshot_id}: its content is not what was saved", hint="delete it"
-            )
+            raise SnapshotCorrupt(f"{snapshot_id}: its content is damaged", hint="delete it")
         os.lseek(fd, 0, os.SEEK_SET)
         return snapshot, spec, fd
 
@@ -258,9 +254,7 @@ class Catalogue:
             )
         # A changed limit or mount is as bad as changed content.
         if form.pop("check", "") != _check(form):
-            raise SnapshotCorrupt(
-                f"{snapshot_id}: its description is not what was saved", hint="delete it"
-            )
+            raise SnapshotCorrupt(f"{snapshot_id}: its description is damaged", hint="delete it")
         return form
 
 

@@ -46,7 +46,7 @@ class Order:
             self._write([before])
 
     def next_run(self, place: Place, totals: Place) -> tuple[int, int] | None:
-        """What comes after `place`: the stream, and the offset up to which it goes on.
+        """Find the next run after `place`: its stream, and the offset where it ends.
 
         None at the totals. A place beside the path is led back to it: each byte comes once.
         """

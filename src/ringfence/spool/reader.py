@@ -45,11 +45,11 @@ class Reader:
         self._fd, self._start = -1, 0
 
     def next(self, most: int) -> Piece | None:
-        """What is there now, at most so many bytes; None if nothing new has come.
+        """Read at most `most` bytes; None if nothing new has come.
 
         `data` is empty where everything up to the present was dropped.
         """
-        # First the total: what is dropped while we look must not be taken for what is yet to come.
+        # The total first: bytes dropped during this loop must not count as yet to come.
         total, dropped = self.track.total, 0
         while self.offset < total:
             data = os.pread(self._fd, most, self.offset - self._start) if self._fd >= 0 else b""

@@ -32,7 +32,7 @@ class Segments:
 
     @classmethod
     def found(cls, directory: str, name: str) -> Self:
-        """What is there already; nothing if the directory does not exist."""
+        """Find the existing segments; none if the directory does not exist."""
         sizes: dict[int, int] = {}
         try:
             with os.scandir(directory) as entries:
@@ -51,7 +51,7 @@ class Segments:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file that is written to."""
+        """True while a file is open for writing."""
         return self._fd >= 0
 
     def begin(self, start: int) -> None:

@@ -22,13 +22,13 @@ _END = 1 << 62
 
 
 class Spool:
-    """What one exec writes. One thread writes, any number read, in whatever process comes later too.
+    """Output of an exec. One thread writes; any number read, also in later processes.
 
     Args:
-        directory: Its own; made with the first byte. What is there already is continued.
+        directory: Its own; made with the first byte. Existing output is continued.
         limit: Bytes kept of each stream.
-        totals: Of each stream, where they are known: what no file tells of was dropped.
-        budget: Of all that run, which this one shares until `settle`; None: it does not.
+        totals: Of each stream, where they are known: bytes without a file were dropped.
+        budget: Shared by all running execs, by this one until `settle`; None: no shared budget.
 
     Attributes:
         tracks: Standard output and standard error.
@@ -48,7 +48,7 @@ class Spool:
             Track(directory, "o", limit, totals[OUT], budget, is_new=is_new),
             Track(directory, "e", limit, totals[ERR], budget, is_new=is_new),
         )
-        # What others may see: told only once its order is known.
+        # The totals visible to readers: raised only once the order file has the new bytes.
         self.totals: Place = (self.tracks[OUT].total, self.tracks[ERR].total)
         self._order = Order(os.path.join(directory, "order"), self.totals, is_new=is_new)
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Spool:
 
     @property
     def closed(self) -> bool:
-        """Whether both streams have ended."""
+        """True if both streams have ended."""
         return self.tracks[OUT].closed and self.tracks[ERR].closed
 
     def take(self, stream: int, fd: int) -> int:
@@ -143,7 +143,7 @@ class Follower:
         )
 
     def next(self, most: int) -> Event | None:
-        """What is there now, at most so many bytes of one stream; None if nothing new has come."""
+        """Read at most `most` bytes of one stream; None if nothing new has come."""
         skipped = self._skipped
         place = (max(self.place[OUT], skipped[OUT]), max(self.place[ERR], skipped[ERR]))
         run = self._order.next_run(place, self._spool.totals)

@@ -1,4 +1,4 @@
-"""One stream within its bound: the head and the tail are kept, what lies between is counted."""
+"""Bounded storage of a stream: head and tail are kept, the bytes between are counted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _AGAIN_S = 1.0  # after a disk was full
 
 
 class Track:
-    """What one process wrote to one stream, as far as it fits into `limit` bytes on disk.
+    """Output of a process on one stream, at most `limit` bytes of it on disk.
 
     One thread writes; any thread reads. Neither waits for the other.
 
     Args:
-        is_new: There is no directory yet, and so nothing to look for in it.
+        is_new: The directory does not exist yet, so it is not searched.
 
     Attributes:
         total: Bytes that came, kept or not.
         closed: Nothing more will come.
         unwritten_bytes: Of those that came, dropped because the disk had no room for them.
-        fault: What the disk said to that; empty when it never did.
+        fault: The disk's error message for those; empty when there was none.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Track:
         self.closed = True
 
     def settle(self) -> None:
-        """What it keeps is no longer that of something that runs."""
+        """Stop charging the kept bytes to the budget of running execs."""
         self._budget.spend(-self.kept_bytes)
         self._budget = Budget(PLENTY)
 
@@ -196,7 +196,7 @@ class Track:
         return kept, total - len(kept)
 
     def _between(self, start: int, end: int) -> bytes:
-        """What is kept of `[start, end)`."""
+        """Read the kept bytes of `[start, end)`."""
         pieces = []
         with Reader(self, start) as reader:
             while reader.offset < end and (piece := reader.next(end - reader.offset)):
@@ -205,9 +205,9 @@ class Track:
 
 
 def _has_bytes(fd: int) -> bool:
-    """Whether a pipe or terminal has something now; False at its end.
+    """Return whether a pipe or terminal has bytes now; False at its end.
 
-    It is asked, not read: what this process has read and not written is lost when it is killed.
+    Poll, do not read: bytes read and not yet written are lost when this process is killed.
 
     Raises:
         BlockingIOError: It may have later.

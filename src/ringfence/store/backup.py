@@ -37,7 +37,8 @@ def save(state_dir: str, target: str, version: str) -> dict[str, Any]:
     """
     source = os.path.join(state_dir, FILE)
     if not os.path.isfile(source):
-        raise InvalidRequest(f"no {FILE} in {state_dir}", field="--state-dir")
+        hint = "the --state-dir of a server that has run"
+        raise InvalidRequest(f"no {FILE} in {state_dir}", field="--state-dir", hint=hint)
     _make_empty(target, "DIR")
     try:
         copied = _copy_database(source, os.path.join(target, FILE))
@@ -75,12 +76,15 @@ def restore(backup: str, state_dir: str) -> dict[str, Any]:
         with open(os.path.join(backup, _MANIFEST), encoding="utf-8") as file:
             form: dict[str, Any] = json.load(file)
     except (OSError, ValueError) as exc:
-        raise InvalidRequest(f"{backup} is not a whole backup: {exc}", field="DIR") from exc
+        hint = "a directory that `ringfence backup DIR` made"
+        raise InvalidRequest(
+            f"{backup} is not a whole backup: {exc}", field="DIR", hint=hint
+        ) from exc
     if form.get("format") != _FORMAT:
         raise InvalidRequest("the backup is of a newer Ringfence", field="DIR")
     source = os.path.join(backup, FILE)
     if _digest(source) != form["sha256"]:
-        raise SnapshotCorrupt(f"{source} is not what was saved", hint="use another backup")
+        raise SnapshotCorrupt(f"{source} is damaged", hint="use another backup")
     _make_empty(state_dir, "--state-dir")
     directory = StateDirectory(state_dir)
     try:
@@ -108,7 +112,7 @@ def _make_empty(directory: str, field: str) -> None:
 
 
 def _copy_database(source: str, target: str) -> list[str]:
-    """One moment of it, whoever writes meanwhile; the ids of the snapshots in it."""
+    """Copy a consistent state while writers continue; return the ids of the snapshots in it."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with (
         contextlib.closing(sqlite3.connect(f"file:{quote(source)}?mode=ro", uri=True)) as ours,
@@ -123,7 +127,7 @@ def _copy_database(source: str, target: str) -> list[str]:
 
 
 def _copy_snapshot(state_dir: str, target: str, snapshot_id: str) -> bool:
-    """Whether it was there: some backends keep theirs elsewhere, and one may just have been deleted."""
+    """Copy a snapshot; False where none is stored here: another place, or just deleted."""
     place = os.path.join(target, _SNAPSHOTS, snapshot_id)
     try:
         _copy(os.path.join(state_dir, _SNAPSHOTS, snapshot_id), place)

@@ -1,4 +1,4 @@
-"""One SQLite connection, shared by threads, in write-ahead mode."""
+"""An SQLite connection in write-ahead mode, shared by threads."""
 
 from __future__ import annotations
 
@@ -101,11 +101,13 @@ class Database:
             self._connection.execute("ROLLBACK")
 
     def write(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """One statement, in a transaction of its own unless one is open; the number of rows changed."""
+        """Run a statement, in its own transaction unless one is open; return the number of rows
+        changed.
+        """
         with self._lock:
             self._check_owner()
             try:
-                # Outside of a transaction SQLite makes one of each statement.
+                # SQLite runs each statement outside a transaction in one of its own.
                 return self._connection.execute(sql, values).rowcount
             except sqlite3.Error as exc:
                 raise _error(exc, self.path) from exc
@@ -207,7 +209,9 @@ def _error(exc: sqlite3.Error, path: str) -> RingfenceError:
 
 
 def _is_full(exc: sqlite3.Error, path: str) -> bool:
-    """Whether there is no room. Without inodes or room for its shared memory SQLite says other things."""
+    """Return whether the disk is full. Without inodes or room for its shared memory SQLite reports
+    other errors.
+    """
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     if code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
         return False

@@ -42,7 +42,8 @@ class StateDirectory:
             self._lock_fd = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
         except OSError as exc:
             self._let_go()
-            raise IoError(f"no state directory: {exc}", field="state_dir") from exc
+            what, hint = f"{self.path}: {exc.strerror}", "a directory that this user may write"
+            raise IoError(what, field="state_dir", hint=hint) from exc
         self._owner = os.getpid()
         try:
             # flock, not fcntl: it also keeps out a second holder in this very process.
@@ -141,7 +142,7 @@ def _make_private(fd: int, path: str) -> None:
     """
     info = os.fstat(fd)
     if info.st_uid != os.geteuid():
-        raise PermissionError(1, "belongs to somebody else", path)
+        raise PermissionError(1, "belongs to another user", path)
     if info.st_mode & 0o022:
         raise PermissionError(1, "others may write to it (chmod 700 it if you trust them)", path)
     if info.st_mode & 0o077:

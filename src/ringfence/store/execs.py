@@ -49,7 +49,7 @@ class ExecRecord:
 
 
 _NAMES = tuple(each.name for each in fields(ExecRecord))
-# What changes is changed where it is: REPLACE would remove the row and every entry of it first.
+# Update in place: REPLACE would delete the row and its index entries first.
 _PUT = f"""INSERT INTO execs ({", ".join(_NAMES)}) VALUES ({", ".join("?" * len(_NAMES))})
     ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in _NAMES[2:])}"""
 
@@ -85,12 +85,12 @@ class ExecRecords:
         return _read(found[0]) if found else None
 
     def of_sandbox(self, sandbox_id: str, after: str, limit: int) -> list[ExecRecord]:
-        """Those of a sandbox with ids beyond `after`, oldest first."""
+        """List the execs of a sandbox with ids beyond `after`, oldest first."""
         sql = "SELECT * FROM execs WHERE sandbox = ? AND id > ? ORDER BY id LIMIT ?"
         return [_read(row) for row in self._database.rows(sql, (sandbox_id, after, limit))]
 
     def unended(self) -> list[ExecRecord]:
-        """Those of which no end is known, oldest first."""
+        """List the execs without a recorded end, oldest first."""
         sql = "SELECT * FROM execs WHERE ended_at IS NULL ORDER BY id"
         return [_read(row) for row in self._database.rows(sql)]
 

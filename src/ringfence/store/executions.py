@@ -73,7 +73,7 @@ class Executions:
         return _read(rows[0]) if rows else None
 
     def unended(self) -> list[ExecutionRecord]:
-        """Those of which no end is known, oldest first."""
+        """List the executions without a recorded end, oldest first."""
         sql = "SELECT * FROM executions WHERE ended_at IS NULL ORDER BY id"
         return [_read(row) for row in self._database.rows(sql)]
 

@@ -1,4 +1,4 @@
-"""What is written down, one class a table, as plain values."""
+"""Rows of the database, a class for each table, as plain values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class KeyRecord:
-    """What opens the server: see the table `keys`."""
+    """API key: see the table `keys`."""
 
     id: str
     digest: bytes
@@ -80,7 +80,7 @@ class KeyRecord:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """Whose a snapshot is: see the table `snapshots`."""
+    """Owner and origin of a snapshot: see the table `snapshots`."""
 
     id: str
     owner: str

@@ -90,7 +90,7 @@ class Store:
         return self.directory.identity if self.directory else ""
 
     def together(self) -> AbstractContextManager[None]:
-        """What is written in the `with` block is written whole or not at all."""
+        """Return a context manager that writes everything in the block, or nothing."""
         return self._database.transaction()
 
     # -- sandboxes ----------------------------------------------------------------------------
@@ -203,7 +203,6 @@ class Store:
         self._insert("snapshots", record)
 
     def snapshot(self, snapshot_id: str) -> SnapshotRecord | None:
-        """Whose it is."""
         return self._one(SnapshotRecord, "SELECT * FROM snapshots WHERE id = ?", snapshot_id)
 
     def snapshots(self) -> list[SnapshotRecord]:
@@ -235,7 +234,7 @@ class Store:
         self._database.write(sql, (name, value))
 
     def setting(self, name: str) -> str | None:
-        """What was remembered under that name."""
+        """Return the value stored under `name`."""
         found = self._database.rows("SELECT value FROM settings WHERE name = ?", (name,))
         return found[0]["value"] if found else None
 

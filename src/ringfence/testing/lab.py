@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..model.exec import ExecRequest
+from ..model.execs.exec import ExecRequest
 from . import running
 
 if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import BackendExec, BackendFiles, BackendSandbox
-    from ..model.exec import ExecResult
+    from ..model.execs.exec import ExecResult
     from ..model.state import State
 
 

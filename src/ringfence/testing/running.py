@@ -11,7 +11,7 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from ..model.exec import ExecResult
+from ..model.execs.exec import ExecResult
 
 if TYPE_CHECKING:
     from ..backends.protocol import BackendExec
@@ -23,8 +23,8 @@ class OutOfPatience(AssertionError):  # noqa: N818 (it is pytest's business, not
     """Something that had to happen did not, within the suite's patience."""
 
 
-class _Kept:
-    """One output stream: the first `most` bytes, and a count of what came after."""
+class _Collected:
+    """Bounded copy of an output stream: the first `most` bytes, and a count of the rest."""
 
     def __init__(self, fd: int | None, most: int | None) -> None:
         self.fd = fd
@@ -93,8 +93,8 @@ def collect(
     A surviving child that holds the pipes is not waited for.
     """
     fed = _Fed(process, stdin)
-    out = _Kept(process.stdout, max_output_bytes)
-    err = _Kept(process.stderr, max_output_bytes)
+    out = _Collected(process.stdout, max_output_bytes)
+    err = _Collected(process.stderr, max_output_bytes)
     deadline_s = time.monotonic() + patience_s
     while not _is_done_after_waiting(process.done, fed, [out, err], deadline_s):
         pass
@@ -124,12 +124,12 @@ def wait_done(process: BackendExec, patience_s: float = 60.0) -> None:
 
 
 def is_readable(fd: int, patience_s: float = 0.0) -> bool:
-    """Whether `fd` can be read, or has ended, within `patience_s`."""
+    """Return whether `fd` becomes readable, or ends, within `patience_s`."""
     return bool(_poll([(fd, select.POLLIN)], time.monotonic() + patience_s))
 
 
 def read_until(fd: int | None, marker: bytes, patience_s: float = 60.0) -> bytes:
-    """What comes out of `fd` up to and including `marker`, perhaps with more behind."""
+    """Read from `fd` up to and including `marker`, possibly some bytes more."""
     assert fd is not None
     seen = bytearray()
     deadline_s = time.monotonic() + patience_s
@@ -162,14 +162,16 @@ def read_to_end(fd: int | None, patience_s: float = 60.0) -> bytes:
 
 
 def drain(fd: int | None) -> bytes:
-    """What is there now."""
-    kept = _Kept(fd, None)
-    while kept.read():
+    """Read the bytes available now."""
+    collected = _Collected(fd, None)
+    while collected.read():
         pass
-    return bytes(kept.data)
+    return bytes(collected.data)
 
 
-def _is_done_after_waiting(done: int, fed: _Fed, outputs: list[_Kept], deadline_s: float) -> bool:
+def _is_done_after_waiting(
+    done: int, fed: _Fed, outputs: list[_Collected], deadline_s: float
+) -> bool:
     wanted = [(done, select.POLLIN)]
     wanted += [(stream.fd, select.POLLIN) for stream in outputs if stream.fd is not None]
     if fed.fd is not None:

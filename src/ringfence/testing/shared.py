@@ -1,4 +1,4 @@
-"""One sandbox for one test after another, each of which finds it as it was made."""
+"""A sandbox shared by several tests, tidied between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class SharedLab:
         self._made_with = self._entries()
 
     def tidy(self) -> bool:
-        """Whether the sandbox is as new again; if not, the next test wants another."""
+        """Restore the initial files and end all processes; False if that failed: then make a new
+        sandbox.
+        """
         try:
             self.lab.end_started()
             for path in self._entries() - self._made_with:

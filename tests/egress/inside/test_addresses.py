@@ -9,7 +9,7 @@ from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone]
 
 POLICY = ("a.test", "v4.test", "v6.test", *places.SPECIAL, "rebind.test", "mixed.test", "half.test")
 SAY = ["GET /bypass HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"]

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.command import run
 from tests.egress.world import World
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.full]
 
 
 def test_net_allows_a_list_of_hosts(world: World) -> None:

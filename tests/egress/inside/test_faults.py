@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ringfence import NetworkLimits, NetworkPolicy, Sandbox
-from ringfence.egress import client
+from ringfence.egress.host import client
 from tests.egress.inside.conftest import MakeSandbox, attempt, new_sandbox
 from tests.egress.world import World, places
 from tests.native.callers import Caller
 from tests.native.outside import children_of, open_fds, until
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.full]
 
 GET = ["GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"]
 
@@ -249,6 +249,7 @@ def test_bytes_beyond_the_limit_are_refused(make: MakeSandbox) -> None:
     assert not reaches(sandbox)
 
 
+@pytest.mark.anyone
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_thousand_sandboxes_with_policies(world: World) -> None:

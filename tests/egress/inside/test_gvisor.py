@@ -1,4 +1,4 @@
-"""The same rules in gVisor, whose sockets are those of its hull: the same attempts, and what differs.
+"""The same rules in gVisor, whose sockets are those of its jail: the same attempts, and what differs.
 
 The controls of what is imported here stand beside it, where it comes from.
 """
@@ -58,7 +58,7 @@ __all__ = [
     "test_there_is_no_interface_but_lo",
     "test_to_and_from_unrestricted_is_refused",
 ]
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 NAME, SECRET = "API_TOKEN", "sk-live-5e1f77"
 RULE = NetworkRule("a.test", "443", credential=Credential(NAME))

@@ -9,7 +9,7 @@ from tests.egress.inside.attempts import PROXY
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone]
 
 # What never ends is cut sooner than the tests lose their patience.
 LIMITS = NetworkLimits(header_s=1.0)

@@ -22,7 +22,7 @@ from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.backends.microvm.network import MicrovmNetwork
 from ringfence.errors import NetworkPolicyError, Unsupported
 from ringfence.model.capabilities import ENFORCED
-from ringfence.model.netlimits import NetworkLimits
+from ringfence.model.net.netlimits import NetworkLimits
 from tests.egress.inside.conftest import MakeSandbox, attempt, new_sandbox
 from tests.egress.inside.test_inbound import fetch, serve
 from tests.egress.inside.test_live import (  # noqa: F401
@@ -51,7 +51,7 @@ from tests.egress.inside.test_sockets import (  # noqa: F401
 from tests.egress.world import World, places
 from tests.machines import machine_backend, require_machines
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 NAME, SECRET = "API_TOKEN", "sk-live-5e1f77"
 PATIENCE_S = 100
@@ -173,14 +173,14 @@ def test_a_server_inside_is_published(machine: Sandbox) -> None:
         assert 70_000 == fetch(published.address, 70_000)
 
 
-def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox) -> None:
+def test_whoever_kills_the_relay_cuts_all_and_opens_nothing(machine: Sandbox) -> None:
     """Another one begins, under the same policy."""
     machine.apply_network_policy(_policy("echo.test:7,a.test:80"))
     connection = Talk(machine, "echo.test", PATIENCE_S)
     assert connection.goes_on()
 
     network: MicrovmNetwork = machine._inner.network  # type: ignore[attr-defined]
-    os.kill(network.ferry_pid, signal.SIGKILL)
+    os.kill(network.relay_pid, signal.SIGKILL)
 
     assert not connection.goes_on()
     assert [0, NO_NAME, REFUSED] == _fetched(machine, "a.test", "b.test", places.METADATA_V4)
@@ -188,7 +188,7 @@ def test_whoever_kills_the_ferry_cuts_all_and_opens_nothing(machine: Sandbox) ->
     assert [NO_NAME, 0] == _fetched(machine, "a.test", "b.test")
 
 
-def test_a_ferry_that_dies_again_and_again_is_not_replaced_for_ever(
+def test_a_relay_that_dies_again_and_again_is_not_replaced_for_ever(
     machine: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last of this machine's network, and the last test in it."""
@@ -198,7 +198,7 @@ def test_a_ferry_that_dies_again_and_again_is_not_replaced_for_ever(
     ends = time.monotonic() + PATIENCE_S
     while network.is_carried and time.monotonic() < ends:
         with contextlib.suppress(ProcessLookupError):
-            if pid := network.ferry_pid:
+            if pid := network.relay_pid:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 

@@ -11,7 +11,7 @@ from tests.egress.inside.attempts import RESOLVER
 from tests.egress.inside.conftest import attempt
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone]
 
 POLICY = ("a.test", "*.wild.test:443", "v4.test:80,443", "!no.wild.test", "slow.test", "nx.test")
 NO_ERROR, FORMAT_ERROR, NO_SUCH_NAME = 0, 1, 3

@@ -14,7 +14,7 @@ from tests.egress.inside.clients import HOME_OF, OWN_CLIENTS, WEB_CLIENTS, Clien
 from tests.egress.world import World
 from tests.features import has
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 ALLOWED = ("v4.test", "v6.test", "a.test", "*.wild.test", *sorted(set(HOME_OF.values())))
 WAYS = ("proxy variables", "no proxy variables")

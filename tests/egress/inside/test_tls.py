@@ -8,7 +8,7 @@ from ringfence import NetworkLimits, NetworkPolicy, NetworkRule, Sandbox
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone]
 
 POLICY = ("a.test", "b.test", "*.wild.test", f"{places.OTHER_V4}:443")
 MISMATCHES = {

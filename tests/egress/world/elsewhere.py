@@ -155,6 +155,8 @@ def _run_there(
         while ready:
             item, ready = items[int(ready)], ""
             nextitem = _next(items, item)
+            # The other pass may have taken what was thought to be next.
+            session._setupstate.teardown_exact(item)
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
             os.write(write, b'{"done":true}\n')
             ready = requests.readline()

@@ -255,8 +255,10 @@ async def test_answers_are_short(url: str) -> None:
         await run(session, "mkdir d d/sub; echo 12345 > d/f; ln -s f d/l")
         listed = await session.call_tool("list_files", {"path": "d"})
         ended = await session.call_tool("start_process", {"command": "echo up; exit 4"})
-        while (await call(session, "watch_process", process="p1"))["running"]:
-            pass
+        said = ended.content[0].text
+        while (more := await call(session, "watch_process", process="p1"))["running"]:
+            said += str(more)
+        said += str(more)
         tools = (await session.list_tools()).tools
 
     assert ("5050", {"stdout": "5050\n", "exit_code": 0}) == (
@@ -265,7 +267,7 @@ async def test_answers_are_short(url: str) -> None:
     )
     assert "no\n[exit code 3]" == failed.content[0].text
     assert ["f 6", "l -> f", "sub/"] == sorted(listed.content[0].text.splitlines())
-    assert "up" in ended.content[0].text
+    assert "up" in said
     assert 11_000 > sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools)
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
 
@@ -345,16 +347,22 @@ async def test_long_work_tells_how_far_it_is(url: str) -> None:
     assert told == ["running: step one"]
 
 
-async def test_cancelled_it_leaves_no_process(url: str) -> None:
+async def test_an_agents_loop(url: str) -> None:
+    """A command that takes too long, one that is cancelled, and what they left: nothing."""
     async with over_http(url) as session:
         with anyio.move_on_after(120) as scope:
+            late = await call(
+                session, "run_command", command="setsid sleep 4352 & wait", timeout_s=2
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run, session, "echo > /tmp/began; setsid sleep 4353 & wait")
                 while "began" not in await run(session, "ls /tmp"):
                     await anyio.sleep(0.05)
                 tasks.cancel_scope.cancel()
-            while "none\n" != await run(session, left.look(4353)):
-                await anyio.sleep(0.05)
+            for seconds in (4352, 4353):
+                while "none\n" != await run(session, left.look(seconds)):
+                    await anyio.sleep(0.05)
+    assert late["timed_out"]
     assert not scope.cancelled_caught
 
 

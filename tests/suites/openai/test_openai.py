@@ -27,16 +27,9 @@ from ringfence.integrations.openai_agents import (
 from ringfence.integrations.openai_agents.session import OUTPUT_BYTES
 from tests.suites import at_once, imports, left
 from tests.suites.examples import output_of
-from tests.suites.places import options, server
+from tests.suites.places import options
 from tests.suites.remote import serving
 from tests.suites.sources import module_of
-
-# The SDK drops sessions that live, and with them a connection where the sandbox is a server's.
-pytestmark = (
-    [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
-    if server()
-    else []
-)
 
 theirs: Any = module_of("openai-agents", "tests/sandbox/test_run_cwd.py")
 # Their Python must be inside: a test runs `sys.executable` there.

@@ -12,15 +12,8 @@ import pytest
 
 from ringfence.integrations.openai_agents import processes
 from tests.suites.openai.hosted import HostedClient, as_their_own
-from tests.suites.places import server
 from tests.suites.sources import beside
 
-# Theirs drop sessions that live, and with them a connection where the sandbox is a server's.
-pytestmark = (
-    [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
-    if server()
-    else []
-)
 PATIENCE_MS = 4000
 # What a state is written down as has nothing to do with what a sandbox runs in.
 once = pytest.mark.once

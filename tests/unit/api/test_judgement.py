@@ -12,13 +12,13 @@ import pytest
 from starlette.types import Message
 
 from ringfence import Mount, SandboxSpec
-from ringfence.api import door, keys
+from ringfence.api.access import keys, origin_policy
+from ringfence.api.access.caller import ADMIN, TOKEN, USER, Caller
+from ringfence.api.access.keys import Authenticator
+from ringfence.api.access.origin_policy import OriginPolicy
+from ringfence.api.access.permissions import Found, Permissions, Rule, check_route, find
 from ringfence.api.admission import Admission, Body
 from ringfence.api.bounds import Bounds
-from ringfence.api.caller import ADMIN, TOKEN, USER, Caller
-from ringfence.api.door import Door
-from ringfence.api.keys import Doorkeeper
-from ringfence.api.permissions import Found, Permissions, Rule, check_route, find
 from ringfence.errors import (
     Forbidden,
     LifecycleError,
@@ -56,21 +56,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def keeper(clock: Clock) -> Iterator[Doorkeeper]:
+def authenticator(clock: Clock) -> Iterator[Authenticator]:
     store = Store(None)
     store.add_sandbox(SandboxRecord("sbx-1", "ann", "fake", LIVE, "{}", 1.0, "b"))
-    yield Doorkeeper(store)
+    yield Authenticator(store)
     store.close()
 
 
-def test_a_key_opens_until_its_end_and_not_at_it(keeper: Doorkeeper, clock: Clock) -> None:
-    _, text = keeper.make(owner="ann", scope=USER, expires_at=1010.0)
+def test_a_key_opens_until_its_end_and_not_at_it(
+    authenticator: Authenticator, clock: Clock
+) -> None:
+    _, text = authenticator.make(owner="ann", scope=USER, expires_at=1010.0)
     clock.now = 1009.999
-    found = keeper.caller(text)
+    found = authenticator.caller(text)
     assert found is not None
     assert ("ann", USER, "") == (found.client, found.scope, found.sandbox)
     clock.now = 1010.0
-    assert keeper.caller(text) is None
+    assert authenticator.caller(text) is None
 
 
 @pytest.mark.parametrize(
@@ -87,64 +89,66 @@ def test_a_key_opens_until_its_end_and_not_at_it(keeper: Doorkeeper, clock: Cloc
         lambda text: "",
     ],
 )
-def test_only_the_very_key_opens(keeper: Doorkeeper, change: Any) -> None:
-    _, text = keeper.make(owner="ann", scope=USER)
-    assert keeper.caller(text)
-    assert keeper.caller(change(text)) is None
+def test_only_the_very_key_opens(authenticator: Authenticator, change: Any) -> None:
+    _, text = authenticator.make(owner="ann", scope=USER)
+    assert authenticator.caller(text)
+    assert authenticator.caller(change(text)) is None
 
 
-def test_an_old_secret_opens_until_its_end_and_not_at_it(keeper: Doorkeeper, clock: Clock) -> None:
-    record, old = keeper.make(owner="ann", scope=USER)
-    _, new = keeper.rotate(record.id, 10.0)
+def test_an_old_secret_opens_until_its_end_and_not_at_it(
+    authenticator: Authenticator, clock: Clock
+) -> None:
+    record, old = authenticator.make(owner="ann", scope=USER)
+    _, new = authenticator.rotate(record.id, 10.0)
     clock.now = 1009.999
-    assert keeper.caller(old)
+    assert authenticator.caller(old)
     clock.now = 1010.0
-    assert keeper.caller(old) is None
-    assert keeper.caller(new)
-    _, newest = keeper.rotate(record.id, 0.0)
-    assert keeper.caller(new) is None
-    assert keeper.caller(newest)
+    assert authenticator.caller(old) is None
+    assert authenticator.caller(new)
+    _, newest = authenticator.rotate(record.id, 0.0)
+    assert authenticator.caller(new) is None
+    assert authenticator.caller(newest)
 
 
-def test_a_token_ends_with_what_made_it(keeper: Doorkeeper, clock: Clock) -> None:
-    record, text = keeper.make(owner="ann", scope=USER, expires_at=1010.0)
-    maker = keeper.caller(text)
+def test_a_token_ends_with_what_made_it(authenticator: Authenticator, clock: Clock) -> None:
+    record, text = authenticator.make(owner="ann", scope=USER, expires_at=1010.0)
+    maker = authenticator.caller(text)
     assert maker is not None
-    short, _ = keeper.make_token(maker, "sbx-1", "ann", 5.0)
-    long, _ = keeper.make_token(maker, "sbx-1", "ann", 50.0)
-    endless, token = keeper.make_token(maker, "sbx-1", "ann", None)
+    short, _ = authenticator.make_token(maker, "sbx-1", "ann", 5.0)
+    long, _ = authenticator.make_token(maker, "sbx-1", "ann", 50.0)
+    endless, token = authenticator.make_token(maker, "sbx-1", "ann", None)
     assert (1005.0, 1010.0, 1010.0) == (short.expires_at, long.expires_at, endless.expires_at)
-    assert keeper.caller(token)
+    assert authenticator.caller(token)
 
     with pytest.raises(LifecycleError):
-        keeper.remove(record.id, maker, this_key=False)
-    assert keeper.caller(token)
-    keeper.remove(record.id, maker, this_key=True)
-    assert keeper.caller(text) is None
-    assert keeper.caller(token) is None
-    assert set() == {each for each in keeper._known if each in (record.id, endless.id)}
+        authenticator.remove(record.id, maker, this_key=False)
+    assert authenticator.caller(token)
+    authenticator.remove(record.id, maker, this_key=True)
+    assert authenticator.caller(text) is None
+    assert authenticator.caller(token) is None
+    assert set() == {each for each in authenticator._known if each in (record.id, endless.id)}
 
 
 def test_a_token_does_not_open_longer_than_a_maker_that_was_changed(
-    keeper: Doorkeeper, clock: Clock
+    authenticator: Authenticator, clock: Clock
 ) -> None:
     """By its maker's own end, and not only by the one that was written into it."""
-    record, text = keeper.make(owner="ann", scope=USER)
-    maker = keeper.caller(text)
+    record, text = authenticator.make(owner="ann", scope=USER)
+    maker = authenticator.caller(text)
     assert maker is not None
-    _, token = keeper.make_token(maker, "sbx-1", "ann", None)
-    keeper._known[record.id] = replace(record, expires_at=1005.0)
-    assert keeper.caller(token)
+    _, token = authenticator.make_token(maker, "sbx-1", "ann", None)
+    authenticator._known[record.id] = replace(record, expires_at=1005.0)
+    assert authenticator.caller(token)
     clock.now = 1005.0
-    assert keeper.caller(token) is None
+    assert authenticator.caller(token) is None
 
 
-def test_a_sandbox_has_only_so_many_tokens(keeper: Doorkeeper) -> None:
+def test_a_sandbox_has_only_so_many_tokens(authenticator: Authenticator) -> None:
     for _ in range(100):
-        keeper.make_token(ANN, "sbx-1", "ann", 5.0)
+        authenticator.make_token(ANN, "sbx-1", "ann", 5.0)
     with pytest.raises(QuotaExceeded, match="100 tokens"):
-        keeper.make_token(ANN, "sbx-1", "ann", 5.0)
-    assert 100 == len(keeper._known)
+        authenticator.make_token(ANN, "sbx-1", "ann", 5.0)
+    assert 100 == len(authenticator._known)
 
 
 # -- requests at once, and bodies ----------------------------------------------------------------
@@ -264,12 +268,12 @@ async def test_bodies_held_at_once_are_bounded(bounds: Bounds, error: type[Excep
     ],
 )
 def test_a_host_is_one_of_ours(host: str, is_ours: bool) -> None:
-    where = Door(hosts=frozenset({"ringfence.example"}))
+    where = OriginPolicy(hosts=frozenset({"ringfence.example"}))
     if is_ours:
-        door.check_host(where, host)
+        origin_policy.check_host(where, host)
         return
     with pytest.raises(Forbidden):
-        door.check_host(where, host)
+        origin_policy.check_host(where, host)
 
 
 @pytest.mark.parametrize(
@@ -292,12 +296,12 @@ def test_a_host_is_one_of_ours(host: str, is_ours: bool) -> None:
 def test_only_pages_that_are_named_may_call(
     origin: str | None, site: str | None, may: bool
 ) -> None:
-    where = Door(origins=frozenset({"https://app.example.com"}))
+    where = OriginPolicy(origins=frozenset({"https://app.example.com"}))
     if may:
-        door.check_origin(where, origin, site)
+        origin_policy.check_origin(where, origin, site)
         return
     with pytest.raises(Forbidden):
-        door.check_origin(where, origin, site)
+        origin_policy.check_origin(where, origin, site)
 
 
 # -- what a request says -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.local import agent_code
+from ringfence.backends.local.agents import agent_code
 
 _LOAD = """
 import marshal, sys

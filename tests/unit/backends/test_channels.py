@@ -6,16 +6,19 @@ import fcntl
 import os
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ringfence.guest.channels import CLOCK, Carrier
-from ringfence.launcher import line, wire
+from ringfence.launcher import wire
+from ringfence.launcher.link import line
 
 PATIENCE_S = 60.0
 MORE_THAN_FITS = 3_000_000
+MOST_BYTES = 16 << 20
 
 
 class Ends:
@@ -349,3 +352,37 @@ def test_a_guest_that_cheats_with_room_is_not_heard_again(frames: bytes) -> None
 def _carry(carrier: Carrier, control: wire.Socket) -> None:
     carrier.run()
     control.close()
+
+
+def send_each(sock: wire.Socket, request: bytes, counts: Iterator[int]) -> None:
+    for _ in counts:
+        wire.send_raw(sock, request)
+
+
+def test_a_guest_that_does_not_read_gets_a_bounded_number_of_requests() -> None:
+    """The host's end keeps few MiB for it; whoever asks more is told so by the socket."""
+    ours, theirs = wire.socketpair()
+    near, far = socket.socketpair()
+    carrier = Carrier(near.fileno(), theirs, is_host=True)
+    thread = threading.Thread(target=carrier.run)
+    thread.start()
+    request = b"M" + bytes(15_000)
+    most = MOST_BYTES // len(request)
+    fds, counts = [ours, theirs, near, far], iter(range(3 * most))
+    try:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("=qq", 2, 0))
+        with pytest.raises(BlockingIOError):
+            send_each(ours, request, counts)
+        taken = next(counts) - 1
+        assert taken < most
+
+        # The control: one that reads gets all of it, and the host's end takes requests again.
+        heard = bytearray()
+        while len(heard) < taken * len(request):
+            heard += far.recv(1 << 16)
+        wire.send_raw(ours, request)
+    finally:
+        far.close()
+        thread.join()
+        for each in fds:
+            each.close()

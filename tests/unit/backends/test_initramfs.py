@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from ringfence.backends.local import agent_code
+from ringfence.backends.local.agents import agent_code
 from ringfence.backends.microvm import initramfs
 
 

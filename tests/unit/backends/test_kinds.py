@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from ringfence.backends.local import mountinfo
 from ringfence.backends.local.answers import Refused
+from ringfence.backends.local.host import mountinfo
 from ringfence.backends.local.refusals import error_of
 
 LINES = """\

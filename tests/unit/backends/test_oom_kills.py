@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.local.cgroups import Group
+from ringfence.backends.local.host.cgroups import Group
 
 OF_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 OF_V2 = "low 7\nhigh 8\nmax 9\noom 6\noom_kill {}\noom_group_kill 5\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.local.own_places import own_directory, place_in
+from ringfence.backends.local.host.own_places import own_directory, place_in
 from ringfence.errors import IsolationError
 
 

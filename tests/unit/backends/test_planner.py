@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfence import Mount, SandboxSpec
-from ringfence.backends.local.host import host
+from ringfence.backends.local.host.facts import host
 from ringfence.backends.native import planner
 from ringfence.backends.native.profiles import BUILT_IN, Profile
 from ringfence.policy.landlock import plan_landlock

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.backends.local import identity, ranges
+from ringfence.backends.local.host import identity, ranges
 from ringfence.errors import ResourceExhausted
 from ringfence.launcher import ranges as launcher
 from ringfence.launcher.plan import Shape

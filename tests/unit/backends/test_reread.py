@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.local import reread
+from ringfence.backends.local.host import reread
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.launcher import finding
+from ringfence.launcher.helpers import finding
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.launcher import layers
+from ringfence.launcher.helpers import layers
 
 
 def names_of(root: Path) -> dict[bytes, dict[bytes, int]]:

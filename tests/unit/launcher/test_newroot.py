@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,12 @@ def test_only_the_null_device_covers(
     path = device if device.startswith("/") else str(tmp_path / device)
     assert errno.EPERM == refusal(newroot.cover_with_null, path, "/proc/kcore")
     assert ["/dev/null"] == mounted
+
+
+@pytest.mark.root
+def test_a_block_device_of_the_same_number_does_not_cover(tmp_path: Path) -> None:
+    os.mknod(tmp_path / "ram3", 0o600 | stat.S_IFBLK, os.makedev(1, 3))
+    assert errno.EPERM == refusal(newroot.cover_with_null, str(tmp_path / "ram3"), "/proc/kcore")
 
 
 def test_a_source_that_was_replaced_is_not_mounted(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.launcher import trees
-from ringfence.launcher.descent import Descent
+from ringfence.launcher.helpers import trees
+from ringfence.launcher.helpers.descent import Descent
 
 
 def _go_down(top: Path, levels: int) -> None:
@@ -50,3 +50,14 @@ def test_few_directories_are_open_and_one_that_was_moved_is_not_gone_back_to(
     place.close()
 
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_no_link_is_gone_into(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "link").symlink_to("inside")
+    place = Descent(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
+    place.enter("inside")
+    place.leave()
+    with pytest.raises(NotADirectoryError):
+        place.enter("link")
+    place.close()

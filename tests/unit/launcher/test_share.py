@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.launcher import wire
-from ringfence.launcher.serving import serve
-from ringfence.launcher.share import Share
-from ringfence.launcher.shared_mounts import SharedMounts
-from ringfence.launcher.view import View
+from ringfence.launcher.fuse.serving import serve
+from ringfence.launcher.fuse.share import Share
+from ringfence.launcher.fuse.shared_mounts import SharedMounts
+from ringfence.launcher.fuse.view import View
 from ringfence.linux import fuse
 
 OWNER = 1000

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.launcher import programs, vforked
+from ringfence.launcher.machine_code import vforked
+from ringfence.launcher.pid1 import programs
 
 pytestmark = pytest.mark.skipif(not vforked.is_here, reason="another processor")
 

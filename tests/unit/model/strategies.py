@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the nouns: only valid ones, over as much of each range as can be."""
+"""Hypothesis strategies for the models: only valid ones, over as much of each range as can be."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from ringfence.model import (
     Snapshot,
     State,
 )
+from ringfence.model.base.frozen import FrozenMap
 from ringfence.model.capabilities import MAY_BE_WEAKER
-from ringfence.model.frozen import FrozenMap
 from ringfence.model.limits import _COUNTS, _SECONDS
-from ringfence.model.rules import _FRAMING
+from ringfence.model.net.rules import _FRAMING
 from ringfence.model.spec import TIERS
 
 # What the kernel can be given: no NUL, no surrogate but those of undecodable bytes.
@@ -61,6 +61,8 @@ printed = st.text(st.characters(categories=["L", "N", "P"]), max_size=20)
 printed_labels = st.dictionaries(printed.filter(bool), printed, max_size=4)
 parts = full_text.filter(lambda t: "/" not in t and t not in (".", ".."))
 relative_paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
+# A name that begins so is a preset: `@git`.
+protected_paths = relative_paths.filter(lambda path: not path.startswith("@"))
 absolute_paths = relative_paths.map(lambda path: "/" + path)
 targets = relative_paths.map(lambda path: f"/srv/{path}")
 
@@ -177,8 +179,8 @@ specs = st.builds(
     ttl_s=st.none() | st.floats(0.001, 1e6),
     python_env=st.booleans(),
     memory_dir=st.none() | absolute_paths,
-    protect=st.none() | st.lists(relative_paths | absolute_paths, max_size=3).map(tuple),
-    unprotect=st.lists(relative_paths, max_size=3).map(tuple),
+    protect=st.none() | st.lists(protected_paths | absolute_paths, max_size=3).map(tuple),
+    unprotect=st.lists(protected_paths, max_size=3).map(tuple),
     allow_degraded=st.lists(st.sampled_from((*MAY_BE_WEAKER, "*")), max_size=3).map(tuple),
 )
 stdins = st.one_of(
@@ -315,7 +317,7 @@ clients = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_siz
 counts = st.integers(0, 2**40)
 some_ms = st.none() | st.floats(0, 1e9)
 percentiles = st.builds(Percentiles, p50_ms=some_ms, p95_ms=some_ms, p99_ms=some_ms)
-session_nouns = st.one_of(
+session_models = st.one_of(
     session_timeouts,
     required,
     st.builds(

@@ -22,13 +22,15 @@ from ringfence.model import (
     SandboxSpec,
     Session,
 )
-from ringfence.model.frozen import FrozenMap
-from ringfence.model.jsonform import loads
+from ringfence.model.base.frozen import FrozenMap
+from ringfence.model.base.jsonform import loads
 
-NOUNS = st.one_of(
+pytestmark = pytest.mark.anyone
+
+MODELS = st.one_of(
     some.policies, some.mounts, some.limits, some.requests, some.statuses, some.results,
     some.usages, some.snapshots, some.capabilities, some.protections, some.reports,
-    some.session_nouns, some.stats, some.infos, some.rules, some.credentials, some.network_limits, some.events,
+    some.session_models, some.stats, some.infos, some.rules, some.credentials, some.network_limits, some.events,
 )  # fmt: skip
 
 
@@ -36,17 +38,17 @@ def through_json(form: dict[str, Any]) -> Any:
     return json.loads(json.dumps(form))
 
 
-@given(NOUNS)
-def test_every_noun_comes_back(noun: Any) -> None:
-    again = type(noun).from_json(through_json(noun.to_json()))
+@given(MODELS)
+def test_every_model_comes_back(model: Any) -> None:
+    again = type(model).from_json(through_json(model.to_json()))
 
-    assert noun == again
-    assert hash(noun) == hash(again)
+    assert model == again
+    assert hash(model) == hash(again)
 
 
-@given(NOUNS)
-def test_every_noun_can_be_pickled_and_copied(noun: Any) -> None:
-    assert noun == pickle.loads(pickle.dumps(noun)) == copy.deepcopy(noun)
+@given(MODELS)
+def test_every_model_can_be_pickled_and_copied(model: Any) -> None:
+    assert model == pickle.loads(pickle.dumps(model)) == copy.deepcopy(model)
 
 
 @given(some.specs)
@@ -75,26 +77,26 @@ def test_host_paths_are_for_the_admin(session: Session) -> None:
     assert "host_path" not in json.dumps(session.to_json()["mounts"])
 
 
-@given(NOUNS, some.names)
-def test_unknown_keys_are_refused_by_name(noun: Any, name: str) -> None:
+@given(MODELS, some.names)
+def test_unknown_keys_are_refused_by_name(model: Any, name: str) -> None:
     """A misspelt limit must never mean no limit."""
-    form = {**noun.to_json(), f"x_{name}": 1}
+    form = {**model.to_json(), f"x_{name}": 1}
 
     with pytest.raises(InvalidRequest) as refusal:
-        type(noun).from_json(form)
+        type(model).from_json(form)
 
     assert f"x_{name}" == refusal.value.field
 
 
-@given(NOUNS, st.none() | st.integers() | st.text() | st.lists(st.integers()))
-def test_only_objects_are_nouns(noun: Any, data: object) -> None:
+@given(MODELS, st.none() | st.integers() | st.text() | st.lists(st.integers()))
+def test_only_objects_are_models(model: Any, data: object) -> None:
     with pytest.raises(InvalidRequest):
-        type(noun).from_json(data)
+        type(model).from_json(data)
 
 
-@given(NOUNS, st.data())
-def test_wrong_types_are_refused_never_crash(noun: Any, data: st.DataObject) -> None:
-    form = noun.to_json()
+@given(MODELS, st.data())
+def test_wrong_types_are_refused_never_crash(model: Any, data: st.DataObject) -> None:
+    form = model.to_json()
     if not form:
         return
     key = data.draw(st.sampled_from(sorted(form)))
@@ -102,7 +104,7 @@ def test_wrong_types_are_refused_never_crash(noun: Any, data: st.DataObject) -> 
     form[key] = wrong
 
     with pytest.raises(InvalidRequest):
-        type(noun).from_json(form)
+        type(model).from_json(form)
 
 
 @pytest.mark.parametrize(

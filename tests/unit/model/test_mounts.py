@@ -10,6 +10,8 @@ from ringfence.errors import InvalidRequest
 from ringfence.model.mount import MEMORY_DIR, OUTPUTS_DIR, Mount
 from ringfence.model.spec import SandboxSpec
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.mark.parametrize("again", ["/data", "/data/", "//data", "/./data"])
 def test_two_at_one_target_are_refused(again: str) -> None:

@@ -1,4 +1,4 @@
-"""Network rules and policies as nouns: spelling, JSON, and what is refused before anything starts."""
+"""Network rules and policies as models: spelling, JSON, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.unit.model import strategies as some
 
 from ringfence.errors import InvalidRequest
 from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPolicy, NetworkRule
-from ringfence.model.rules import check_secret
+from ringfence.model.net.rules import check_secret
+
+pytestmark = pytest.mark.anyone
 
 TOKEN = Credential("TOKEN")
 

@@ -13,8 +13,10 @@ from tests.unit.model import strategies as some
 
 from ringfence.errors import InvalidRequest
 from ringfence.model import Limits, Mount, NetworkPolicy, SandboxSpec, parse_duration, parse_size
-from ringfence.model.checks import normal_path
-from ringfence.model.ids import MAX_LENGTH, check_id, new_id
+from ringfence.model.base.checks import normal_path
+from ringfence.model.base.ids import MAX_LENGTH, check_id, new_id
+
+pytestmark = pytest.mark.anyone
 
 
 class TestSizes:

@@ -9,7 +9,9 @@ import pytest
 
 from ringfence.errors import InvalidRequest
 from ringfence.model.calls import make_request, make_spec
-from ringfence.model.exec import ExecRequest
+from ringfence.model.execs.exec import ExecRequest
+
+pytestmark = pytest.mark.anyone
 
 
 class _Bytes:

@@ -1,4 +1,4 @@
-"""The nouns are dataclasses to everybody who asks, and cost nothing to those who do not."""
+"""The models are dataclasses to everybody who asks, and cost nothing to those who do not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from ringfence.model import record
-from ringfence.model.exec import ExecResult
+from ringfence.model.base import record
+from ringfence.model.base.words import StrEnum
+from ringfence.model.execs.exec import ExecResult
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
-from ringfence.model.words import StrEnum
+
+pytestmark = pytest.mark.anyone
 
 
 class _Point:
@@ -81,15 +83,15 @@ def test_dataclasses_functions_see_a_dataclass() -> None:
     assert inspect.signature(Point) == inspect.signature(Reference)
 
 
-@pytest.mark.parametrize("noun", [Limits(), Mount("/x"), SandboxSpec(), ExecResult(exit_code=0)])
-def test_nouns_are_dataclasses(noun: Any) -> None:
-    kind: Any = type(noun)
+@pytest.mark.parametrize("model", [Limits(), Mount("/x"), SandboxSpec(), ExecResult(exit_code=0)])
+def test_models_are_dataclasses(model: Any) -> None:
+    kind: Any = type(model)
 
-    assert [True] == [dataclasses.is_dataclass(each) for each in (noun,)]
-    assert kind.__match_args__ == tuple(each.name for each in dataclasses.fields(noun))
+    assert [True] == [dataclasses.is_dataclass(each) for each in (model,)]
+    assert kind.__match_args__ == tuple(each.name for each in dataclasses.fields(model))
     assert set(kind.__match_args__) == set(inspect.signature(kind).parameters)
-    copied: Any = dataclasses.replace(noun)
-    assert noun == copied
+    copied: Any = dataclasses.replace(model)
+    assert model == copied
 
 
 class Colour(StrEnum):
@@ -114,7 +116,7 @@ def test_words_are_single_objects() -> None:
     assert State.RUNNING is copy.deepcopy(State.RUNNING)
 
 
-def test_what_is_altered_is_a_noun_like_any_other_and_the_old_one_stays() -> None:
+def test_what_is_altered_is_a_model_like_any_other_and_the_old_one_stays() -> None:
     """Control: the constructor, given the same values."""
     before = Limits(pids=10, cpus=1.0)
 

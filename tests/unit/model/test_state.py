@@ -11,6 +11,8 @@ from ringfence.errors import InvalidRequest, LifecycleError
 from ringfence.model import NEXT, State, check_transition
 from ringfence.model.state import read_state
 
+pytestmark = pytest.mark.anyone
+
 STATES = st.sampled_from(tuple(State))
 
 

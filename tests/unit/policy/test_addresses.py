@@ -11,6 +11,8 @@ from tests.unit.policy import worlds
 
 from ringfence.policy import addresses
 
+pytestmark = pytest.mark.anyone
+
 # `ipaddress` has them as private; here they stand for the public internet.
 DOCUMENTATION = [
     ip_network(text)
@@ -145,3 +147,88 @@ def test_what_a_tunnels_server_is_in_is_not_named_by_its_network() -> None:
     teredo = ip_address("2001:0:a00:1::1")
     assert not addresses.names_special(ip_network("2001::/32"), teredo)
     assert addresses.names_special(ip_network("2001:0:a00:1::1/128"), teredo)
+
+
+RANGES = {
+    "unspecified": "0.0.0.0/8 ::/128",
+    "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16",
+    "shared (CGNAT)": "100.64.0.0/10",
+    "loopback": "127.0.0.0/8 ::1/128",
+    "link-local": "169.254.0.0/16 fe80::/10",
+    "protocol": "192.0.0.0/24 2001::/23",
+    "6to4 relay": "192.88.99.0/24",
+    "benchmarking": "198.18.0.0/15 2001:2::/48",
+    "multicast": "224.0.0.0/4 ff00::/8",
+    "reserved": "240.0.0.0/4 ::2/127 100:0:0:1::/64 200::/7 1000::/4 4000::/2 c000::/3 fe00::/9",
+    "discard-only": "100::/64",
+    "unique local": "fc00::/7",
+    "site-local": "fec0::/10",
+}
+BESIDE = (
+    "1.0.0.0 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.0"
+    " 169.253.255.255 169.255.0.0 172.15.255.255 172.32.0.0 191.255.255.255 192.0.1.0"
+    " 192.88.98.255 192.88.100.0 192.167.255.255 192.169.0.0 198.17.255.255 198.20.0.0"
+    " 223.255.255.255 2000:: 2001:200:: 3fff:ffff:ffff:ffff::"
+)
+
+
+@pytest.mark.parametrize(
+    ("network", "kind"), [(each, kind) for kind, all_ in RANGES.items() for each in all_.split()]
+)
+def test_a_range_is_special_from_its_first_address_to_its_last(network: str, kind: str) -> None:
+    whole = ip_network(network)
+
+    assert (kind, kind) == (addresses.special(whole[0]), addresses.special(whole[-1]))
+    assert kind == addresses.special_network(whole)
+
+
+@pytest.mark.parametrize("text", BESIDE.split())
+def test_what_lies_beside_a_range_is_ordinary(text: str) -> None:
+    assert "" == addresses.special(ip_address(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "169.254.169.254",
+        "169.254.170.2",
+        "100.100.100.200",
+        "168.63.129.16",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+    ],
+)
+def test_each_cloud_s_metadata_is_known(text: str) -> None:
+    """Where it lies in a range as well, a rule for the range must not open it."""
+    address = ip_address(text)
+    assert "cloud metadata" == addresses.special(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("10.0.0.0/8", "private"),
+        ("10.0.0.0/7", ""),  # begins with it
+        ("9.0.0.0/7", ""),
+        ("11.0.0.0/8", ""),
+        ("8.0.0.0/6", ""),  # all around it
+        ("64:ff9b::a00:1", "private (10.0.0.1 inside 64:ff9b::a00:1)"),
+        ("64:ff9b::/96", "reserved"),
+        ("8.8.8.8", ""),
+    ],
+)
+def test_a_network_is_special_where_all_of_it_is(text: str, kind: str) -> None:
+    assert kind == addresses.special_network(ip_network(text, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("10.0.0.0/8", True),
+        ("10.0.0.0/7", False),
+        ("2001::/16", True),
+        ("2000::/15", False),
+    ],
+)
+def test_a_rule_says_where_from_so_many_bits_on(text: str, does: bool) -> None:
+    assert does == addresses.is_place(ip_network(text))

@@ -9,6 +9,8 @@ from tests.unit.policy import simulator
 
 from ringfence.policy import bpf
 
+pytestmark = pytest.mark.anyone
+
 WORDS = st.one_of(
     st.integers(0, 20), st.integers(0, bpf.WORD), st.sampled_from([bpf.WORD, 1 << 31])
 )
@@ -133,3 +135,39 @@ def test_more_than_the_kernel_takes_is_refused() -> None:
 
     with pytest.raises(ValueError, match="4096"):
         bpf.assemble(root)
+
+
+@pytest.mark.parametrize("length", [bpf.MAX_INSTRUCTIONS, bpf.MAX_INSTRUCTIONS + 1])
+def test_a_program_is_as_long_as_the_kernel_takes_it_and_no_longer(length: int) -> None:
+    """A chain of tests of two fields in turn: a load and a jump each, and what it ends in."""
+    graph = bpf.Graph()
+    node: bpf.Node = graph.give(0)
+    other = graph.give(1)
+    value = 0
+    while True:
+        value += 1
+        node = graph.test(16 + 8 * (value % 2), bpf.WORD, bpf.JUMP_EQ, value, other, node)
+        if value < 1000:
+            continue
+        program = bpf._Assembler(node).program()
+        if len(program) >= length - 1:
+            break
+    while len(bpf._Assembler(node).program()) < length:  # one more at a time
+        value += 1
+        node = graph.test(16 + 8 * ((value - 1) % 2), bpf.WORD, bpf.JUMP_EQ, value, other, node)
+    assert length == len(bpf._Assembler(node).program())
+    if length > bpf.MAX_INSTRUCTIONS:
+        with pytest.raises(ValueError, match="4097 instructions"):
+            bpf.assemble(node)
+    else:
+        assert 8 * length == len(bpf.assemble(node))
+
+
+def test_a_value_that_the_mask_hides_is_never_met() -> None:
+    graph = bpf.Graph()
+    yes, no = graph.give(1), graph.give(0)
+    root = graph.member(16, 0xF0, {0x10, 0x21, 0x0F}, yes, no)
+
+    for word in range(0x100):
+        assert (word & 0xF0 == 0x10) == bool(decide(root, {16: word}))
+    assert no is graph.member(16, 0xF0, {0x01}, yes, no)

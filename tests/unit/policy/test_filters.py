@@ -16,6 +16,8 @@ from ringfence.policy import filters
 from ringfence.policy.filters import load_filter
 from ringfence.policy.seccomp import FilterOptions, compile_filter, main, shipped_programs
 
+pytestmark = pytest.mark.anyone
+
 COMPILED = Path(ringfence.policy.__file__).parent / "compiled"
 KEY = 0xFEDCBA9876543210
 
@@ -76,7 +78,7 @@ def test_the_placeholder_is_there_once(machine: str, on: frozenset[str]) -> None
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_key_that_could_be_in_two_places_is_not_replaced(half: int) -> None:
-    """Else an instruction of the filter would be, and the walls would be others."""
+    """Else an instruction of the filter would be, and the isolation would be others."""
     halves = [b"\x12\x34\x56\x78", b"\x9a\xbc\xde\xf0"]
     halves[half] = load_filter(tag_key=KEY)[:4][::-1]
     key = int.from_bytes(b"".join(halves), "big")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import InvalidRequest
-from ringfence.model.network import NetworkPolicy
-from ringfence.model.rules import NetworkRule
+from ringfence.model.net.network import NetworkPolicy
+from ringfence.model.net.rules import NetworkRule
 from ringfence.policy import addresses
 from ringfence.policy.host_networks import HostNetworks
 from ringfence.policy.network import Judge
@@ -67,8 +67,16 @@ SPECIAL = [
     "LOCALHOST.:80",
     "a.localhost",
     "*.a.localhost",
+    "*.localhost.localdomain",
     "localhost.localdomain",
-    "ip6-localhost",
+    "a.localdomain",
+    "localhost.localdomain4",
+    "localhost6.localdomain6",
+    "localhost4:80",
+    "localhost6:80",
+    "ip6-loopback:80",
+    "localdomain:80",
+    "ip6-localhost:80",
     # The host's own addresses, in every writing of them.
     "203.0.113.5:443",
     "203.0.113.0/24",
@@ -81,7 +89,7 @@ SPECIAL = [
 ORDINARY = [
     "example.com",
     "*.example.com:443",
-    "notlocalhost",
+    "notlocalhost:443",
     "localhost.example.com",
     "1.1.1.1:53",
     "8.0.0.0/8",
@@ -129,10 +137,13 @@ def test_the_internet_is(text: str) -> None:
         ("192.168.0.0/16", "192.168.7.0/24:1-1023", True),
         ("192.168.0.0/16:80,443", "192.168.7.1:443", True),
         ("192.168.0.0/16:80,443", "192.168.7.1:80-443", False),
+        ("192.168.0.0/16:80,443", "192.168.7.1:22,80", False),
+        ("192.168.0.0/16:80,443", "192.168.7.1:80,443", True),
         ("192.168.0.0/16", "192.0.0.0/9", True),  # opens nothing special, listed or not
         ("10.0.0.0/8", "10.1.2.3", True),
         ("10.0.0.0/8", "10.9.8.7", False),  # the host's own
         ("10.0.0.0/8", "10.9.0.0/16", False),
+        ("10.9.0.0/16", "10.9.0.0/16", False),  # the host's own is to be listed alone
         ("10.9.8.7:80", "10.9.8.7:80", True),
         ("169.254.0.0/16", "169.254.169.254", False),
         ("169.254.0.0/16", "169.254.0.0/16", False),

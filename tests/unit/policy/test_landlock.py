@@ -115,6 +115,36 @@ def test_what_must_not_be_writable(path: str) -> None:
         plan_landlock(10, writable=[path])
 
 
+@pytest.mark.parametrize("path", ["/", "/proc", "/proc/self/mem", "etc/passwd"])
+def test_what_must_not_be_a_writable_file(path: str) -> None:
+    with pytest.raises(ValueError, match="not a directory of a sandbox"):
+        plan_landlock(10, writable=[], writable_files=[path])
+
+
+@pytest.mark.parametrize(
+    ("without", "with_sockets"),
+    [
+        ([], ["/tmp", "/work", "/work/inner"]),
+        (["/work"], ["/tmp"]),  # and what is in it: the rules of both add up
+        (["/work/inner"], ["/tmp"]),
+        (["/work/inner/"], ["/tmp"]),
+        (["/work/in"], ["/tmp", "/work/inner"]),
+        (["/tmp", "/wor"], ["/work", "/work/inner"]),
+    ],
+)
+def test_no_sockets_in_a_tree_with_a_directory_of_the_host(
+    without: list[str], with_sockets: list[str]
+) -> None:
+    """Asked after the same without: a decision that is kept must not serve for another question."""
+    trees = ["/work", "/tmp", "/work/inner"]
+    plan_landlock(10, writable=trees)
+    rules = dict(plan_landlock(10, writable=trees, without_sockets=without).rules)
+
+    allowed = sorted(path for path in trees if rules[path] & landlock.MAKE_SOCK)
+    assert with_sockets == allowed == sorted(landlock.socket_trees(trees, without))
+    assert all(rules[path] & landlock.MAKE_FIFO for path in trees)
+
+
 @given(st.sampled_from(ABIS), st.sets(PATHS), st.sets(PATHS), st.sets(PATHS), st.booleans())
 def test_no_rule_allows_what_is_not_handled(
     abi: int, writable: set[str], files: set[str], read_only: set[str], network: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.policy import worlds
@@ -9,6 +10,8 @@ from tests.unit.policy import worlds
 from ringfence.model import NetworkEvent, NetworkPolicy
 from ringfence.policy.learn import learned_policy
 from ringfence.policy.network import Judge
+
+pytestmark = pytest.mark.anyone
 
 
 def event(

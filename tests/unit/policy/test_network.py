@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from tests.unit.policy import worlds
 
 from ringfence.errors import InvalidRequest
-from ringfence.model import Credential, NetworkPolicy, NetworkRule, hosts
-from ringfence.model.paths import read_path
+from ringfence.model import Credential, NetworkPolicy, NetworkRule
+from ringfence.model.net import hosts
+from ringfence.model.net.paths import read_path
 from ringfence.policy import addresses, network
 from ringfence.policy.network import Decision, Judge
+
+pytestmark = pytest.mark.anyone
 
 Address = IPv4Address | IPv6Address
 requests = st.tuples(
@@ -316,6 +319,32 @@ class TestTheHostsOwnAddresses:
 
     def test_others_are_not_theirs(self) -> None:
         assert judge("a.com", own=self.OWN).address_allowed("a.com", "203.0.113.10", 80)
+
+
+@pytest.mark.parametrize("bits", [1, 7, 8, 9, 23, 24, 25, 31, 32])
+def test_a_rule_reaches_from_the_first_address_of_its_network_to_the_last(bits: int) -> None:
+    for start in ("20.0.0.0", "2600::"):
+        network = ip_network(f"{start}/{bits}", strict=False)
+        rules = judge(str(network))
+        first, last = network[0], network[-1]
+
+        for inside in (first, first + (int(last) - int(first)) // 2, last):
+            assert rules.literal_allowed(str(inside), 80) or addresses.special(inside)
+        assert not rules.literal_allowed(str(last + 1), 80)
+        assert not (int(first) and rules.literal_allowed(str(first - 1), 80))
+
+
+@pytest.mark.parametrize(
+    "text", [str(each) for each in worlds.embeddings(IPv4Address("203.0.113.9"))[1:4]]
+)
+def test_a_deny_of_an_address_denies_what_becomes_it(text: str) -> None:
+    """A translator or tunnel makes it of that; on the ports of the deny alone."""
+    rules = judge("a.com", text, "!203.0.113.0/24:80-90")
+
+    assert not rules.address_allowed("a.com", text, 80)
+    assert not rules.literal_allowed(text, 90)
+    assert rules.address_allowed("a.com", text, 91)
+    assert rules.literal_allowed(text, 79)
 
 
 class TestLearning:

@@ -21,6 +21,8 @@ from ringfence.policy.seccomp import (
     compile_filter,
 )
 
+pytestmark = pytest.mark.anyone
+
 X86 = reading.ARCH["x86_64"]
 
 

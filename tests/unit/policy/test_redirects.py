@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.policy import worlds
 
-from ringfence.model import NetworkPolicy, NetworkRule, hosts
+from ringfence.model import NetworkPolicy, NetworkRule
+from ringfence.model.net import hosts
 from ringfence.policy import addresses, redirects
 from ringfence.policy.network import Judge
 from ringfence.policy.redirects import Redirect, Redirects, redirects_of
+
+pytestmark = pytest.mark.anyone
 
 Address = IPv4Address | IPv6Address
 LOOPBACK = [ip_network(text) for text in redirects.LOOPBACK]
@@ -183,3 +187,20 @@ def test_many_networks_become_one_redirect_and_keep_their_routes() -> None:
     assert routed(plan, IPv4Address("10.11.249.7"))
     assert not routed(plan, IPv4Address("10.12.0.1"))
     assert taken(plan.others, IPv4Address("10.11.249.7"), 3999)
+
+
+def test_sixty_four_networks_have_a_redirect_each_and_one_more_has_not() -> None:
+    for count, redirected in ((64, 1 + 64), (65, 1 + 2)):
+        texts = tuple(f"10.{i}.0.0/16:80" for i in range(count))
+        plan = redirects_of(NetworkPolicy(allowed_hosts=texts))
+
+        assert (redirected, 2 + count) == (len(plan.others), len(plan.routes))
+
+
+def test_beside_loopback_nothing_is_loopback() -> None:
+    near = ("126.0.0.0/8", "126.255.255.255/32", "128.0.0.0/32", "12.7.0.1/32", "::2/128")
+    plan = redirects_of(NetworkPolicy(allowed_hosts=near))
+
+    assert near == plan.routes[2:]
+    assert near == tuple(each.network for each in plan.others[1:])
+    assert 1 == len(plan.loopback)

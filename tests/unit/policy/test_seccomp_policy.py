@@ -14,6 +14,8 @@ from tests.unit.policy import reading, simulator
 from ringfence.policy import bpf
 from ringfence.policy.seccomp import SWITCHES, FilterOptions, SeccompPolicy, compile_filter
 
+pytestmark = pytest.mark.anyone
+
 MACHINES = sorted(reading.TABLES)
 KEY = 0x0123456789ABCDEF
 POLICY = SeccompPolicy.default()

@@ -12,6 +12,8 @@ from tests.native.outside import until
 from ringfence.errors import ResourceExhausted
 from ringfence.sessions.admission import Slots
 
+pytestmark = pytest.mark.anyone
+
 
 def test_refused_at_once_when_nobody_may_wait() -> None:
     slots = Slots(1, 0, 600.0)  # longer than a test may take

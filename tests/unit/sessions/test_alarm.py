@@ -11,6 +11,8 @@ from tests.unit.sessions.test_pool import Bench
 from ringfence import SandboxSpec
 from ringfence.sessions.alarm import Alarm
 
+pytestmark = pytest.mark.anyone
+
 PATIENCE_S = 60.0
 
 

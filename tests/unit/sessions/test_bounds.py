@@ -8,9 +8,11 @@ import pytest
 
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import InvalidRequest
-from ringfence.sessions.bash import BashConfig
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
+from ringfence.sessions.shells.bash import BashConfig
+
+pytestmark = pytest.mark.anyone
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from ringfence import SandboxSpec
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import SandboxNotFound
 from ringfence.model.client_session import SessionTimeouts
-from ringfence.sessions import looking
+from ringfence.sessions import liveness
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
+
+pytestmark = pytest.mark.anyone
 
 HOUR = 3600.0
 KEPT_S = 1800.0
@@ -45,7 +47,7 @@ def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
     if restart:
         manager = manage()
     clock.pass_by(300.0)
-    looking.tidy(manager)
+    liveness.tidy(manager)
     assert [] == manager.cleanup_expired()
     assert "terminated" == manager.get(ended).state
     if not restart:  # this backend's sandboxes end with a manager
@@ -53,7 +55,7 @@ def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
         clock.pass_by(700.0)
         assert [alive] == [each.session_id for each in manager.cleanup_expired()], "the control"
     clock.pass_by(KEPT_S + 2 * HOUR)
-    looking.tidy(manager)
+    liveness.tidy(manager)
     with pytest.raises(SandboxNotFound):
         manager.get(ended)
     manager.close()

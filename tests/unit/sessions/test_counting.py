@@ -7,13 +7,16 @@ import statistics
 import threading
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.api.measured import Requests, of_process
 from ringfence.model.manager_stats import Health, ManagerStats, Percentiles
-from ringfence.sessions import metrics
-from ringfence.sessions.statistics import Durations, Tally
+from ringfence.sessions.counts import metrics
+from ringfence.sessions.counts.statistics import Counters, Durations
+
+pytestmark = pytest.mark.anyone
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=300))
@@ -52,11 +55,11 @@ def test_only_the_last_thousand_count_for_percentiles() -> None:
 
 
 def test_many_threads_count() -> None:
-    tally = Tally()
+    counters = Counters()
 
     def count() -> None:
         for _ in range(1000):
-            tally.add("x")
+            counters.add("x")
 
     threads = [threading.Thread(target=count) for _ in range(8)]
     for thread in threads:
@@ -64,8 +67,8 @@ def test_many_threads_count() -> None:
     for thread in threads:
         thread.join()
 
-    assert 8000 == tally["x"]
-    assert 0 == tally["y"]
+    assert 8000 == counters["x"]
+    assert 0 == counters["y"]
 
 
 FULL = ManagerStats(

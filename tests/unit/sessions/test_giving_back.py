@@ -17,6 +17,8 @@ from ringfence.model.acquire import AcquireOptions, RequiredCapabilities
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 
+pytestmark = pytest.mark.anyone
+
 MOST = 3
 ERRORS = (
     IoError("the disk is full"),
@@ -44,7 +46,7 @@ def manager(backend: FakeBackend) -> Iterator[SessionManager]:
 
 def held(manager: SessionManager, backend: FakeBackend) -> dict[str, int]:
     """Everything that is taken while there is a sandbox, counted."""
-    book, store = manager.book, manager.store
+    index, store = manager.index, manager.store
     return {
         "slots": manager.slots.taken,
         "callers that wait": manager.slots.waiting,
@@ -52,8 +54,8 @@ def held(manager: SessionManager, backend: FakeBackend) -> dict[str, int]:
         "warm ones": len(backend._warm),
         "unended records": len(store.unended_sandboxes()),
         "sessions": len(store.sessions(states=("active", "detached", "suspended"))),
-        "entries": len(book._sessions) + len(book._sandboxes) + len(book._keys),
-        "shares": book._of_client.total() + len(book._making),
+        "entries": len(index._sessions) + len(index._sandboxes) + len(index._keys),
+        "shares": index._of_client.total() + len(index._making),
         "turns": len(manager.keys._turns),
         "undying": len(manager.maker.undying),
         "on the shelf": manager.pool.size,
@@ -80,7 +82,7 @@ class Create(Way):
         ("fake", "provision"),
         ("store", "change_sandbox"),
         ("store", "add_session"),
-        ("book", "enter"),
+        ("index", "enter"),
         ("manager", "capabilities"),
     )
 
@@ -106,7 +108,7 @@ class Claim(Way):
         ("warm", "claim"),
         ("fake", "provision"),
         ("store", "add_session"),
-        ("book", "enter"),
+        ("index", "enter"),
     )
 
     def prepare(self, manager: SessionManager) -> None:

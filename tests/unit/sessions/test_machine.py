@@ -26,6 +26,8 @@ from ringfence.model.client_session import SESSION_NEXT, SessionState, SessionTi
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 
+pytestmark = pytest.mark.anyone
+
 MOST, WARM = 4, 2
 TIMEOUTS = SessionTimeouts(idle_s=300, detach_s=3600, suspend_s=86_400)
 CONFIG = ManagerConfig(

@@ -16,7 +16,9 @@ from ringfence import SandboxSpec
 from ringfence.backends.fake import FakeBackend
 from ringfence.errors import InvalidRequest, IsolationError, Unsupported
 from ringfence.sessions.config import PoolConfig
-from ringfence.sessions.pool import Kept, Pool
+from ringfence.sessions.pools.pool import Pool, PooledSandbox
+
+pytestmark = pytest.mark.anyone
 
 
 class Bench:
@@ -25,21 +27,21 @@ class Bench:
     def __init__(self, **config: Any) -> None:
         self.clock, self.backend = FakeClock(), FakeBackend()
         self.room, self.failure = 1000, None  # type: int, Exception | None
-        self.built: list[Kept] = []
-        self.discarded: list[Kept] = []
+        self.built: list[PooledSandbox] = []
+        self.discarded: list[PooledSandbox] = []
         self.pool = Pool(PoolConfig(**config), self.clock, self.build, self.discard)
 
-    def build(self, profile: str) -> Kept | None:
+    def build(self, profile: str) -> PooledSandbox | None:
         if self.failure is not None:
             raise self.failure
         if self.room <= 0:
             return None
         self.room -= 1
         warm = self.backend.prewarm(self.pool.config.profiles[profile])
-        self.built.append(Kept(warm, "fake", profile, self.clock.now()))
+        self.built.append(PooledSandbox(warm, "fake", profile, self.clock.now()))
         return self.built[-1]
 
-    def discard(self, kept: Kept) -> None:
+    def discard(self, kept: PooledSandbox) -> None:
         self.room += 1
         kept.warm.discard()
         self.discarded.append(kept)
@@ -76,7 +78,7 @@ def test_it_fills_up_in_the_background_and_again_after_a_claim() -> None:
 
     assert kept is not None
     bench.clock.pass_by(1)
-    bench.pool.poke()
+    bench.pool.wake()
     assert until(lambda: 4 == len(bench.built))
     assert until(lambda: 3 == bench.pool.size)
     bench.pool.close()
@@ -131,7 +133,7 @@ def test_what_has_died_is_replaced() -> None:
 def test_each_is_taken_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Bench(min_warm=50, max_warm=50)
     bench.pool.tend()
-    taken: list[Kept] = []
+    taken: list[PooledSandbox] = []
 
     def take() -> None:
         while (kept := bench.pool.claim(SandboxSpec(), "fake")) is not None:
@@ -188,7 +190,7 @@ def test_without_room_it_waits_until_it_is_poked() -> None:
     assert 1 == bench.pool.size
 
     bench.room = 1
-    bench.pool.poke()
+    bench.pool.wake()
     bench.pool.tend()
 
     assert 2 == bench.pool.size
@@ -199,7 +201,7 @@ def test_a_backend_that_fails_is_asked_less_and_less_often() -> None:
     bench.failure = IsolationError("not now")
     real = bench.build
 
-    def build(profile: str) -> Kept | None:
+    def build(profile: str) -> PooledSandbox | None:
         nonlocal asked
         asked += 1
         return real(profile)
@@ -225,7 +227,7 @@ def test_an_unexpected_error_does_not_end_it() -> None:
 
     bench.failure = None
     bench.clock.pass_by(31)
-    bench.pool.poke()
+    bench.pool.wake()
 
     assert until(lambda: 1 == bench.pool.size)
     bench.pool.close()
@@ -248,7 +250,7 @@ def test_closing_waits_for_what_is_being_built() -> None:
     began, go = threading.Event(), threading.Event()
     real = bench.build
 
-    def build(profile: str) -> Kept | None:
+    def build(profile: str) -> PooledSandbox | None:
         began.set()
         go.wait(20)
         return real(profile)
@@ -272,7 +274,7 @@ class Shelf(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(min_warm=2, max_warm=5, warm_ttl_s=600)
-        self.claimed: list[Kept] = []
+        self.claimed: list[PooledSandbox] = []
 
     @rule()
     def tend(self) -> None:
@@ -303,7 +305,7 @@ class Shelf(RuleBasedStateMachine):
     @rule(room=st.integers(0, 5))
     def have_room(self, room: int) -> None:
         self.bench.room = room
-        self.bench.pool.poke()
+        self.bench.pool.wake()
 
     @rule(fails=st.booleans())
     def fail(self, fails: bool) -> None:

@@ -15,10 +15,12 @@ from ringfence.model import capabilities as can
 from ringfence.model.capabilities import BackendReport, Capability
 from ringfence.model.spec import LIGHT, STRONG
 from ringfence.sessions.maker import Maker
-from ringfence.sessions.selection import choose, needed, refusal
+from ringfence.sessions.selection import beforehand, choose, needed, refusal
 
 if TYPE_CHECKING:
     from ringfence.backends.protocol import Backend
+
+pytestmark = pytest.mark.anyone
 
 ALL = {
     can.NETWORK_NONE,
@@ -156,7 +158,7 @@ def test_what_no_host_could_make_possible_is_refused_without_a_trial() -> None:
             maker(Tried(), Unasked()).choose(spec, preferred)
         assert "there is no way to the host's network" in str(refused.value)
 
-    assert "name what may be reached" in refused.value.hint
+    assert "list the destinations in the policy" in refused.value.hint
     with pytest.raises(AssertionError):  # the control: what it might be able to do it is asked
         maker(Unasked()).choose(SandboxSpec(tier=STRONG))
 
@@ -181,3 +183,12 @@ class Lame(FakeBackend):
 
     def report(self) -> BackendReport:
         return report("lame", can.PIDS_LIMIT)
+
+
+def test_a_profile_that_a_backend_never_has_is_refused_without_a_trial() -> None:
+    class Without(FakeBackend):
+        profile_names = ("os_hardened",)
+
+    (why,) = beforehand(SandboxSpec(profile="debug"), Without())
+    assert "profile debug is not one of its profiles (os_hardened)" == why
+    assert [] == beforehand(SandboxSpec(), Without())

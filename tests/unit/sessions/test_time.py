@@ -17,6 +17,8 @@ from ringfence.model.client_session import (
 from ringfence.sessions.activity import Activity
 from ringfence.sessions.expiry import next_look_s, verdict
 
+pytestmark = pytest.mark.anyone
+
 STATES = st.sampled_from(tuple(SessionState))
 SECONDS = st.floats(0.001, 1e6, allow_nan=False)
 TIMEOUTS = st.builds(

@@ -16,6 +16,8 @@ from ringfence.store import backup
 from ringfence.store.records import KeyRecord, SnapshotRecord
 from ringfence.store.store import FILE, Store
 
+pytestmark = pytest.mark.anyone
+
 
 def key(number: int) -> KeyRecord:
     return KeyRecord(f"key-{number:06d}", b"digest", "ann", "user", 1.0)

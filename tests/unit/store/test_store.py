@@ -20,6 +20,8 @@ from ringfence.store.directory import StateDirectory
 from ringfence.store.records import ENDED, LIVE, PLANNED, Anchor, SandboxRecord, SessionRecord
 from ringfence.store.store import FILE, Store
 
+pytestmark = pytest.mark.anyone
+
 
 def sandbox(name: str = "sbx-1", owner: str = "ann", **other: object) -> SandboxRecord:
     given = {"backend": "fake", "phase": PLANNED, "spec": "{}", "created_at": 1.0, "boot": "b"}

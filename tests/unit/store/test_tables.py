@@ -26,6 +26,8 @@ from ringfence.store.records import (
 )
 from ringfence.store.store import FILE, Store
 
+pytestmark = pytest.mark.anyone
+
 TIME = 1000.0
 
 

@@ -1,4 +1,4 @@
-"""The routes, a file for each noun. What is added here is served."""
+"""The routes, a file for each model. What is added here is served."""
 
 from __future__ import annotations
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect
 
 from ...errors import RingfenceError
-from ..attachment import Attachment
 from ..problems import problem
-from ..runs import TheExecs, find_run
+from ..routers import Router
 from ..service import TheCaller, TheService
+from ..streaming.attachment import Attachment
+from ..streaming.runs import TheExecs, find_run
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/execs/{exec_id}", tags=["execs"])
+router = Router(prefix="/v1/sandboxes/{sandbox_id}/execs/{exec_id}", tags=["execs"])
 
 
 @router.websocket("/attach")

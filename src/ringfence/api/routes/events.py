@@ -1,4 +1,4 @@
-"""What happens to sandboxes, as it happens."""
+"""Live events of sandboxes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from ...model.event import Event
-from .. import forms
-from ..caller import Caller
-from ..nouns import AsNoun
+from .. import schemas
+from ..access.caller import Caller
+from ..models import AsModel
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
 
-router = APIRouter(prefix="/v1/events", tags=["events"])
+router = Router(prefix="/v1/events", tags=["events"])
 _HEARTBEAT_S = 15.0
 _LAST_ID = Header(max_length=64, description="as SSE clients send it when they come back")
 
 
 @router.get(
     "",
-    response_model=forms.Page[Annotated[Event, AsNoun()]],
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    response_model=schemas.Page[Annotated[Event, AsModel()]],
+    responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def events(
     service: TheService,
     caller: TheCaller,
     follow: Annotated[bool, Query(description="stay, as server-sent events")] = False,
-    since: Annotated[int, Query(ge=0, le=2**62, description="only what came after this `seq`")] = 0,
+    since: Annotated[int, Query(ge=0, le=2**62, description="only events after this `seq`")] = 0,
     last_event_id: Annotated[str, _LAST_ID] = "",
 ) -> Response:
     """The last events, oldest first; with `follow`, a stream that goes on.
@@ -40,7 +41,7 @@ async def events(
     """
     log = service.manager.events
     if not follow:
-        found, _lost = await service.lanes.call(log.since, since)
+        found, _lost = await service.thread_pools.call(log.since, since)
         return await service.page([each for each in found if _mine(caller, each)])
     epoch, _, seq = last_event_id.rpartition("-")
     anew = bool(last_event_id) and (epoch != log.epoch or not seq.isdigit())
@@ -78,7 +79,8 @@ async def _stream(service: Service, caller: Caller, after: int, anew: bool) -> A
                     data = json.dumps(event.to_json(), separators=(",", ":"))
                     yield f"id: {log.epoch}-{event.seq}\nevent: {event.kind}\ndata: {data}\n\n"
             try:
-                await asyncio.wait_for(news.wait(), _HEARTBEAT_S)
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await news.wait()
             except TimeoutError:
                 yield ": nothing happened\n\n"
     finally:

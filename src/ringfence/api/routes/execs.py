@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from starlette.responses import Response
 
 from ...execs.run import Run
-from ...model.exec_start import StartRequest
-from ...model.exec_view import ExecView
-from ...model.ids import check_id
-from .. import bodies
-from ..lanes import BODIES
-from ..nouns import AsNoun, answer, json_answer
-from ..orders import SignalBody, SizeBody, give, signal_number
-from ..runs import TheExecs, find_run, sandbox_of, wait_for
+from ...model.base.ids import check_id
+from ...model.execs.exec_start import StartRequest
+from ...model.execs.exec_view import ExecView
+from .. import bodies, schemas
+from ..exec_bodies import SignalBody, SizeBody, give, signal_number
+from ..models import AsModel, answer, json_answer
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.runs import TheExecs, find_run, sandbox_of, wait_for
+from ..thread_pools import BODIES
 
-router = APIRouter(
-    route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/execs", tags=["execs"]
-)
-View = Annotated[ExecView, AsNoun()]
+router = Router(route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/execs", tags=["execs"])
+View = Annotated[ExecView, AsModel()]
 ExecId = Annotated[str, Path(max_length=63)]
 
 _LONGEST_WAIT_S = 86_400.0
@@ -31,7 +30,7 @@ _ATTENDED_S = 0.01  # by the thread that starts it, where somebody waits for its
 @router.post("", status_code=201, response_model=View, responses={200: {"model": View}})
 async def start(
     sandbox_id: str,
-    body: Annotated[StartRequest, AsNoun()],
+    body: Annotated[StartRequest, AsModel()],
     service: TheService,
     execs: TheExecs,
     caller: TheCaller,
@@ -44,7 +43,7 @@ async def start(
     """
     live = await service.need(sandbox_id, caller)
     wanted = service.permissions.judge(caller, body.request)
-    call, key, is_new = service.lanes.call, live.sandbox_id, True
+    call, key, is_new = service.thread_pools.call, live.sandbox_id, True
     attend_s = _ATTENDED_S if body.wait else 0.0
     if idempotency_key:
         once, asked = execs.start_once, idempotency_key
@@ -69,7 +68,7 @@ async def _with_result(service: Service, run: Run) -> Response:
 
     if view.stdout_bytes + view.stderr_bytes < 1 << 16:
         return whole()  # a thread would take longer
-    return await service.lanes.call(whole, lane=BODIES)
+    return await service.thread_pools.call(whole, pool=BODIES)
 
 
 @router.get("")
@@ -79,12 +78,12 @@ async def list_(
     execs: TheExecs,
     caller: TheCaller,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str, Query(max_length=63)] = "",
+    cursor: Annotated[str, Query(pattern=schemas.ID_OR_NONE)] = "",
 ) -> Response:
     """Execs of a sandbox, oldest first."""
     found = await sandbox_of(service, caller, sandbox_id)
     after = check_id(cursor, "cursor") if cursor else ""
-    views = await service.lanes.call(execs.list, found, after, limit)
+    views = await service.thread_pools.call(execs.list, found, after, limit, key=found, pool=BODIES)
     more = views[-1].id if len(views) == limit else None
     return await service.page(views, more)
 
@@ -124,7 +123,7 @@ async def signal(
     """Send a signal to the process; nothing happens when it has ended."""
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     number = signal_number(body.signal)
-    await service.lanes.call(run.signal, number, group=body.group, key=run.sandbox_id)
+    await service.thread_pools.call(run.signal, number, group=body.group, key=run.sandbox_id)
     return answer(run.view())
 
 
@@ -134,7 +133,7 @@ async def kill(
 ) -> Response:
     """Kill the process and everything that it started; nothing happens when it has ended."""
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
-    await service.lanes.call(run.kill, key=run.sandbox_id)
+    await service.thread_pools.call(run.kill, key=run.sandbox_id)
     return answer(run.view())
 
 
@@ -149,7 +148,7 @@ async def resize(
 ) -> Response:
     """Tell its terminal the new size."""
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
-    await service.lanes.call(run.resize, body.rows, body.cols, key=run.sandbox_id)
+    await service.thread_pools.call(run.resize, body.rows, body.cols, key=run.sandbox_id)
     return answer(run.view())
 
 

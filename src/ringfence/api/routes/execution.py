@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
+from pydantic import WithJsonSchema
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from ...execution.service import ExecutionService
-from ...model.execution import ExecutionRequest, ExecutionResult
-from ...model.execution_config import ExecutionConfig
-from ...model.execution_info import ExecutionInfo
+from ...model.execution.config import ExecutionConfig
+from ...model.execution.execution import ExecutionRequest, ExecutionResult
+from ...model.execution.info import ExecutionInfo
 from .. import bodies
-from ..nouns import AsNoun, answer
+from ..models import MARK, AsModel, answer
+from ..routers import Router
 from ..service import TheCaller, TheService
 
-router = APIRouter(route_class=bodies.Route, prefix="/api/v1/sandbox", tags=["execution"])
-Result = Annotated[ExecutionResult, AsNoun()]
+router = Router(route_class=bodies.Route, prefix="/api/v1/sandbox", tags=["execution"])
+Result = Annotated[ExecutionResult, AsModel()]
+Changes = Annotated[dict[str, Any], WithJsonSchema({MARK: "ExecutionConfig"})]
 
 
 async def _executions(connection: HTTPConnection) -> ExecutionService:
@@ -43,7 +46,7 @@ def _told(
     "/execute", response_model=Result, responses={202: {"description": "It waits or runs."}}
 )
 async def execute(
-    body: Annotated[ExecutionRequest, AsNoun()],
+    body: Annotated[ExecutionRequest, AsModel()],
     service: TheService,
     executions: TheExecutions,
     caller: TheCaller,
@@ -56,7 +59,7 @@ async def execute(
     the client's choice makes asking again safe.
     """
     asked = service.permissions.judge(caller, body)
-    future = await service.lanes.call(
+    future = await service.thread_pools.call(
         executions.submit,
         asked,
         client_id=caller.client,
@@ -76,7 +79,7 @@ async def status(
     plain: Plain = None,
 ) -> Response:
     """An execution as it stands, or its result, also after a restart of the server."""
-    result = await service.lanes.call(executions.status, execution_id, caller.sees)
+    result = await service.thread_pools.call(executions.status, execution_id, caller.sees)
     return _told(result, executions, plain)
 
 
@@ -89,21 +92,23 @@ async def kill(
     plain: Plain = None,
 ) -> Response:
     """End an execution; the answer comes when its whole process tree is gone."""
-    future = await service.lanes.call(executions.kill, execution_id, caller.sees)
+    future = await service.thread_pools.call(executions.kill, execution_id, caller.sees)
     result: ExecutionResult = await asyncio.shield(asyncio.wrap_future(future))
     return _told(result, executions, plain)
 
 
-@router.get("/info", response_model=Annotated[ExecutionInfo, AsNoun()])
+@router.get("/info", response_model=Annotated[ExecutionInfo, AsModel()])
 async def info(service: TheService, executions: TheExecutions, caller: TheCaller) -> Response:
     """Which tiers there are, and where not, why; the config; the system-call policy."""
-    return answer(await service.lanes.call(executions.info, caller.sees), admin=caller.is_admin)
+    return answer(
+        await service.thread_pools.call(executions.info, caller.sees), admin=caller.is_admin
+    )
 
 
-@router.patch("/config", response_model=Annotated[ExecutionConfig, AsNoun()])
-async def change(body: dict[str, Any], service: TheService, executions: TheExecutions) -> Response:
+@router.patch("/config", response_model=Annotated[ExecutionConfig, AsModel()])
+async def change(body: Changes, service: TheService, executions: TheExecutions) -> Response:
     """Replace some keys of the config, such as `network_enabled`: kept, and in force at once.
 
     What is valid only together is refused as a whole; then nothing has changed. For admins.
     """
-    return answer(await service.lanes.call(executions.change, body))
+    return answer(await service.thread_pools.call(executions.change, body))

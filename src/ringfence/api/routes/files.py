@@ -6,42 +6,41 @@ import os
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import IoError, RingfenceError, file_error
 from ...model.files import FileInfo
 from ...sessions.live import Live
-from .. import forms, names, ranges
-from ..arriving import Arriving
-from ..lanes import COPIES
-from ..nouns import AsNoun, answer
+from .. import names, ranges, schemas
+from ..models import AsModel, answer
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.uploads import Upload
+from ..thread_pools import COPIES
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route
-)
-Info = Annotated[FileInfo, AsNoun()]
+router = Router(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route)
+Info = Annotated[FileInfo, AsModel()]
 _CHUNK = 1 << 20
-_BODY = {"requestBody": {"required": False, "content": forms.BYTES}}
+_BODY = {"requestBody": {"required": False, "content": schemas.BYTES}}
 
 
 async def _run(service: Service, live: Live, verb: str, *args: Any, **more: Any) -> Any:
     call = getattr(live.sandbox.files, verb)
-    return await service.lanes.call(call, *args, key=live.sandbox_id, **more)
+    return await service.thread_pools.call(call, *args, key=live.sandbox_id, **more)
 
 
 @router.get(
     "/content",
     responses={
-        200: {"content": forms.BYTES, "description": "The file."},
-        206: {"content": forms.BYTES, "description": "The part that `Range` names."},
+        200: {"content": schemas.BYTES, "description": "The file."},
+        206: {"content": schemas.BYTES, "description": "The part that `Range` names."},
         416: {"description": "`Range` names nothing that is there."},
     },
     response_class=Response,
 )
 async def read(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     path: names.FilePath,
     service: TheService,
     caller: TheCaller,
@@ -93,14 +92,16 @@ async def _size(service: Service, live: Live, file: BinaryIO, path: str) -> tupl
 async def _pieces(
     service: Service, live: Live, file: BinaryIO, start: int, end: int | None
 ) -> AsyncIterator[bytes]:
-    """What was promised, or an error: never less that looks whole. Without `end`, all that comes."""
+    """Stream the announced bytes or raise: a short file must not look whole. Without `end`, stream
+    to the end.
+    """
     at = start if file.seekable() else 0
     try:
         with live.use.call():
             while end is None or at < end:
                 size = _CHUNK if end is None else min(_CHUNK, end - at)
-                data = await service.lanes.call(
-                    _read, file, at, size, key=live.sandbox_id, lane=COPIES
+                data = await service.thread_pools.call(
+                    _read, file, at, size, key=live.sandbox_id, pool=COPIES
                 )
                 if not data:
                     if end is None:
@@ -120,7 +121,7 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 
 @router.put("/content", response_model=Info, openapi_extra=_BODY)
 async def write(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     path: names.FilePath,
     request: Request,
     service: TheService,
@@ -133,14 +134,14 @@ async def write(
     It is there whole or not at all: a body that breaks off leaves what was there. Not so with `append`.
     """
     live = await service.need(sandbox_id, caller)
-    call, key, bits = service.lanes.call, live.sandbox_id, int(mode, 8)
+    call, key, bits = service.thread_pools.call, live.sandbox_id, int(mode, 8)
     files = live.sandbox.files
-    arriving: Arriving = await call(Arriving, files, path, append=append, mode=bits, key=key)
+    uploads: Upload = await call(Upload, files, path, append=append, mode=bits, key=key)
     try:
-        await _take(service, live, arriving.file, request)
-        return answer(await call(arriving.done, key=key))
+        await _take(service, live, uploads.file, request)
+        return answer(await call(uploads.done, key=key))
     except BaseException as exc:
-        service.lanes.later(arriving.abandon)
+        service.thread_pools.later(uploads.abandon)
         if isinstance(exc, OSError):
             raise _typed(exc, path) from exc
         raise
@@ -151,7 +152,9 @@ async def _take(service: Service, live: Live, file: BinaryIO, request: Request) 
     size = 0
 
     async def flush() -> None:
-        await service.lanes.call(_write, file, b"".join(waiting), key=live.sandbox_id, lane=COPIES)
+        await service.thread_pools.call(
+            _write, file, b"".join(waiting), key=live.sandbox_id, pool=COPIES
+        )
 
     async for chunk in request.stream():
         waiting.append(chunk)
@@ -173,16 +176,16 @@ def _typed(exc: OSError, path: str) -> RingfenceError:
 
 @router.get("/stat", response_model=Info)
 async def stat(
-    sandbox_id: forms.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
+    sandbox_id: schemas.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
 ) -> Response:
-    """What is at a path itself: a symlink is not followed."""
+    """Stat a path itself: a symlink is not followed."""
     live = await service.need(sandbox_id, caller)
     return answer(await _run(service, live, "stat", path))
 
 
-@router.get("/list", response_model=forms.Page[Info])
+@router.get("/list", response_model=schemas.Page[Info])
 async def list_(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     service: TheService,
     caller: TheCaller,
     path: names.FilePath = ".",
@@ -192,12 +195,12 @@ async def list_(
     """The entries of a directory, by name."""
     live = await service.need(sandbox_id, caller)
     ask, key = live.inner.files.list, live.sandbox_id
-    found: list[FileInfo] = await service.lanes.call(ask, path, cursor, limit + 1, key=key)
+    found: list[FileInfo] = await service.thread_pools.call(ask, path, cursor, limit + 1, key=key)
     more = found[limit - 1].name if len(found) > limit else None
     return await service.page(found[:limit], more)
 
 
-class Move(forms.Form):
+class Move(schemas.Form):
     """From where to where."""
 
     source: names.Path
@@ -206,7 +209,7 @@ class Move(forms.Form):
 
 @router.post("/move", response_model=Info)
 async def move(
-    sandbox_id: forms.SandboxId, body: Move, service: TheService, caller: TheCaller
+    sandbox_id: schemas.SandboxId, body: Move, service: TheService, caller: TheCaller
 ) -> Response:
     """Rename, replacing a file at the target."""
     live = await service.need(sandbox_id, caller)
@@ -214,7 +217,7 @@ async def move(
     return answer(await _run(service, live, "stat", body.target))
 
 
-class MakeDir(forms.Form):
+class MakeDir(schemas.Form):
     """A directory, with those above it unless told otherwise."""
 
     path: names.Path
@@ -223,7 +226,7 @@ class MakeDir(forms.Form):
 
 @router.post("/dirs", response_model=Info)
 async def make_dir(
-    sandbox_id: forms.SandboxId, body: MakeDir, service: TheService, caller: TheCaller
+    sandbox_id: schemas.SandboxId, body: MakeDir, service: TheService, caller: TheCaller
 ) -> Response:
     """Make a directory."""
     live = await service.need(sandbox_id, caller)
@@ -233,7 +236,7 @@ async def make_dir(
 
 @router.delete("", status_code=204)
 async def remove(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     path: names.FilePath,
     service: TheService,
     caller: TheCaller,

@@ -1,4 +1,4 @@
-"""How the server is doing, and what it is."""
+"""Health and capabilities of the server."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import resource
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from ... import __version__
 from ...model.manager_stats import Health, ManagerStats
-from ...sessions import metrics
-from ..caller import ADMIN, METRICS, Caller
+from ...sessions.counts import metrics
+from ..access.caller import ADMIN, METRICS, Caller
 from ..measured import of_process
-from ..nouns import AsNoun, answer, json_answer
-from ..runs import TheExecs
+from ..models import AsModel, answer, json_answer
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.runs import TheExecs
 
-router = APIRouter(tags=["server"])
+router = Router(tags=["server"])
 _OWN = (
     "uptime_s",
     "active_sandboxes",
@@ -29,16 +29,16 @@ _OWN = (
     "max_sandboxes",
 )
 _OF_A_BACKEND = ("backend", "available", "tiers")
-_Health = Annotated[Health, AsNoun()]
+_Health = Annotated[Health, AsModel()]
 
 
 @router.get("/v1/health", response_model=_Health, responses={503: {"model": _Health}})
 async def health(service: TheService, caller: TheCaller) -> Response:
-    """Whether sandboxes can be made: 200 while any backend makes one; each check, looked at now.
+    """Check the server: 200 while any backend can make sandboxes; with each check, made now.
 
-    What exactly was seen is for admins and `metrics` keys.
+    Details of the checks are for admins and `metrics` keys.
     """
-    found = await service.lanes.call(service.manager.health)
+    found = await service.thread_pools.call(service.manager.health)
     if not _measures(caller):
         checks = tuple(replace(each, detail="") for each in found.checks)
         found = replace(found, checks=checks)
@@ -46,26 +46,26 @@ async def health(service: TheService, caller: TheCaller) -> Response:
 
 
 def _measures(caller: Caller) -> bool:
-    """Whether the whole server is theirs to look at."""
+    """Return whether the caller may see metrics of the whole server."""
     return caller.scope in (METRICS, ADMIN)
 
 
-@router.get("/v1/stats", response_model=Annotated[ManagerStats, AsNoun()])
+@router.get("/v1/stats", response_model=Annotated[ManagerStats, AsModel()])
 async def stats(service: TheService, caller: TheCaller) -> Response:
     """Counts and times: of all clients together for admins and `metrics` keys, else of one's own.
 
     Then what is there now, and no more: other fields are left out.
     """
     if _measures(caller):
-        return answer(await service.lanes.call(service.manager.stats))
-    found = await service.lanes.call(service.manager.stats_of, caller.client)
+        return answer(await service.thread_pools.call(service.manager.stats))
+    found = await service.thread_pools.call(service.manager.stats_of, caller.client)
     form = found.to_json()
     form["max_sandboxes"] = _most_sandboxes(service, caller)
     return json_answer({name: form[name] for name in _OWN})
 
 
 class Info(BaseModel):
-    """What the server is, and what its backends can do on this host."""
+    """The server, and the capabilities of its backends on this host."""
 
     version: str
     client: str
@@ -77,12 +77,14 @@ class Info(BaseModel):
 
 @router.get("/v1/info", response_model=Info)
 async def info(service: TheService, caller: TheCaller) -> Response:
-    """What the server is, whom it takes the caller for, and which backends work on its host.
+    """Return the version, the caller's identity, and the backends that work on this host.
 
-    What the host itself is like, and protects with, is for admins.
+    Details of the host and its protections are for admins.
     """
     maker = service.manager.maker
-    reports = await service.lanes.call(lambda: [maker.report(name) for name in maker.backends])
+    reports = await service.thread_pools.call(
+        lambda: [maker.report(name) for name in maker.backends]
+    )
     backends = [each.to_json() for each in reports]
     if not caller.is_admin:
         backends = [{name: each[name] for name in _OF_A_BACKEND} for each in backends]
@@ -114,7 +116,7 @@ class PlainText(Response):
 @router.get("/metrics", response_class=PlainText)
 async def prometheus(service: TheService, execs: TheExecs) -> Response:
     """For Prometheus, in its text format; for admins and `metrics` keys."""
-    found = await service.lanes.call(service.manager.stats)
+    found = await service.thread_pools.call(service.manager.stats)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = metrics.render(found) + service.requests.render(service.admission.now)
     text += execs.counts.render(execs.live_count) + of_process()

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import InvalidRequest
 from ...execs.run import Run
 from ...spool.reader import Reader
 from ...spool.spool import NAMES
-from ..breaking import BreakableResponse, BrokenOff
-from ..lanes import BODIES
-from ..lines import BOTH, NDJSON, SSE, Lines
-from ..runs import Bell, TheExecs, Watching, find_run
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.breaking import BreakableResponse, BrokenOff
+from ..streaming.lines import BOTH, NDJSON, SSE, Lines
+from ..streaming.runs import Bell, TheExecs, Watching, find_run
+from ..thread_pools import BODIES
 from .execs import ExecId
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/execs/{exec_id}", tags=["execs"])
+router = Router(prefix="/v1/sandboxes/{sandbox_id}/execs/{exec_id}", tags=["execs"])
 
 BYTES = "application/octet-stream"
 _PIECE = 256 << 10
+_OFFSET = r"^([0-9]{1,18}(\.[0-9]{1,18})?)?$"
 _DONE = {"cache-control": "no-store"}
 
 
@@ -39,19 +41,20 @@ async def output(
     execs: TheExecs,
     caller: TheCaller,
     stream: Annotated[str, Query(pattern="^(stdout|stderr|both)$")] = BOTH,
-    offset: Annotated[str, Query(max_length=40)] = "",
+    offset: Annotated[str, Query(pattern=_OFFSET)] = "",
     follow: bool = False,
     heartbeat_s: Annotated[float, Query(ge=0.05, le=3600)] = 15.0,
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Response:
-    """What it has written, and with `follow` what it writes, from an offset on.
+    """Return the output from an offset on; with `follow`, until the exec ends.
 
-    Of one stream: its bytes, unless `Accept` asks for events. Nothing is passed over in silence:
-    `x-ringfence-offset` is where the body begins, `x-ringfence-dropped-bytes` what is missing before
-    it, and it ends before the next gap. Ask again from where you are until `x-ringfence-end` is `true`.
+    One stream: its bytes, unless `Accept` asks for events. Gaps are never silent:
+    `x-ringfence-offset` is the offset of the body, `x-ringfence-dropped-bytes` the number of bytes
+    missing before it, and the body ends before the next gap. Repeat from the new offset until
+    `x-ringfence-end` is `true`.
 
-    Of both: events, a line of JSON each or server-sent, with heartbeats while nothing comes. The
-    `cursor` of an event, or the header `Last-Event-ID`, is the `offset` to go on from.
+    Both streams: events, as JSON lines or server-sent, with heartbeats while there is no output.
+    The `cursor` of an event, or the header `Last-Event-ID`, is the `offset` to continue from.
     """
     run = await find_run(service, execs, caller, sandbox_id, exec_id)
     accept = request.headers.get("accept", "")
@@ -73,7 +76,7 @@ async def _events(
             bell.clear()
             over = run.done.done()
             await service.share.take()
-            text = await service.lanes.call(lines.batch, lane=BODIES)
+            text = await service.thread_pools.call(lines.batch, pool=BODIES)
             if text:
                 yield text
             elif over or not heartbeat_s:
@@ -89,7 +92,7 @@ async def _bytes(service: Service, run: Run, stream: int, offset: int, follow: b
         raise InvalidRequest(f"only {track.total} bytes have come", field="offset")
     closed = track.closed
     reader = Reader(track, offset)
-    first = await service.lanes.call(reader.next, _PIECE)
+    first = await service.thread_pools.call(reader.next, _PIECE)
     begin, data = (first.offset, first.data) if first else (offset, b"")
     # Of what is there now the body's end is known: the next gap, or the present. It goes on coming while
     # we look: what was not there when we read is for the next request, or for following.
@@ -120,7 +123,7 @@ async def _until(service: Service, reader: Reader, end: int, data: bytes) -> Asy
             left -= len(data)
             if left <= 0:
                 return
-            piece = await service.lanes.call(reader.next, min(left, _PIECE))
+            piece = await service.thread_pools.call(reader.next, min(left, _PIECE))
             if piece is None or piece.dropped_bytes:
                 raise BrokenOff("output was dropped before it was sent")
             data = piece.data
@@ -137,7 +140,7 @@ async def _follow(
         while True:
             bell.clear()
             closed = track.closed
-            piece = await service.lanes.call(reader.next, _PIECE)
+            piece = await service.thread_pools.call(reader.next, _PIECE)
             if piece is not None:
                 if piece.dropped_bytes:
                     return

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from ...sessions.config import PoolConfig
 from ...sessions.manager import SessionManager
 from .. import bodies
-from ..nouns import AsNoun, json_answer
+from ..models import AsModel, json_answer
+from ..routers import Router
 from ..service import TheService
 
-router = APIRouter(route_class=bodies.Route, prefix="/v1/pools", tags=["pools"])
-Config = Annotated[PoolConfig, AsNoun()]
+router = Router(route_class=bodies.Route, prefix="/v1/pools", tags=["pools"])
+Config = Annotated[PoolConfig, AsModel()]
 
 
 class Pools(BaseModel):
-    """What is kept warm, and how that goes.
+    """Configuration and state of the pool.
 
-    `given_up` are profiles that no backend builds ahead, and why.
+    `given_up` maps profiles that no backend can build ahead to the reason.
     """
 
     config: Config
@@ -44,7 +44,7 @@ def _shown(manager: SessionManager) -> Response:
 
 @router.get("", response_model=Pools)
 async def get(service: TheService) -> Response:
-    """What is kept warm, and how that goes."""
+    """Return configuration and state of the pool."""
     return _shown(service.manager)
 
 
@@ -54,5 +54,5 @@ async def change(body: Config, service: TheService) -> Response:
 
     Until the pool in the configuration that the server is started with is another one than now.
     """
-    await service.lanes.call(service.manager.change_pool, body)
+    await service.thread_pools.call(service.manager.change_pool, body)
     return _shown(service.manager)

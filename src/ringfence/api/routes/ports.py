@@ -1,35 +1,36 @@
-"""Servers inside a sandbox, reached through ours."""
+"""Proxy to servers inside a sandbox."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, WebSocket
+from fastapi import Path, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
 from ...errors import ConnectError, RingfenceError
 from ...sessions.live import Live
-from ..breaking import BreakableResponse
-from ..nouns import json_answer
-from ..preview import Answer, ask
+from ..models import json_answer
 from ..problems import problem
-from ..runs import Watching
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
-from ..tunnel import carry_bytes, carry_messages, open_websocket
+from ..streaming.breaking import BreakableResponse
+from ..streaming.preview import Answer, ask
+from ..streaming.runs import Watching
+from ..streaming.tunnel import carry_bytes, carry_messages, open_websocket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/ports/{port}", tags=["ports"])
+router = Router(prefix="/v1/sandboxes/{sandbox_id}/ports/{port}", tags=["ports"])
 Port = Annotated[int, Path(ge=1, le=65_535)]
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 async def _dial(service: Service, live: Live, port: int) -> socket.socket:
-    return await service.lanes.call(live.sandbox.connect, port, key=live.sandbox_id)
+    return await service.thread_pools.call(live.sandbox.connect, port, key=live.sandbox_id)
 
 
 @router.post("")
@@ -120,7 +121,7 @@ async def tcp(
 
 
 def _rest(connection: Request | WebSocket) -> bytes:
-    """What of the URL is the inner server's, exactly as the client wrote it."""
+    """Return the inner server's part of the URL, exactly as the client wrote it."""
     path: bytes = connection.scope["raw_path"].partition(b"?")[0]
     # /v1/sandboxes/ID/ports/PORT/http/REST
     _before, *rest = path.split(b"/", 7)[6:]

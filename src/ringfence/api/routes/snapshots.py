@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from ...errors import SnapshotNotFound
-from ...model import checks
+from ...model.base import checks
 from ...model.snapshot import Snapshot
-from .. import bodies, forms
-from ..caller import Caller
-from ..lanes import COPIES
-from ..nouns import AsNoun, answer
+from .. import bodies, schemas
+from ..access.caller import Caller
+from ..models import AsModel, answer
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..thread_pools import BODIES, COPIES
 
-router = APIRouter(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
-Form = Annotated[Snapshot, AsNoun()]
+router = Router(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
+Form = Annotated[Snapshot, AsModel()]
 
 
 def _notes(given: dict[str, str]) -> dict[str, str]:
@@ -27,15 +28,18 @@ def _notes(given: dict[str, str]) -> dict[str, str]:
     return given
 
 
-class Take(forms.Form):
+_Named = Annotated[str, Field(min_length=1)]
+
+
+class Take(schemas.Form):
     """Notes on a snapshot."""
 
-    metadata: Annotated[dict[str, str], AfterValidator(_notes)] = Field(default_factory=dict)
+    metadata: Annotated[dict[_Named, str], AfterValidator(_notes)] = Field(default_factory=dict)
 
 
 @router.post("/sandboxes/{sandbox_id}/snapshots", status_code=201, response_model=Form)
 async def take(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     request: Request,
     service: TheService,
     caller: TheCaller,
@@ -47,7 +51,7 @@ async def take(
 
 @router.post("/sandboxes/{sandbox_id}/checkpoint", status_code=201, response_model=Form)
 async def checkpoint(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     request: Request,
     service: TheService,
     caller: TheCaller,
@@ -67,34 +71,38 @@ async def _saved(
 ) -> Response:
     live = await service.need(sandbox_id, caller)
     metadata = body.metadata if body else {}
-    made = await service.lanes.call(
-        save, live.sandbox_id, metadata, caller.sees, key=live.sandbox_id, lane=COPIES
+    made = await service.thread_pools.call(
+        save, live.sandbox_id, metadata, caller.sees, key=live.sandbox_id, pool=COPIES
     )
     request.state.made = made.id
     return answer(made, 201)
 
 
-@router.get("/snapshots", response_model=forms.Page[Form])
+@router.get("/snapshots", response_model=schemas.Page[Form])
 async def list_(
     service: TheService,
     caller: TheCaller,
     sandbox_id: Annotated[str | None, Query(max_length=63)] = None,
-    limit: forms.Limit = 100,
-    cursor: forms.Cursor = "",
+    limit: schemas.Limit = 100,
+    cursor: schemas.Cursor = "",
 ) -> Response:
     """Snapshots, oldest first."""
-    after = forms.read_cursor(cursor)
-    every = await service.lanes.call(service.manager.snapshots, caller.sees)
+    after = schemas.read_cursor(cursor)
+    every = await service.thread_pools.call(
+        service.manager.snapshots, caller.sees, key=caller.client, pool=BODIES
+    )
     mine = sorted((each for each in every if each.id > after), key=lambda each: each.id)
     found = [each for each in mine if sandbox_id in (None, each.session_id)]
     more = found[limit - 1].id if len(found) > limit else None
-    return await service.page(found[:limit], forms.write_cursor(more))
+    return await service.page(found[:limit], schemas.write_cursor(more))
 
 
 @router.get("/snapshots/{snapshot_id}", response_model=Form)
-async def get(snapshot_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
-    """One snapshot."""
-    every = await service.lanes.call(service.manager.snapshots, caller.sees)
+async def get(snapshot_id: schemas.AnyId, service: TheService, caller: TheCaller) -> Response:
+    """Return a snapshot."""
+    every = await service.thread_pools.call(
+        service.manager.snapshots, caller.sees, key=caller.client, pool=BODIES
+    )
     for each in every:
         if each.id == snapshot_id:
             return answer(each)
@@ -102,7 +110,7 @@ async def get(snapshot_id: forms.AnyId, service: TheService, caller: TheCaller) 
 
 
 @router.delete("/snapshots/{snapshot_id}", status_code=204)
-async def delete(snapshot_id: forms.AnyId, service: TheService, caller: TheCaller) -> Response:
+async def delete(snapshot_id: schemas.AnyId, service: TheService, caller: TheCaller) -> Response:
     """Remove a snapshot; sandboxes restored from it are not touched."""
-    await service.lanes.call(service.manager.delete_snapshot, snapshot_id, caller.sees)
+    await service.thread_pools.call(service.manager.delete_snapshot, snapshot_id, caller.sees)
     return Response(status_code=204)

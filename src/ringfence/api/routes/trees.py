@@ -1,4 +1,4 @@
-"""Whole trees of a sandbox: as tar streams, looked through, watched. All of it happens inside."""
+"""Directory trees of a sandbox: tar streams, search, watch. Helpers inside do the work."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import IoError, NotADirectory, TimeoutExceeded
-from ...model import checks
+from ...model.base import checks
+from ...model.base.jsonform import loads
 from ...model.files import DIRECTORY, FileInfo
 from ...model.found import MOST_LINE_BYTES, AllReplaced, FileChange, FoundFiles, FoundLines
-from ...model.jsonform import loads
 from ...sandbox.looking import MOST_FOUND_BYTES, found_in, too_much
-from .. import forms, names
-from ..caller import Caller
-from ..lanes import BODIES
-from ..nouns import AsNoun, json_answer
-from ..pipes import Running
+from .. import names, schemas
+from ..access.caller import Caller
+from ..models import AsModel, json_answer
+from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.pipes import Running
+from ..thread_pools import BODIES
 
-router = APIRouter(
-    prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route
-)
+router = Router(prefix="/v1/sandboxes/{sandbox_id}/files", tags=["files"], route_class=names.Route)
 _TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-_BODY = {"requestBody": {"required": True, "content": {**_TAR, **forms.BYTES}}}
+_BODY = {"requestBody": {"required": True, "content": {**_TAR, **schemas.BYTES}}}
 _HEARTBEAT_S = 15.0
 _CHANGES_BYTES = 8 << 10  # of changes, read at once on the loop
 _READ_S = 0.001
@@ -42,15 +41,17 @@ Most = Annotated[int, Query(ge=1, le=10_000)]
     response_class=Response,
 )
 async def download(
-    sandbox_id: forms.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
+    sandbox_id: schemas.SandboxId, path: names.FilePath, service: TheService, caller: TheCaller
 ) -> Response:
     """A directory with all below it. A stream that breaks off was not all."""
     live = await service.need(sandbox_id, caller)
-    info: FileInfo = await service.lanes.call(live.sandbox.files.stat, path, key=live.sandbox_id)
+    info: FileInfo = await service.thread_pools.call(
+        live.sandbox.files.stat, path, key=live.sandbox_id
+    )
     if info.kind != DIRECTORY:
         raise NotADirectory(f"{path}: is a {info.kind}", path=path)
     stack = AsyncExitStack()
-    running = await stack.enter_async_context(Running(service.lanes, live, "out", path))
+    running = await stack.enter_async_context(Running(service.thread_pools, live, "out", path))
     try:
         first = await running.read()
         if not first:
@@ -77,7 +78,7 @@ class Unpacked(BaseModel):
 
 @router.put("/tree", response_model=Unpacked, openapi_extra=_BODY)
 async def upload(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     path: names.FilePath,
     request: Request,
     service: TheService,
@@ -90,7 +91,7 @@ async def upload(
     """
     live = await service.need(sandbox_id, caller)
     received = 0
-    async with Running(service.lanes, live, "in", path) as running:
+    async with Running(service.thread_pools, live, "in", path) as running:
         async for chunk in request.stream():
             received += len(chunk)
             if not await running.write(chunk):
@@ -99,9 +100,9 @@ async def upload(
     return json_answer({"path": path, "received_bytes": received})
 
 
-@router.get("/glob", response_model=Annotated[FoundFiles, AsNoun()])
+@router.get("/glob", response_model=Annotated[FoundFiles, AsModel()])
 async def find(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     pattern: Pattern,
     service: TheService,
     caller: TheCaller,
@@ -113,9 +114,9 @@ async def find(
     return await _ask(service, caller, sandbox_id, "find", path, asked)
 
 
-@router.get("/search", response_model=Annotated[FoundLines, AsNoun()])
+@router.get("/search", response_model=Annotated[FoundLines, AsModel()])
 async def search(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     pattern: Pattern,
     service: TheService,
     caller: TheCaller,
@@ -136,7 +137,7 @@ async def search(
     return await _ask(service, caller, sandbox_id, "search", path, asked)
 
 
-class Replace(forms.Form):
+class Replace(schemas.Form):
     """In which files, what by what; with `regex`, `\\\\1` is the first group."""
 
     paths: Annotated[list[names.Path], Field(max_length=1000)]
@@ -146,9 +147,9 @@ class Replace(forms.Form):
     ignore_case: bool = False
 
 
-@router.post("/replace", response_model=Annotated[AllReplaced, AsNoun()])
+@router.post("/replace", response_model=Annotated[AllReplaced, AsModel()])
 async def replace(
-    sandbox_id: forms.SandboxId, body: Replace, service: TheService, caller: TheCaller
+    sandbox_id: schemas.SandboxId, body: Replace, service: TheService, caller: TheCaller
 ) -> Response:
     """Replace text in files; each is put in place whole, or left as it was."""
     asked = {**body.model_dump(exclude={"paths"}), "files": checks.texts(body.paths, "paths")}
@@ -161,7 +162,7 @@ async def _ask(
     """All that a helper inside finds. What it writes is the guest's word: data, and bounded."""
     live = await service.need(sandbox_id, caller)
     text = bytearray()
-    async with Running(service.lanes, live, what, path, _options(asked)) as running:
+    async with Running(service.thread_pools, live, what, path, _options(asked)) as running:
         async for data in running.chunks():
             text += data
             if len(text) > MOST_FOUND_BYTES:
@@ -170,7 +171,7 @@ async def _ask(
     def read() -> Response:
         return json_answer(found_in(bytes(text)))
 
-    return await service.lanes.call(read, key=live.sandbox_id, lane=BODIES)
+    return await service.thread_pools.call(read, key=live.sandbox_id, pool=BODIES)
 
 
 def _options(asked: dict[str, Any]) -> str:
@@ -186,24 +187,24 @@ def _event(line: bytes) -> str:
     "/watch",
     responses={
         200: {
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {}},
             "description": "Server-sent events, named by what happened.",
         }
     },
     response_class=Response,
 )
 async def watch(
-    sandbox_id: forms.SandboxId,
+    sandbox_id: schemas.SandboxId,
     path: names.FilePath,
     service: TheService,
     caller: TheCaller,
     recursive: bool = False,
 ) -> Response:
-    """What changes at and below `path`, as it happens, from the event `watching` on."""
+    """Stream changes at and below `path`, starting with the event `watching`."""
     live = await service.need(sandbox_id, caller)
     stack = AsyncExitStack()
     running = await stack.enter_async_context(
-        Running(service.lanes, live, "watch", path, _options({"recursive": recursive}))
+        Running(service.thread_pools, live, "watch", path, _options({"recursive": recursive}))
     )
     try:
         first = await running.read()
@@ -219,7 +220,7 @@ async def watch(
             while data:
                 *lines, left = (left + data).split(b"\n")
                 if len(left) > MOST_LINE_BYTES:
-                    raise IoError("the helper inside speaks no lines")
+                    raise IoError("the helper inside sent a line that is too long")
                 if lines:
                     yield "".join(map(_event, lines))
                 data = b""

@@ -1,4 +1,4 @@
-"""Probes judged from the host: bombs, timeouts, neighbours, residue, and errands for guests."""
+"""Probes judged from the host: bombs, timeouts, neighbours, residue, and helper tasks for guests."""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ def output_flood(lab: Lab) -> Outcome:
 
 
 def _processor_s(sandbox: Sandbox) -> float:
-    """What all its processes have used, by the host's count; of those that ended, what their parents know."""
+    """Add up the processor time of its processes from the host's view, including reaped
+    children.
+    """
     ticks = 0
     for pid in host_tree(first_host_pid(sandbox)):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

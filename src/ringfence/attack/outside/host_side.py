@@ -1,4 +1,4 @@
-"""What the host does for a sandbox, with names that the sandbox chose."""
+"""Attacks on the host's own operations, with names that the sandbox chose."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def reads_through_link(lab: Lab) -> Outcome:
     if not lab.protected:
         return _reads_naively(secret, token)
     with lab.mounted() as sandbox:
-        run(sandbox, "errands", "links", secret, "/home/sandbox/link", f"{RW}/link")
-        run(sandbox, "errands", "links", directory, "/home/sandbox/directory")
+        run(sandbox, "tasks", "links", secret, "/home/sandbox/link", f"{RW}/link")
+        run(sandbox, "tasks", "links", directory, "/home/sandbox/directory")
         paths = ("link", f"{RW}/link", f"directory/{name}", f"/proc/1/root{secret}")
         outcomes = [_read(sandbox.files.read, path, token) for path in paths]
         outcomes.append(_read(sandbox.files.list, "directory", token))
@@ -73,8 +73,8 @@ def writes_through_link(lab: Lab) -> Outcome:
     write(target, "as it was")
     if lab.protected:
         with lab.mounted() as sandbox:
-            run(sandbox, "errands", "links", target, "/home/sandbox/link")
-            run(sandbox, "errands", "links", os.path.dirname(target), "/home/sandbox/dir")
+            run(sandbox, "tasks", "links", target, "/home/sandbox/link")
+            run(sandbox, "tasks", "links", os.path.dirname(target), "/home/sandbox/dir")
             _write_all_ways(sandbox)
     else:
         with tempfile.TemporaryDirectory(prefix="ringfence-attack-") as directory:
@@ -101,7 +101,7 @@ def _write_all_ways(sandbox: Sandbox) -> None:
 
 
 def _write_naively(path: str) -> None:
-    """What a program does that trusts names."""
+    """Write as a program does that trusts names."""
     with open(path, "w", encoding="utf-8") as file:
         file.write("changed")
 
@@ -110,7 +110,7 @@ def _write_naively(path: str) -> None:
 def host_waits(lab: Lab) -> Outcome:
     """Reading for the caller must not wait for a FIFO, nor read a device without end."""
     with lab.sandbox() as sandbox:
-        run(sandbox, "errands", "endless", "/home/sandbox")
+        run(sandbox, "tasks", "endless", "/home/sandbox")
         began = time.monotonic()
         for name in ("fifo", "zero", "tty"):
             try:
@@ -126,7 +126,7 @@ def host_waits(lab: Lab) -> Outcome:
 def deep_tree(lab: Lab) -> Outcome:
     """Removing a very deep tree for the caller must not end the sandbox."""
     with lab.sandbox() as sandbox:
-        if not run(sandbox, "errands", "deep", "d").ok:
+        if not run(sandbox, "tasks", "deep", "d").ok:
             return inconclusive("no such tree could be made")
         with contextlib.suppress(RingfenceError):
             sandbox.files.remove("d", recursive=True)
@@ -147,12 +147,12 @@ def download_links(lab: Lab) -> Outcome:
     os.makedirs(outside, exist_ok=True)
     with _download_place() as local, lab.sandbox() as sandbox:
         sandbox.files.make_dir("t")
-        run(sandbox, "errands", "links", outside, "t/a", cwd="/home/sandbox")
-        run(sandbox, "errands", "links", lab.canaries.secret, "t/b", cwd="/home/sandbox")
+        run(sandbox, "tasks", "links", outside, "t/a", cwd="/home/sandbox")
+        run(sandbox, "tasks", "links", lab.canaries.secret, "t/b", cwd="/home/sandbox")
         sandbox.files.download("t", local)
         if os.path.exists(f"{local}/b") and not os.path.islink(f"{local}/b"):
             return escaped("the link's target was copied")
-        run(sandbox, "errands", "replace_link", "t/a", cwd="/home/sandbox")
+        run(sandbox, "tasks", "replace_link", "t/a", cwd="/home/sandbox")
         if lab.protected:
             with contextlib.suppress(RingfenceError):
                 sandbox.files.download("t", local)
@@ -170,7 +170,7 @@ def _download_place() -> tempfile.TemporaryDirectory[str]:
 def download_kinds(lab: Lab) -> Outcome:
     """A tree copied out must hold no device, FIFO, socket or set-id bit."""
     with _download_place() as local, lab.sandbox() as sandbox:
-        run(sandbox, "errands", "odd_tree", "/home/sandbox/t")
+        run(sandbox, "tasks", "odd_tree", "/home/sandbox/t")
         try:
             sandbox.files.download("t", local)
             said = "copied"
@@ -194,7 +194,7 @@ def download_sparse(lab: Lab) -> Outcome:
         if lab.protected:
             with lab.sandbox(limits={"disk_bytes": 16 * _MIB}) as sandbox:
                 sandbox.files.make_dir("t")
-                made = run(sandbox, "errands", "hole", "/home/sandbox/t/hole", str(size))
+                made = run(sandbox, "tasks", "hole", "/home/sandbox/t/hole", str(size))
                 if not made.ok:
                     return held(f"it cannot be made: {made.stderr_text.strip()[-60:]}")
                 with contextlib.suppress(RingfenceError):
@@ -218,7 +218,7 @@ def read_only_unchanged(lab: Lab) -> Outcome:
     before = _listing(lab.canaries.ro)
     access = READ_ONLY if lab.protected else READ_WRITE
     with lab.sandbox(mounts=lab.mounts(access=access)) as sandbox:
-        run(sandbox, "errands", "vandalise", RO)
+        run(sandbox, "tasks", "vandalise", RO)
     after = _listing(lab.canaries.ro)
     lab.canaries.plant_read_only()
     return held(f"{len(after)} entries as they were") if before == after else escaped("changed")
@@ -234,9 +234,9 @@ def _listing(directory: str) -> dict[str, tuple[int, int, int]]:
 
 @probe("files.owner-of-new-files", "medium", "none: the kernel refuses any other owner")
 def owner_of_new_files(lab: Lab) -> Outcome:
-    """What is made in a writable mount must be its owner's, and have no set-id bit."""
+    """Files made in a writable mount must be its owner's, and have no set-id bit."""
     with lab.mounted() as sandbox:
-        run(sandbox, "errands", "make", RW)
+        run(sandbox, "tasks", "make", RW)
     expected = os.stat(lab.canaries.rw).st_uid
     try:
         found = [os.lstat(f"{lab.canaries.rw}/{name}") for name in ("made", "made-directory")]
@@ -255,7 +255,7 @@ def _rewritten(how: str) -> Callable[[Lab], Outcome]:
         write(path, "good\n" * 10)
         os.chmod(path, 0o4755)
         with lab.mounted() as sandbox:
-            run(sandbox, "errands", how, f"{RW}/program")
+            run(sandbox, "tasks", how, f"{RW}/program")
         with open(path, "rb") as file:
             changed = file.read(4) == b"evil"
         mode = os.stat(path).st_mode
@@ -288,7 +288,7 @@ def live_mount_protected(lab: Lab) -> Outcome:
         os.chmod(directory, 0o755)
         os.makedirs(f"{directory}/.git/hooks")
         sandbox.mount(Mount(_LIVE, directory, READ_WRITE))
-        result = run(sandbox, "errands", "write_new", f"{_LIVE}/.git/hooks/pre-commit")
+        result = run(sandbox, "tasks", "write_new", f"{_LIVE}/.git/hooks/pre-commit")
     return escaped("a hook was written") if result.ok else held(_last_line(result.stderr_text))
 
 
@@ -303,7 +303,7 @@ def protected_for_two(lab: Lab) -> Outcome:
             second = lab.sandbox(mounts=mounts, **options)
             first.terminate()
         with second:
-            result = run(second, "errands", "write_new", f"{_LIVE}/.envrc")
+            result = run(second, "tasks", "write_new", f"{_LIVE}/.envrc")
         left = os.listdir(directory) if lab.protected else []
     if left:
         return escaped(f"left on the host: {left}")
@@ -318,7 +318,7 @@ def protected_and_replaced(lab: Lab) -> Outcome:
     with lab.mounted() as sandbox:
         write(f"{path}.new", "{}\n")
         os.rename(f"{path}.new", path)
-        result = run(sandbox, "errands", "overwrite", f"{RW}/.mcp.json")
+        result = run(sandbox, "tasks", "overwrite", f"{RW}/.mcp.json")
     lab.canaries.plant_writable()
     return escaped("it could be written") if result.ok else held(_last_line(result.stderr_text))
 
@@ -338,7 +338,7 @@ def live_mount_socket(lab: Lab) -> Outcome:
             sandbox.mount(Mount(_LIVE, lab.canaries.ro, READ_ONLY))
         except RingfenceError as exc:
             return held(f"{exc.code}: {exc}")
-        result = run(sandbox, "errands", "connect", f"{_LIVE}/stream.socket")
+        result = run(sandbox, "tasks", "connect", f"{_LIVE}/stream.socket")
     return escaped("connected") if result.ok else held(_last_line(result.stderr_text))
 
 
@@ -347,7 +347,7 @@ def live_mount_target(lab: Lab) -> Outcome:
     """A mount added to a live sandbox must not land where a link of the sandbox points."""
     with _download_place() as directory, lab.sandbox() as sandbox:
         write(f"{directory}/mounted", "x")
-        run(sandbox, "errands", "links", "/usr", "/home/sandbox/link")
+        run(sandbox, "tasks", "links", "/usr", "/home/sandbox/link")
         try:
             sandbox.mount(Mount("/home/sandbox/link/share", directory, READ_ONLY))
         except RingfenceError as exc:
@@ -363,7 +363,7 @@ def live_mount_target(lab: Lab) -> Outcome:
 def inbound(lab: Lab) -> Outcome:
     """A service inside must not be reachable from the host."""
     with lab.sandbox(network="none" if lab.protected else "unrestricted") as sandbox:
-        port = int(first_line(start(sandbox, "errands", "serve")) or 0)
+        port = int(first_line(start(sandbox, "tasks", "serve")) or 0)
         if not port:
             return inconclusive("it did not listen")
         with socket.socket() as sock:

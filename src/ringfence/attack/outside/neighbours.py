@@ -1,4 +1,4 @@
-"""What one sandbox can see of another: nothing."""
+"""Isolation between two sandboxes: neither sees anything of the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _look(lab: Lab) -> tuple[list[str], str]:
-    """What was found and what went wrong; looked for once, for all probes of one attack."""
+    """Search one sandbox for traces of another, once for all probes of an attack; return traces and
+    problem.
+    """
     if lab.looked is None:
         with lab.sandbox() as one, lab.sandbox() as other:
             said = first_line(start(one, "planted", "plant", "20"))
@@ -78,11 +80,11 @@ def _outside_ids(pid: int) -> set[int]:
 
 @probe("ipc.neighbour-signal", "critical", SAME_SANDBOX)
 def signal_neighbour(lab: Lab) -> Outcome:
-    """One sandbox must not reach another's processes by a signal."""
+    """A sandbox must not reach another's processes by a signal."""
     with lab.sandbox() as one, lab.sandbox() as other:
         victim = start(one, "planted", "say_pid")
         inside = int(first_line(victim) or 0)
-        # The host does not see who runs under a guest's own kernel: its own number is all there is.
+        # The host does not see processes under a guest's own kernel: only the inside pid is known.
         alone = lab.backend.name in OWN_KERNEL
         target = host_pid(one, inside) if lab.protected and not alone else inside
         if not target:

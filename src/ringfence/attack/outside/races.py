@@ -42,7 +42,7 @@ def _swapped(lab: Lab, target: str, *more: str) -> Iterator[tuple[str, Sandbox]]
         os.symlink(target, f"{place}/aside/link")
         mounts = (Mount(_HERE, place, READ_WRITE),)
         with lab.sandbox(mounts=mounts) as sandbox:
-            swapper = start(sandbox, "errands", "swap", _HERE)
+            swapper = start(sandbox, "tasks", "swap", _HERE)
             try:
                 if first_line(swapper) != "swapping":
                     raise RuntimeError(f"nothing is swapped: {swapper.stderr.read()[-200:]!r}")
@@ -95,7 +95,7 @@ def download_swapped(lab: Lab) -> Outcome:
     outside = f"{lab.canaries.directory}/beside"
     os.makedirs(outside, exist_ok=True)
     with _swapped(lab, outside) as (place, sandbox):
-        run(sandbox, "errands", "fill", "out/dir", str(_FILES), cwd="/home/sandbox")
+        run(sandbox, "tasks", "fill", "out/dir", str(_FILES), cwd="/home/sandbox")
 
         def copy_out(_number: int) -> str:
             with suppress(RingfenceError):
@@ -119,9 +119,9 @@ def planted_link(lab: Lab) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="ringfence-attack-") as place:
         os.chmod(place, 0o755)
         with lab.sandbox(mounts=(Mount(_HERE, place, READ_WRITE),)) as sandbox:
-            run(sandbox, "errands", "links", lab.canaries.secret, f"{_HERE}/secret")
-            run(sandbox, "errands", "links", outside, f"{_HERE}/out")
-            run(sandbox, "errands", "fill", "tree", "1", cwd="/home/sandbox")
+            run(sandbox, "tasks", "links", lab.canaries.secret, f"{_HERE}/secret")
+            run(sandbox, "tasks", "links", outside, f"{_HERE}/out")
+            run(sandbox, "tasks", "fill", "tree", "1", cwd="/home/sandbox")
             if not lab.protected:
                 write(f"{place}/out/0", "x")
             for source, target in (("tree", "out"), ("tree", "out/below"), ("tree/0", "out/0")):

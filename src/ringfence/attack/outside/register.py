@@ -26,7 +26,7 @@ UNTOUCHED = "the same without the damage"
 
 
 class OutsideProbe:
-    """One probe: see `kit.Probe`.
+    """A probe that runs on the host: see `kit.Probe`.
 
     Attributes:
         waits: It does little but wait, so several can run at once.

@@ -1,4 +1,4 @@
-"""What is left of a sandbox: for the next one, in a snapshot, and in what is restored from it."""
+"""Residue of a sandbox: for the next one, in a snapshot, and after a restore."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recycled_id(lab: Lab) -> Outcome:
         first_line(start(first, "planted", "plant", "20"))
         if not lab.protected:
             return _residue(first, "the same sandbox")
-    # What a guest's own kernel holds ends with it, whatever ids the emulator around it has.
+    # The data of a guest's own kernel ends with it, whatever ids the emulator around it has.
     alone = lab.backend.name in OWN_KERNEL
     for tries in range(_MOST_TRIES):
         with lab.sandbox() as later:
@@ -98,7 +98,7 @@ def snapshot_secret(lab: Lab) -> Outcome:
 
 @probe("leaks.snapshot-of-mount", "high", "the same file in the sandbox itself")
 def snapshot_of_mount(lab: Lab) -> Outcome:
-    """What lies in a host directory must not be in a snapshot."""
+    """Files in a host directory must not be in a snapshot."""
     token = lab.canaries.token[2:22].encode()
     planted = f"{lab.canaries.ro}/only-mounted"
     with _snapshots(lab) as (backend, directory):
@@ -130,7 +130,7 @@ def snapshot_readable(lab: Lab) -> Outcome:
 
 
 def _is_open(path: str, top: str) -> bool:
-    """Whether everybody may read `path`, every directory from `top` on included."""
+    """Return whether every user may read `path`, with all directories from `top` on."""
     if not os.stat(path).st_mode & 0o004:
         return False
     while path != top:
@@ -186,10 +186,10 @@ def snapshot_privileges(lab: Lab) -> Outcome:
     """Restoring must give no set-id bit and no device, and nothing to another owner."""
     with _snapshots(lab) as (backend, _directory):
         with Sandbox.create(backend=backend) as sandbox:
-            run(sandbox, "errands", "odd_tree", "/home/sandbox/tree")
-            before = run(sandbox, "errands", "modes", "/home").stdout_text.splitlines()
+            run(sandbox, "tasks", "odd_tree", "/home/sandbox/tree")
+            before = run(sandbox, "tasks", "modes", "/home").stdout_text.splitlines()
             snapshot = sandbox.snapshot()
         with Sandbox.restore(snapshot.id, backend=backend) as again:
-            after = run(again, "errands", "modes", "/home").stdout_text.splitlines()
+            after = run(again, "tasks", "modes", "/home").stdout_text.splitlines()
     given = sorted(set(after) - set(before))
     return escaped(f"{given[:2]}") if given else held(f"{len(after)} entries, none with more")

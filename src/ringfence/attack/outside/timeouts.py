@@ -81,7 +81,7 @@ def timed_plainly(lab: Lab, name: str) -> Outcome:
         )
         child.kill()
         child.wait()
-        # One that forks and ends all the time may slip through a single look.
+        # A process that forks and exits all the time may escape a single look.
         if eventually(lambda: bool(host_processes(path)), patience_s=3.0):
             return escaped("something of it is left")
         return held("nothing left")
@@ -114,7 +114,7 @@ for _tree in (*trees.DETACHED, *trees.NOT_DETACHED):
 
 @probe("lifecycle.stop-the-next", "high", _NO_INIT)
 def stop_the_next(lab: Lab) -> Outcome:
-    """Who stops every other process must not keep the next command from being timed out."""
+    """A process that stops all others must not keep the next command from being timed out."""
     slowest = 0.0
     with lab.sandbox() as sandbox:
         stopper = start(sandbox, "trees", "stop_everybody")

@@ -120,7 +120,7 @@ def pipes() -> None:
 
 
 def tcp() -> None:
-    """What nobody has read of a TCP connection"""
+    """Unread data of a TCP connection"""
     with socket.create_server(("127.0.0.1", 0)) as server:
         left = _PIECE
         for _ in range(4):  # one takes some 4 MiB where nothing bounds it
@@ -137,7 +137,7 @@ def tcp() -> None:
 
 
 def udp() -> None:
-    """What nobody has read of UDP"""
+    """Unread data of UDP"""
     held = 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(64):  # one takes some 200 KiB
@@ -153,7 +153,7 @@ def udp() -> None:
 
 
 def netlink() -> None:
-    """What nobody has read of the kernel's answers about the network"""
+    """Unread answers of the kernel about the network"""
     # nlmsghdr, and ifinfomsg of interface 1: RTM_GETLINK; what has no room is dropped without a word
     question = struct.pack("=IHHII", 32, 18, 1, 1, 0) + struct.pack("=BxHiII", 0, 0, 1, 0, 0)
     held = 0
@@ -171,7 +171,7 @@ def netlink() -> None:
 
 
 def locks() -> None:
-    """What the kernel keeps of locked parts of files"""
+    """The kernel's memory for locked parts of files"""
     size = 1000  # in one file: to add one, the kernel goes through all of it
     lock = [struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2 * i, 1, 0) for i in range(size)]
     for _ in range(_PIECE // _LOCK_BYTES // size):

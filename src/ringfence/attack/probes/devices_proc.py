@@ -380,11 +380,11 @@ def kernel_file_systems(context: dict[str, Any]) -> Outcome:
 
 
 def _is_seen(target: str, device: str) -> bool:
-    """Whether that mount is what its place leads to, and none that covers it."""
+    """Return whether the mount is visible at its target, and no other covers it."""
     try:
         found = os.lstat(target).st_dev
     except FileNotFoundError:
-        return False  # what covers a directory above has nothing of that name
+        return False  # the mount over a parent directory has no such name
     except OSError:
         return True  # it cannot be told
     return f"{os.major(found)}:{os.minor(found)}" == device

@@ -58,12 +58,12 @@ def _say(address: tuple[str, int], *pieces: bytes) -> bytes:
 
 
 def _converse(sock: socket.socket, *pieces: bytes) -> bytes:
-    """What comes back, as far as it comes; raises TimeoutError as `_say`."""
+    """Send pieces and collect the replies; raises TimeoutError as `_say`."""
     heard = b""
     try:
         for piece in pieces:
             sock.sendall(piece)
-            # In answer to each, so that what follows is not taken for a part of it.
+            # Await a reply to each, so that the next piece is not read as a part of it.
             sock.settimeout(_PAUSE_S if piece is not pieces[-1] else PATIENCE_S)
             try:
                 heard += sock.recv(1 << 16)
@@ -99,7 +99,7 @@ def _say_by_name(port: int, *pieces: bytes) -> bytes:
 
 
 def _seen(context: dict[str, Any], marker: str) -> Outcome:
-    """Whether the service was asked for what carries `marker`."""
+    """Ask the service whether a request with `marker` reached it."""
     host = f"127.0.0.1:{context['service']}"
     request = f"GET /seen HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     heard = _say(("127.0.0.1", context["service"]), request.encode())
@@ -251,7 +251,9 @@ def _ask(query: bytes, over: int) -> Outcome:
 
 @probe("network.take-listener", "critical", HOST_USERNS, where=LIMITED)
 def take_listener(_context: dict[str, Any]) -> Outcome:
-    """Nobody inside may listen where the policy's own sockets do, whatever is set on a socket."""
+    """No process inside may listen where the policy's own sockets do, whatever is set on a
+    socket.
+    """
     outcomes = []
     for kind, host, port in (
         (socket.SOCK_DGRAM, *_RESOLVER),

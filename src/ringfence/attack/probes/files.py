@@ -155,7 +155,7 @@ def root_directory(context: dict[str, Any]) -> Outcome:
 
 
 def _says_nothing(path: str, agent: str) -> bool:
-    """Whether an entry is empty, or holds nothing but our own agent, which anybody may read."""
+    """Return whether an entry is empty, or holds only our own agent, which is public."""
     try:
         inside = os.listdir(path)
     except NotADirectoryError:

@@ -1,4 +1,4 @@
-"""Who a process in the sandbox is, and what it could become."""
+"""Identity of a process in the sandbox, and ways to change it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def securebits(_context: dict[str, Any]) -> Outcome:
     bits = call("prctl", _PR_GET_SECUREBITS, 0, 0, 0, 0)
     if bits == _SECUREBITS:
         return held(f"securebits {bits:#x}")
-    # What root's programs gain is bounded twice: capabilities(7), "Transformation ... during execve".
+    # Two sets bound what root's programs gain: capabilities(7), "Transformation ... during execve".
     sets = {field: status_of("self").get(field, "1") for _, field, _, _ in _SETS}
     if not "".join(sets.values()).strip("0"):
         return held(
@@ -269,7 +269,7 @@ def exclusive_host_id(context: dict[str, Any]) -> Outcome:
 
 
 def _outside_id(uid: int) -> int:
-    """What the host calls the user `uid`."""
+    """Map the uid to the host's."""
     for line in read("/proc/self/uid_map").decode().splitlines():
         inside, outside, count = map(int, line.split())
         if inside <= uid < inside + count:

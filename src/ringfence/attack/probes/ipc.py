@@ -293,7 +293,7 @@ def unix_list(context: dict[str, Any]) -> Outcome:
 
 
 def _not_ours(pid: int, context: dict[str, Any]) -> bool:
-    """Whether `pid` names nothing in here: a number of the host may mean another process inside."""
+    """Return whether `pid` is no process in here: a host pid may be another process inside."""
     return context["marker"].encode() in read(f"/proc/{pid}/cmdline") or not os.path.exists(
         f"/proc/{pid}"
     )

@@ -1,4 +1,4 @@
-"""What probes are written with: outcomes, the register, and system calls by name."""
+"""Building blocks of probes: outcomes, the register, and system calls by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSED = (errno.EPERM, errno.ENOSYS)
 
 
 class Outcome:
-    """What a probe found, and what shows it."""
+    """Result of a probe, with its evidence."""
 
     __slots__ = ("evidence", "status")
 
@@ -55,7 +55,7 @@ def inconclusive(evidence: object) -> Outcome:
 
 
 class Probe:
-    """One probe: what must not happen, how bad it would be, and a function that tries it."""
+    """A probe: the forbidden effect, its severity, and a function that tries it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ NUMBERS: dict[str, int] = {}  # filled by main from what the host sent
 
 
 def raw(number: int, *args: Any) -> int:
-    """One system call: its result, or the errno below zero."""
+    """Make a system call; return its result, or the negated errno."""
     words = [ctypes.c_long(_word(a)) if isinstance(a, int) else a for a in args]
     result = int(_libc.syscall(ctypes.c_long(number), *words))
     return -ctypes.get_errno() if result == -1 else result
@@ -157,7 +157,7 @@ def cannot_open(path: str, flags: int = os.O_RDONLY) -> Outcome:
 
 
 def first_escape(outcomes: list[Outcome]) -> Outcome:
-    """One outcome of several attempts: the first that escaped, else that all held."""
+    """Combine the outcomes of several attempts: the first that escaped, else that all held."""
     for outcome in outcomes:
         if outcome.status == ESCAPED:
             return outcome
@@ -200,7 +200,7 @@ def pids() -> list[int]:
 
 
 def holds(data: bytes, digest: str) -> bool:
-    """Whether some word of `data` has this digest: the token itself never comes here."""
+    """Return whether some word of `data` has this digest: the token itself is never sent here."""
     import hashlib
 
     return any(
@@ -209,7 +209,9 @@ def holds(data: bytes, digest: str) -> bool:
 
 
 PATIENCE_S = 10.0
-"""What is silent for so long has not answered. Whether something held is not decided by that."""
+"""Seconds without a reply after which a peer counts as silent. A verdict of held never rests on
+it.
+"""
 
 
 def in_child(action: Callable[[], int]) -> int:

@@ -1,4 +1,4 @@
-"""What the host may let slip: descriptors, environment, identity."""
+"""Leaks of the host: descriptors, environment, identity."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def host_name(context: dict[str, Any]) -> Outcome:
 
 @probe("leaks.machine-id", "medium", "none: a host need not have one")
 def machine_id(_context: dict[str, Any]) -> Outcome:
-    """What identifies the host must not be there."""
+    """Files that identify the host must not be there."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/hostid", "/etc/ssh"):
         if os.path.exists(path):
             return escaped(f"{path} exists")
@@ -197,7 +197,7 @@ def mount_sources(context: dict[str, Any]) -> Outcome:
 
 @probe("leaks.boot-id", "low", _SHARED_KERNEL)
 def boot_id(context: dict[str, Any]) -> Outcome:
-    """What identifies this boot of the host must not show."""
+    """The id of this boot of the host must not show."""
     if _digest(read("/proc/sys/kernel/random/boot_id").decode()) == context["boot_digest"]:
         return escaped("/proc/sys/kernel/random/boot_id is the host's")
     return held("it is another one")

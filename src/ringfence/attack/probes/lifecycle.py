@@ -1,4 +1,4 @@
-"""What a process can do to the sandbox's own life. Timeouts and residue: outside/lifecycle.py."""
+"""Attacks of a process on the sandbox's own life. Timeouts and residue: outside/lifecycle.py."""
 
 from __future__ import annotations
 

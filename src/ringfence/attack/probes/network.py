@@ -58,7 +58,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _route(host: str) -> Outcome:
-    """Whether there is a way to `host`: a datagram socket is connected, no packet is sent."""
+    """Test for a route to `host`: a datagram socket is connected, no packet is sent."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

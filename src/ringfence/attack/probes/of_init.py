@@ -1,6 +1,6 @@
-"""What a process could do to PID 1, which has the same user: slow, starve, or rob it.
+"""Attacks on PID 1, which has the same user: slow, starve, or rob it.
 
-PID 1 ends execs in time and kills their whole trees; who weakens it escapes a timeout.
+PID 1 ends execs in time and kills their whole trees; a process that weakens it escapes a timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one sandbox leaves in every place it can, and a look for it."""
+"""Traces planted by one sandbox in every possible place, and the search for them in another."""
 
 from __future__ import annotations
 

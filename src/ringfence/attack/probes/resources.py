@@ -133,13 +133,15 @@ def _shared_limit(name: str, take: Callable[[], int], most: int = 4096) -> Outco
 
 @probe("resources.inotify-instances", "medium", HOST_ROOT)
 def inotify_instances(_context: dict[str, Any]) -> Outcome:
-    """One sandbox must not take the watchers (inotify instances) of the user who started it."""
+    """A sandbox must not take the watchers (inotify instances) of the user who started it."""
     return _shared_limit("max_user_instances", lambda: call("inotify_init1", os.O_CLOEXEC))
 
 
 @probe("resources.inotify-watches", "medium", HOST_ROOT)
 def inotify_watches(_context: dict[str, Any]) -> Outcome:
-    """One sandbox must not be allowed most of what its user may watch on the whole host."""
+    """A sandbox must not be allowed most of the inotify watches that its user has on the whole
+    host.
+    """
     ours, everybody = (
         int(read(f"/proc/sys/{name}").strip() or 0)
         for name in ("user/max_inotify_watches", "fs/inotify/max_user_watches")
@@ -168,7 +170,7 @@ def netlink_sockets(_context: dict[str, Any]) -> Outcome:
 
 @probe("resources.terminals", "medium", HOST)
 def terminals(_context: dict[str, Any]) -> Outcome:
-    """One sandbox must not be able to take the terminals of the whole host."""
+    """A sandbox must not be able to take the terminals of the whole host."""
     most = int(read("/proc/sys/kernel/pty/max").strip() or 4096)
     opened: list[int] = []
     try:
@@ -189,7 +191,7 @@ _WORDS = "none: on a plain host nobody may open what PID 1 has"
 
 @probe("resources.words-of-init", "high", _WORDS)
 def words_of_init(_context: dict[str, Any]) -> Outcome:
-    """What PID 1 says its errors to must not be a file of the host's that a guest could fill."""
+    """The standard error of PID 1 must not be a host file that a guest could fill."""
     found = []
     for stream in (1, 2):
         try:
@@ -208,7 +210,7 @@ _FAR = 64 << 20
 
 
 def _may_fill(fd: int) -> Outcome:
-    """Whether a byte can be written far behind its end: a hole before it takes no room."""
+    """Test a write of one byte far behind the file's end: the hole before it takes no space."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return held("it can be opened, and is no file")
     return attempt(lambda: os.pwrite(fd, b"x", _FAR), f"write at {_FAR} of an errors file")
@@ -216,7 +218,7 @@ def _may_fill(fd: int) -> Outcome:
 
 @probe("resources.open-files", "medium", HOST)
 def open_files(_context: dict[str, Any]) -> Outcome:
-    """One sandbox must not be able to take the open files of the whole host."""
+    """A sandbox must not be able to take the open files of the whole host."""
     most = int(read("/proc/sys/fs/file-max").strip() or 0)
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

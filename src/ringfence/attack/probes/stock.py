@@ -1,4 +1,4 @@
-"""What the host has once for all, and no limit counts: whoever takes it, takes it from others."""
+"""Host-wide resources that no limit counts: a process that takes them takes them from others."""
 
 from __future__ import annotations
 

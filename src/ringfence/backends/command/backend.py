@@ -10,24 +10,26 @@ from ...launcher import wire
 from ...launcher.cgroups import remove
 from ...model import capabilities as can
 from ...model.spec import SandboxSpec
-from ..local import agent_code, cgroups, identity, template
-from ..local.agents import (
+from ..local.agents import agent_code
+from ..local.agents.agents import (
     AgentBackend,
-    NoWallsError,
+    NoIsolationError,
+    isolation_refused,
     make_workdir,
     own_mounts,
     settings,
-    walls_refused,
     wants_filter,
 )
+from ..local.agents.contained import AGENT, NO_NAMESPACE_FDS
+from ..local.agents.inside import first_inside
 from ..local.answers import Refused, answer
-from ..local.contained import AGENT, NO_WAYS
-from ..local.host import host
-from ..local.inside import first_inside
-from ..local.mounting import Mounting, shows_the_host
+from ..local.host import cgroups, identity
+from ..local.host.facts import host
+from ..local.jailed.words import last_words, room_for_words
+from ..local.mounts import template
+from ..local.mounts.mounting import Mounting, shows_the_host
+from ..local.mounts.trusted import trusted_for
 from ..local.sizes import sizes
-from ..local.trusted import trusted_for
-from ..local.words import last_words, room_for_words
 from . import launchers, limits, place
 from .sandbox import CommandSandbox, end, inodes_of
 
@@ -35,9 +37,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
-    from ..local.trusted import Trusted
+    from ..local.mounts.trusted import Trusted
 
 _READY_S = 60.0
 LEAST_MEMORY = (32 << 20, "the agent lives in it too")
@@ -67,9 +69,7 @@ class CommandBackend(AgentBackend):
         self.name = self.launcher.name
         self.no_rules = f"{self.name} does not go through the egress engine"
         self.lets_in = bool(self.launcher.within)
-        self._has_walls = self.lets_in or bool(
-            self.launcher.anew
-        )  # until the host has refused them
+        self._isolates = self.lets_in or bool(self.launcher.anew)  # until the host has refused them
         super().__init__(egress, state_dir)
         self._layout: cgroups.Layout | None = None
         self.can_stop = False
@@ -128,25 +128,25 @@ class CommandBackend(AgentBackend):
     ) -> CommandSandbox:
         del taken_under
         sandbox = self.provision(spec)
-        if not sandbox.ways:
+        if not sandbox.namespace_fds:
             sandbox.terminate()
-            raise self.refusal("restore", "", NO_WAYS)
+            raise self.refusal("restore", "", NO_NAMESPACE_FDS)
         sandbox.load(content)
         return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> CommandSandbox:
-        """With walls that the agent puts up itself; where a host allows none, what the launcher has must do."""
-        if self._has_walls and wants_filter(spec):
+        """Prefer isolation that the agent sets up; else use the launcher's own."""
+        if self._isolates and wants_filter(spec):
             if not self.lets_in:
-                self.check_without_walls(spec)
+                self.check_without_isolation(spec)
             try:
-                return self._make_one(spec, sandbox_id, walls=True)
-            except NoWallsError:
-                self._has_walls = False
-        self.check_without_walls(spec)
-        return self._make_one(spec, sandbox_id, walls=False)
+                return self._make_one(spec, sandbox_id, isolated=True)
+            except NoIsolationError:
+                self._isolates = False
+        self.check_without_isolation(spec)
+        return self._make_one(spec, sandbox_id, isolated=False)
 
-    def _make_one(self, spec: SandboxSpec, sandbox_id: str, *, walls: bool) -> CommandSandbox:
+    def _make_one(self, spec: SandboxSpec, sandbox_id: str, *, isolated: bool) -> CommandSandbox:
         with self._lock:
             if not self._swept:
                 place.sweep()
@@ -162,7 +162,9 @@ class CommandBackend(AgentBackend):
             ]
             made = place.Place(uid, slot or host().uid, self.launcher.shows, steps)
             try:
-                sandbox = self._launch(spec, sandbox_id, uid, slot, made, trusted, walls=walls)
+                sandbox = self._launch(
+                    spec, sandbox_id, uid, slot, made, trusted, isolated=isolated
+                )
             except BaseException:
                 made.remove()
                 raise
@@ -177,7 +179,7 @@ class CommandBackend(AgentBackend):
     def _complete(self, sandbox: CommandSandbox, trusted: Trusted | None) -> None:
         """See to what takes an agent that runs; where it cannot be, the sandbox has ended."""
         try:
-            if sandbox.ways:
+            if sandbox.namespace_fds:
                 steps = trusted.steps if trusted else []
                 binds = [step for step in steps if step[0] == "bind_inside"]
                 sandbox.furnish(Mounting(sandbox.spec, binds))
@@ -195,7 +197,7 @@ class CommandBackend(AgentBackend):
         made: place.Place,
         trusted: Trusted | None,
         *,
-        walls: bool,
+        isolated: bool,
     ) -> CommandSandbox:
         errors = room_for_words("launcher-says")
         ours, theirs = wire.socketpair()
@@ -207,20 +209,23 @@ class CommandBackend(AgentBackend):
                 spec,
                 uid,
                 filtered=self.launcher.filtered,
-                covered=[*template.masked(), AGENT, *self.launcher.anew] if walls else [],
-                anew=walls and not self.lets_in,
+                covered=[*template.masked(), AGENT, *self.launcher.anew] if isolated else [],
+                anew=isolated and not self.lets_in,
                 # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.
                 processes=sizes(spec, host()).pids + 4 if slot and layout.version else 0,
                 unix_sockets=not shows_the_host(spec),
             )
             wire.send(ours, told)
             words = {**made.words, "uid": str(uid)}
-            self.launcher.prepare(words, made.shown, walls=walls)
+            self.launcher.prepare(words, made.shown, isolated=isolated)
             user = (slot or None) if not self.launcher.maps_ids else None
             process = limits.start(
                 group,
                 spec,
-                [*self.launcher.command(words, made.shown, walls=walls), *agent_code.argv(AGENT)],
+                [
+                    *self.launcher.command(words, made.shown, isolated=isolated),
+                    *agent_code.argv(AGENT),
+                ],
                 stdin=theirs.fileno(),
                 stderr=errors,
                 env=self.launcher.environment(words),
@@ -231,7 +236,7 @@ class CommandBackend(AgentBackend):
                 extra_groups=[] if user else None,
             )
             theirs.close()
-            ways = self._wait_for_agent(ours, errors)
+            namespace_fds = self._wait_for_agent(ours, errors)
             pid = first_inside(process.pid)
             if pid is None:
                 raise IsolationError(
@@ -240,9 +245,9 @@ class CommandBackend(AgentBackend):
             if layout.version:
                 limits.check(group, pid)
             inodes = None
-            if walls and not self.lets_in:
-                inodes = inodes_of(ways)
-                ways = []
+            if isolated and not self.lets_in:
+                inodes = inodes_of(namespace_fds)
+                namespace_fds = []
             sandbox = CommandSandbox(
                 self,
                 spec,
@@ -250,7 +255,7 @@ class CommandBackend(AgentBackend):
                 uid,
                 own_mounts(spec),
                 ours,
-                ways,
+                namespace_fds,
                 pid,
                 (first_inside(process.pid, below=2) or pid) if inodes else pid,
                 inodes,
@@ -276,12 +281,12 @@ class CommandBackend(AgentBackend):
 
     def _wait_for_agent(self, control: wire.Socket, errors: int) -> list[int]:
         try:
-            _said_nothing, ways = answer(control, _READY_S)
+            _said_nothing, namespace_fds = answer(control, _READY_S)
             control.settimeout(None)
-            return ways
+            return namespace_fds
         except (SandboxLost, Refused, IsolationError) as exc:
             if isinstance(exc, Refused):
-                walls_refused(exc)
+                isolation_refused(exc)
             raise IsolationError(
                 f"{self.name} did not start the agent: {last_words(errors, *self.launcher.idle) or exc}",
                 hint="run its command by hand to see what this host allows",

@@ -94,7 +94,7 @@ def find() -> str:
 
 @functools.cache
 def _version(path: str, timeout_s: float) -> str:
-    """What the binary says of itself; asked once in a process."""
+    """Ask the binary for its version, once in a process."""
     try:
         said = subprocess.run(
             [path, "--version"],

@@ -1,4 +1,6 @@
-"""What reaches a far host, what confines there, and what can be read of that through the agent."""
+"""Far hosts: the connection, the confinement there, and the protections readable through the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from ...errors import BackendUnavailable, RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ..local import posture
-from ..local.agents import wants_filter
-from ..local.guest_granted import status_of_agent
-from ..local.posture_inside import of_walls
+from ..local.agents import posture
+from ..local.agents.agents import wants_filter
+from ..local.agents.guest_granted import status_of_agent
+from ..local.agents.posture_inside import of_isolation
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from .stream import StreamBackend, StreamSandbox
 else:
-    from ...model.record import dataclass
+    from ...model.base.record import dataclass
 
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
 _ELSEWHERE = "the sandbox is on another host, which has none of this one's files"
@@ -141,7 +143,7 @@ def _read(sandbox: StreamSandbox) -> tuple[Protection, ...]:
     with sandbox.files.open_read("/proc/self/net/dev") as file:
         interfaces = file.read().decode("utf-8", "replace")
     anyone: Any = sandbox
-    found = [*posture.of_seen(seen, shared, interfaces), *of_walls(anyone)]
+    found = [*posture.of_seen(seen, shared, interfaces), *of_isolation(anyone)]
     found = [
         Protection(each.name, each.status, f"read by the far agent: {each.why}", each.fix)
         for each in found

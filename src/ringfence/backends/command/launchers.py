@@ -11,40 +11,40 @@ import os
 import shutil
 
 from ...errors import BackendUnavailable
-from ..local import template
+from ..local.mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
 else:
-    from ...model.record import dataclass, field
+    from ...model.base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Launcher:
-    """One way to start a program confined.
+    """A program that starts another one confined.
 
     Attributes:
         name: Of the backend.
-        argv: The command; the program's own argv follows. `{root}` is the host directory with what is
-            writable inside, `{etc}` and `{agent}` what is read-only, `{uid}` the user inside; a word
+        argv: The command; the program's own argv follows. `{root}` is the host directory with the files
+            writable inside, `{etc}` and `{agent}` those read-only, `{uid}` the user inside; a word
             `{shown}` becomes `show` for every host path that is shown inside, with `{source}` and `{target}`;
-            `{masked}` hides, as bubblewrap is told, what of /proc tells about the whole host; `{own}` is a
+            `{masked}` hides, in bubblewrap's syntax, the files of /proc about the whole host; `{own}` is a
             directory for the launcher's own files, `{host_id}` the host's uid of the user inside.
-        env: Of the launcher itself, besides PATH; its values may name the same.
-        programs: What must be on PATH, or a path of its own.
-        seals: What it enforces, name to reason, as far as its own documentation says.
-        lacks: What it cannot do beyond what no launcher can, name to reason.
+        env: Of the launcher itself, besides PATH; its values may use the same placeholders.
+        programs: Programs that must be on PATH, or paths.
+        seals: Protections it enforces, name to reason, by its own documentation.
+        lacks: Capabilities it lacks beyond those that every launcher lacks, name to reason.
         shows: More host paths that the program needs to see.
-        carries: Why it cannot carry a socket inside; empty for one that can.
-        filtered: Whether the agent installs our own system-call filter inside.
-        anew: What is to be covered of its own, where the agent puts up walls inside around processes of its
-            own too, by which nothing comes: the launcher's are then not to be seen. Empty: it does not.
-        within: Its argv where the agent puts up walls of its own inside, by which mounts and rules of the
-            network come; empty: it cannot.
-        probe_timeout_s: How long its program may take to say its version; 0: it is not asked.
-        idle: Words of lines of its standard error that tell nothing of why it did not start.
+        carries: Why it cannot pass a socket inside; empty where it can.
+        filtered: The agent installs our own system-call filter inside.
+        anew: Paths of the launcher to cover where the agent isolates its own processes inside too, so that
+            they cannot see them. Empty: it does not.
+        within: Its argv where the agent makes namespaces of its own inside, through which mounts and
+            network rules come; empty: it cannot.
+        probe_timeout_s: Timeout of its version command; 0: it is not run.
+        idle: Words of stderr lines that do not explain a failed start.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Launcher:
     maps_ids = False  # it maps the user's id itself: host root starts it, not the slot's user
 
     def prepare(
-        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool
+        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, isolated: bool
     ) -> None:
         """Write what the launcher reads before it starts, to files in `{own}`."""
 
@@ -73,10 +73,10 @@ class Launcher:
         return ""
 
     def check(self) -> None:
-        """Whether all that it needs is here.
+        """Check that all programs it needs are here.
 
         Raises:
-            BackendUnavailable: A program is missing, or it cannot carry what the agent needs.
+            BackendUnavailable: A program is missing, or it cannot pass the agent's socket.
         """
         if self.carries:
             raise BackendUnavailable(f"{self.name}: {self.carries}")
@@ -88,11 +88,11 @@ class Launcher:
                 )
 
     def command(
-        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool = False
+        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, isolated: bool = False
     ) -> list[str]:
-        """Its argv, filled in: around walls of the agent's own, or the other."""
+        """Its argv, filled in: around isolation of the agent's own, or the other."""
         command: list[str] = []
-        for word in (self.within or self.argv) if walls else self.argv:
+        for word in (self.within or self.argv) if isolated else self.argv:
             if word == "{masked}":
                 command += _masks()
                 continue

@@ -7,9 +7,9 @@ import subprocess
 
 from ...errors import IsolationError
 from ...launcher import cgroups as launcher_cgroups
-from ..local import cgroups
-from ..local.host import host
-from ..local.mountinfo import read_text
+from ..local.host import cgroups
+from ..local.host.facts import host
+from ..local.host.mountinfo import read_text
 from ..local.sizes import sizes
 
 TYPE_CHECKING = False
@@ -78,6 +78,6 @@ def check(group: cgroups.Group, pid: int) -> None:
     joined = [line for line in found if ours in f"{line}/"]
     if len(joined) < len(group.directories):
         raise IsolationError(
-            "the launcher, or who watches over it, has left the cgroup that it was started in",
+            "the launcher, or a supervisor of it, left the cgroup that it was started in",
             hint="use a launcher that starts its programs itself",
         )

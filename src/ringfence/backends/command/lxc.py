@@ -10,9 +10,10 @@ import os
 import shutil
 
 from ...errors import BackendUnavailable
-from ..local import ranges, template
-from ..local.host import host
-from ..local.mountinfo import MountLine
+from ..local.host import ranges
+from ..local.host.facts import host
+from ..local.host.mountinfo import MountLine
+from ..local.mounts import template
 from .launchers import Launcher
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ class LxcLauncher(Launcher):
             _subordinate_id()
 
     def prepare(
-        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool
+        self, words: Mapping[str, str], shown: list[tuple[str, str]], *, isolated: bool
     ) -> None:
         owner = int(words["host_id"])
         root = owner + 1 if host().trusted_root else _subordinate_id()
@@ -74,7 +75,7 @@ class LxcLauncher(Launcher):
             for kind in "ug":
                 file.write(f"lxc.idmap = {kind} 0 {root} 1\n")
                 file.write(f"lxc.idmap = {kind} {words['uid']} {owner} 1\n")
-            file.writelines(_mount(*each) for each in _mounts(words, shown, walls=walls))
+            file.writelines(_mount(*each) for each in _mounts(words, shown, isolated=isolated))
 
     def environment(self, words: Mapping[str, str]) -> dict[str, str]:
         """Its lock files go to its own directory, also where it would look for them below a home."""
@@ -108,13 +109,18 @@ def _subordinate_id() -> int:
 
 
 def _mounts(
-    words: Mapping[str, str], shown: list[tuple[str, str]], *, walls: bool
+    words: Mapping[str, str], shown: list[tuple[str, str]], *, isolated: bool
 ) -> list[tuple[str, str, str, str]]:
     """Source, target, type and options of what LXC mounts over the root."""
     options = "nosuid,nodev,noexec"
-    # An agent that puts up walls maps ids by its own /proc, and covers it then.
+    # An agent that sets up isolation maps ids by its own /proc, and covers it then.
     found = [
-        ("proc", "/proc", "proc", f"{options},create=dir" if walls else f"{options},create=dir,ro")
+        (
+            "proc",
+            "/proc",
+            "proc",
+            f"{options},create=dir" if isolated else f"{options},create=dir,ro",
+        )
     ]
     for source, target in (
         (words["etc"], "/etc"),
@@ -126,7 +132,7 @@ def _mounts(
         for below in _mounts_in(source):
             place = target + below.removeprefix(source)
             found.append((below, place, "none", f"rbind,ro,nosuid,nodev,create={kind}"))
-    if not walls:
+    if not isolated:
         for path in template.masked():
             if os.path.isdir(path):
                 found.append(("tmpfs", path, "tmpfs", "ro,size=4k"))

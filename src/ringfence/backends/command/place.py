@@ -9,9 +9,10 @@ import shutil
 import tempfile
 
 from ...linux import files
-from ..local import agent_code, template
-from ..local.host import host
-from ..local.own_places import place_in
+from ..local.agents import agent_code
+from ..local.host.facts import host
+from ..local.host.own_places import place_in
+from ..local.mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Place:
 
     @property
     def words(self) -> dict[str, str]:
-        """What templates may name."""
+        """Placeholders of templates."""
         paths = {name: f"{self.path}/{name}" for name in ("root", "etc", "agent", "own")}
         return {**paths, "host_id": str(self._host_id)}
 
@@ -73,11 +74,11 @@ class Place:
             os.chown(path, self._host_id, self._host_id)
 
     def _make(self, step: tuple[Any, ...]) -> None:
-        """One step of the template; /dev and /proc are the launcher's to make."""
+        """Make one step of the template; the launcher makes /dev and /proc."""
         verb, target, *rest = step
         if target.startswith(("/dev", "/proc")) or verb == "show":
             return
-        # What is in /etc is shown read-only: nobody inside owns what it could change there.
+        # Files in /etc are shown read-only, so no user inside needs to own them.
         inside = target.removeprefix("/etc") if target.startswith("/etc/") else target
         base = "etc" if target.startswith("/etc/") else "root"
         path = f"{self.path}/{base}{inside}"

@@ -1,4 +1,6 @@
-"""What protects the host from what a launcher runs: read back where the kernel tells, else as declared."""
+"""Protections of the host from a launcher's sandbox: read back where the kernel reports them, else
+as declared.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from ...errors import RingfenceError
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ..local import posture
-from ..local.agents import wants_filter
-from ..local.contained import NO_WAYS
-from ..local.guest_granted import status_of_agent
-from ..local.mountinfo import read_text
+from ..local.agents import posture
+from ..local.agents.agents import wants_filter
+from ..local.agents.contained import NO_NAMESPACE_FDS
+from ..local.agents.guest_granted import status_of_agent
+from ..local.agents.posture_inside import of_isolation
+from ..local.host.mountinfo import read_text
+from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.posture_inside import of_walls
-from ..local.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_or_last, unavailable
 from .sandbox import NO_STOP
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from .backend import CommandBackend
     from .sandbox import CommandSandbox
 
-_TAKES_WAYS = (
+_TAKES_NAMESPACE_FDS = (
     *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
 )
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
@@ -55,10 +57,10 @@ _CANNOT = {
 
 
 def lacking(backend: CommandBackend) -> dict[str, str]:
-    """What this launcher cannot do, name to reason."""
+    """List the capabilities this launcher lacks, name to reason."""
     lacks = {**_CANNOT, **backend.launcher.lacks}
     if backend.lets_in:
-        for name in (*_TAKES_WAYS, *_OF_RULES, can.SECRETS):
+        for name in (*_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS):
             lacks.pop(name, None)
     backend.layout()
     held = [can.LIMITED_BY[name] for name in backend.held]
@@ -66,7 +68,7 @@ def lacking(backend: CommandBackend) -> dict[str, str]:
     if not backend.can_stop:
         lacks |= dict.fromkeys(_STOPPING, NO_STOP)
     if not backend.saves:
-        why = NO_STOP if backend.lets_in else NO_WAYS
+        why = NO_STOP if backend.lets_in else NO_NAMESPACE_FDS
         lacks |= dict.fromkeys((can.SNAPSHOT, can.RESTORE), why)
     return lacks
 
@@ -80,14 +82,14 @@ def backend_report(backend: CommandBackend) -> BackendReport:
     try:
         protections = sandbox_protections(sandbox)
         rules = of_rules(_OF_RULES, sandbox.apply_network_policy) if backend.lets_in else []
-        why = "" if sandbox.ways else NO_WAYS
+        why = "" if sandbox.namespace_fds else NO_NAMESPACE_FDS
     finally:
         sandbox.terminate()
     lacks = lacking(backend)
     may = (*_CAN, *_LIMITS, *_STOPPING)
     able = tuple(Capability(name, True) for name in may if name not in lacks)
     unable = tuple(Capability(name, False, reason) for name, reason in lacks.items())
-    let_in = [Capability(name, not why, why) for name in _TAKES_WAYS if name not in lacks]
+    let_in = [Capability(name, not why, why) for name in _TAKES_NAMESPACE_FDS if name not in lacks]
     return BackendReport(
         backend=backend.name,
         available=True,
@@ -107,14 +109,15 @@ def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
 def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
     plain = posture.of_process(sandbox.pid, sandbox.namespaces())
     found = {each.name: each for each in plain}
-    if sandbox.ways:
+    if sandbox.namespace_fds:
         seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
         network = of_network(seen, sandbox.network, sandbox.spec.network)
         found[network.name] = network
-    # What may be written is the launcher's to mount, and to say; where there are walls, so is nothing else.
+    # Without namespace fds, read_only_mounts (and the seals, without namespaces) are as declared,
+    # not as read back.
     seals = () if sandbox.namespaces() else tuple(sandbox.owner.launcher.seals)
-    said = () if sandbox.ways else ("read_only_mounts", *seals)
-    found |= {each.name: each for each in of_walls(sandbox) if each.name not in said}
+    said = () if sandbox.namespace_fds else ("read_only_mounts", *seals)
+    found |= {each.name: each for each in of_isolation(sandbox) if each.name not in said}
     if found["seccomp"].status != ENFORCED and status_of_agent(sandbox).get("Seccomp") == "2":
         why = "mode 2 on the agent, and so on all that it starts"
         found["seccomp"] = Protection("seccomp", ENFORCED, why)

@@ -1,4 +1,4 @@
-"""One sandbox under a launcher, seen from the host."""
+"""A sandbox under a launcher, seen from the host."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import subprocess
 import time
 
 from ...errors import Unsupported
-from ...guest.walls import WAYS
+from ...guest.isolation import NAMESPACES
 from ...launcher.cgroups import remove
 from ...model import capabilities as can
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local.contained import AGENT, Changes, ContainedNetwork, ContainedSandbox
-from ..local.host import host
+from ..local.agents.contained import AGENT, Changes, ContainedNetwork, ContainedSandbox
+from ..local.host.facts import host
 from ..local.sandbox import InCgroup
 from ..local.sizes import sizes
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ...model.session import ResolvedMount
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ..local.cgroups import Group
-    from ..local.trusted import Trusted
+    from ..local.host.cgroups import Group
+    from ..local.mounts.trusted import Trusted
     from .backend import CommandBackend
     from .place import Place
 
 _PATIENCE_S = 10.0
-NO_STOP = "nothing here stops what a launcher runs, and a snapshot is of one moment: no cgroup may be used"
+NO_STOP = "suspend and snapshot need a cgroup to freeze the processes, and none is usable here"
 _OTHERS = ("/dev", "/proc", "/sys", "/etc", AGENT)
 
 
@@ -54,7 +54,7 @@ class CommandSandbox(InCgroup, ContainedSandbox):
         uid: int,
         mounts: list[ResolvedMount],
         control: wire.Socket,
-        ways: list[int],
+        namespace_fds: list[int],
         first: int,
         pid: int,
         inodes: dict[str, int] | None,
@@ -66,7 +66,12 @@ class CommandSandbox(InCgroup, ContainedSandbox):
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(first))
         self.owner: CommandBackend = backend
-        self.ways, self.pid, self.place, self.host_ids = ways, pid, place, host_ids
+        self.namespace_fds, self.pid, self.place, self.host_ids = (
+            namespace_fds,
+            pid,
+            place,
+            host_ids,
+        )
         self.sizes = sizes(spec, host())
         self._launcher, self.group, self.inodes = launcher, group, inodes
         self.can_suspend = group.can_freeze
@@ -127,10 +132,10 @@ class CommandSandbox(InCgroup, ContainedSandbox):
         self.owner.released(self)
 
 
-def inodes_of(ways: list[int]) -> dict[str, int]:
+def inodes_of(namespace_fds: list[int]) -> dict[str, int]:
     """Which namespaces these descriptors are of; closes them."""
-    found = {name: os.fstat(fd).st_ino for name, fd in zip(WAYS, ways, strict=True)}
-    for fd in ways:
+    found = {name: os.fstat(fd).st_ino for name, fd in zip(NAMESPACES, namespace_fds, strict=True)}
+    for fd in namespace_fds:
         os.close(fd)
     return found
 

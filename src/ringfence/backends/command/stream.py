@@ -19,14 +19,16 @@ import zlib
 from ...errors import IsolationError
 from ...guest.streamed import Beating
 from ...launcher import wire
-from ...launcher.line import split
+from ...launcher.link.line import split
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local import agent_code, identity, template
-from ..local.agents import AgentBackend, make_workdir, own_mounts, settings
+from ..local.agents import agent_code
+from ..local.agents.agents import AgentBackend, make_workdir, own_mounts, settings
+from ..local.agents.guest import GuestSandbox
 from ..local.answers import answer
-from ..local.guest import GuestSandbox
-from ..local.words import last_words, room_for_words
+from ..local.host import identity
+from ..local.jailed.words import last_words, room_for_words
+from ..local.mounts import template
 from .far import FarLauncher
 
 TYPE_CHECKING = False
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport, Protection
     from ...model.granted import SandboxCapabilities
     from ...model.session import ResolvedMount
@@ -144,7 +146,7 @@ class StreamBackend(AgentBackend):
     def _hello(
         self, near: socket.socket, process: subprocess.Popen[bytes], errors: int
     ) -> tuple[dict[str, Any], bytes]:
-        """What the far end says of itself, and what came behind it.
+        """Read the far end's first message; return it and the bytes behind it.
 
         Raises:
             IsolationError: It did not come up, or gives no PID namespace.
@@ -156,13 +158,13 @@ class StreamBackend(AgentBackend):
             while not (found := split(data)):
                 piece = near.recv(_PIECE)
                 if not piece or len(data) > _MOST_HELLO:
-                    raise ConnectionError("it ended, or said something else")
+                    raise ConnectionError("it ended, or its first message was unreadable")
                 data += piece
             facts: dict[str, Any] = json.loads(found[0])
             if facts["pid"] != 1 or facts["inner"]["pid"] == facts["outer"]["pid"]:
                 why = "its launcher gives no PID namespace: processes could outlive the sandbox"
             elif facts["machine"] != os.uname().machine:
-                why = f"it is {facts['machine']}, and this host {os.uname().machine}: our filter is not its own"
+                why = f"it is {facts['machine']}, this host {os.uname().machine}: our filter does not fit"
             else:
                 near.settimeout(None)
                 return facts, found[1]
@@ -187,7 +189,7 @@ class StreamSandbox(GuestSandbox):
     """See `BackendSandbox`. What `pidfd` is of carries the stream, and ends when the far end has ended."""
 
     can_suspend = False
-    ways: tuple[int, ...] = ()
+    namespace_fds: tuple[int, ...] = ()
     mounting = None
     may_reach_sockets = False
 
@@ -226,7 +228,7 @@ class StreamSandbox(GuestSandbox):
         return protections(self)
 
     def granted(self) -> SandboxCapabilities:
-        from ..local.guest_granted import granted
+        from ..local.agents.guest_granted import granted
 
         return granted(self)
 
@@ -238,7 +240,8 @@ class StreamSandbox(GuestSandbox):
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         if not poll.poll(_PATIENCE_S * 1000):
-            # Nobody can tell any more; the far end hears nothing from now on, and ends by itself.
+            # Its end cannot be observed any more; without our connection, the far end stops by
+            # itself.
             self._process.kill()
 
     def _let_go(self) -> None:
@@ -293,7 +296,7 @@ def _packed() -> bytes:
 
 
 def _far_command(launcher: FarLauncher, uid: int) -> list[str]:
-    """What is to run at the far end."""
+    """Build the command for the far end."""
     told = {"launcher": launcher.there, "uid": uid, "inner": _INNER, **template.far_root(uid)}
     source = agent_code.sources()["ringfence.guest.far_start"][1]
     return [launcher.python, "-I", "-S", "-c", f"{source}\nmain(sys.argv[1])", json.dumps(told)]

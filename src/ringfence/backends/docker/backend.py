@@ -14,22 +14,24 @@ from ...errors import (
 )
 from ...launcher import wire
 from ...model.spec import SandboxSpec
-from ..local import agent_code, identity, template
-from ..local.agents import (
+from ..local.agents import agent_code
+from ..local.agents.agents import (
     LEAST_OPEN_FILES,
     AgentBackend,
-    NoWallsError,
+    NoIsolationError,
+    isolation_refused,
     own_mounts,
     settings,
-    walls_refused,
     wants_filter,
 )
+from ..local.agents.contained import AGENT, NO_NAMESPACE_FDS
 from ..local.answers import Refused, answer
-from ..local.contained import AGENT, NO_WAYS
-from ..local.host import host
-from ..local.mounting import shows_the_host
+from ..local.host import identity
+from ..local.host.facts import host
+from ..local.mounts import template
+from ..local.mounts.mounting import shows_the_host
+from ..local.mounts.trusted import trusted_for
 from ..local.sizes import sizes
-from ..local.trusted import trusted_for
 from . import engine, image
 from .draft import Draft
 from .engine import is_podman
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
-    from ..local.images import Held
+    from ..local.mounts.images import Held
     from ..local.sizes import Sizes
 
 NAME = "docker"
@@ -90,7 +92,7 @@ class DockerBackend(AgentBackend):
         super().__init__(egress, state_dir)
         self._engine_host = engine_host
         self._engine: Any = None
-        self._has_walls = True  # until the host has refused them
+        self._isolates = True  # until the host has refused them
         self._host_ids: identity.HostIds | None = None
 
     def beside(self, state_dir: str) -> DockerBackend:
@@ -114,7 +116,7 @@ class DockerBackend(AgentBackend):
     ) -> DockerSandbox:
         if spec.image is None:
             return self._provision_over(spec, None, taken_under)
-        from ..local import images
+        from ..local.mounts import images
 
         spec, held = images.hold(spec)
         try:
@@ -139,27 +141,27 @@ class DockerBackend(AgentBackend):
             self._making.discard(sandbox_id)
 
     def root_is_nobody(self) -> bool:
-        """Whether the engine gives containers ids of their own: `userns-remap`, or itself rootless."""
+        """Return whether the engine maps container ids: `userns-remap`, or itself rootless."""
         options = self.client().info().get("SecurityOptions") or []
         return any(each.startswith(("name=userns", "name=rootless")) for each in options)
 
     def _make(self, draft: Draft) -> DockerSandbox:
-        """With walls that the agent puts up itself; where a host allows none, what the engine has must do."""
-        if self._has_walls and wants_filter(draft.spec):
+        """Prefer isolation that the agent sets up; else use the engine's own."""
+        if self._isolates and wants_filter(draft.spec):
             try:
-                return self._make_one(draft, walls=True)
-            except NoWallsError:
-                self._has_walls = False  # which every report says: it is read back
-        self.check_without_walls(draft.spec, restores=draft.restores)
-        self.refuse_limits(draft.spec, QUOTAS, NO_WAYS)
-        return self._make_one(draft, walls=False)
+                return self._make_one(draft, isolated=True)
+            except NoIsolationError:
+                self._isolates = False  # which every report says: it is read back
+        self.check_without_isolation(draft.spec, restores=draft.restores)
+        self.refuse_limits(draft.spec, QUOTAS, NO_NAMESPACE_FDS)
+        return self._make_one(draft, isolated=False)
 
-    def _make_one(self, draft: Draft, *, walls: bool) -> DockerSandbox:
+    def _make_one(self, draft: Draft, *, isolated: bool) -> DockerSandbox:
         self.client()  # without an engine, or its SDK, nothing is taken or made
         if draft.held:
             self.refuse_limits(draft.spec, ("inodes",), NO_QUOTA)
         spec, uid = draft.spec, draft.uid
-        host_ids, owner = self._owner(draft, walls=walls)
+        host_ids, owner = self._owner(draft, isolated=isolated)
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
         container: Any = None
         from docker.errors import DockerException
@@ -170,7 +172,7 @@ class DockerBackend(AgentBackend):
             with listener:
                 options = self._options(draft, size, place, owner)
                 try:
-                    container = options.create(self.client(), draft.id, walls=walls)
+                    container = options.create(self.client(), draft.id, isolated=isolated)
                 except DockerException as exc:
                     if options.disk_bytes:
                         self._no_disk_quota(exc)
@@ -186,13 +188,13 @@ class DockerBackend(AgentBackend):
                 spec,
                 uid,
                 filtered=True,
-                covered=[*template.masked(), *_ENGINES, AGENT] if walls else [],
+                covered=[*template.masked(), *_ENGINES, AGENT] if isolated else [],
                 processes=size.pids + 1 if host_ids else 0,
                 unix_sockets=not shows_the_host(spec),
-                room=draft.room(size) if walls else None,
+                room=draft.room(size) if isolated else None,
             )
             wire.send(control, told)
-            ways = _wait_for_agent(control, container)
+            namespace_fds = _wait_for_agent(control, container)
             container.reload()
             sandbox = DockerSandbox(
                 self,
@@ -201,7 +203,7 @@ class DockerBackend(AgentBackend):
                 uid,
                 own_mounts(spec),
                 control,
-                ways,
+                namespace_fds,
                 container.attrs["State"]["Pid"],
                 container,
                 place,
@@ -210,7 +212,7 @@ class DockerBackend(AgentBackend):
                 draft,
                 owner,
                 options.tmpfs,
-                walls=walls,
+                isolated=isolated,
             )
         except BaseException as exc:
             _remove(container, place)
@@ -222,9 +224,9 @@ class DockerBackend(AgentBackend):
         draft.complete(sandbox)
         return sandbox
 
-    def _owner(self, draft: Draft, *, walls: bool) -> tuple[int, int]:
+    def _owner(self, draft: Draft, *, isolated: bool) -> tuple[int, int]:
         """The first of host ids that are the container's alone, or 0; and its user, as the engine counts."""
-        if not walls or self.root_is_nobody():
+        if not isolated or self.root_is_nobody():
             return 0, draft.uid
         if not host().trusted_root:
             return 0, os.geteuid()  # whose namespaces we may enter, and who needs no other's leave
@@ -321,7 +323,7 @@ def _furnish(place: str, draft: Draft) -> socket.socket:
 
 
 def _shown(uid: int, held: Held | None) -> dict[str, dict[str, str]]:
-    """What of the host is seen inside, as the engine's volumes."""
+    """List the host paths shown inside, as the engine's volumes."""
     wanted = agent_code.foreign_trees() if held else agent_code.interpreter()[1]
     trees = {source: {"bind": target, "mode": "ro"} for source, target, _ in wanted}
     return trees if held else {**image.shown(uid), **trees}
@@ -348,15 +350,15 @@ def _accept(listener: socket.socket, container: Any) -> wire.Socket:
 
 
 def _wait_for_agent(control: wire.Socket, container: Any) -> list[int]:
-    """The ways in to the namespaces that it has made."""
+    """Descriptors of the namespaces that it has made."""
     try:
-        _said_nothing, ways = answer(control, _READY_S)
+        _said_nothing, namespace_fds = answer(control, _READY_S)
         control.settimeout(None)
-        return ways
+        return namespace_fds
     except (SandboxLost, Refused) as exc:
         control.close()
         if isinstance(exc, Refused):
-            walls_refused(exc)
+            isolation_refused(exc)
         raise IsolationError(f"the agent did not start: {_said(container)}") from exc
 
 

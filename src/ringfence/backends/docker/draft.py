@@ -7,8 +7,9 @@ import stat
 
 from ...linux import files
 from ...policy.trust import DIRECTORY
-from ..local import identity, template
-from ..local.mounting import Mounting
+from ..local.host import identity
+from ..local.mounts import template
+from ..local.mounts.mounting import Mounting
 from ..local.session import all_mounts, is_below, is_own, must_make, session_root
 from . import image
 
@@ -16,9 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...guest.room import Room
     from ...model.spec import SandboxSpec
-    from ..local.images import Held
+    from ..local.mounts.images import Held
+    from ..local.mounts.trusted import Trusted
     from ..local.sizes import Sizes
-    from ..local.trusted import Trusted
     from .sandbox import DockerSandbox
 
 
@@ -94,7 +95,7 @@ class Draft:
     def complete(self, sandbox: DockerSandbox) -> None:
         """See to what takes a container that runs; where it cannot be, the sandbox has ended."""
         try:
-            if sandbox.ways:
+            if sandbox.namespace_fds:
                 steps = self.trusted.steps if self.trusted else []
                 binds = [step for step in steps if step[0] == "bind_inside"]
                 sandbox.furnish(Mounting(self.spec, binds))
@@ -109,7 +110,7 @@ class Draft:
             raise
 
     def _has(self, path: str) -> bool:
-        """Whether something is there in what it starts from, wherever an image's own links lead."""
+        """Return whether `path` exists in the image, its own symlinks resolved inside it."""
         if self.held is None:
             return any(is_below(path, each) for each in image.OWN)
         if any(step[1] == path for step in template.image_guest_root(self.uid)):

@@ -45,13 +45,13 @@ def connect(host: str | None) -> Any:
 
 
 def is_podman(engine: Any) -> bool:
-    """Whether it is one that only speaks as Docker does."""
+    """Return whether the engine is Podman's Docker API."""
     components = engine.version().get("Components") or []
     return any("Podman" in each.get("Name", "") for each in components)
 
 
 def _try(path: str) -> None:
-    """Whether anybody listens: the SDK leaves a socket behind where nobody does."""
+    """Connect to the socket; raises without a listener, where the SDK would leak a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PATIENCE_S)
         probe.connect("/" + path.lstrip("/"))

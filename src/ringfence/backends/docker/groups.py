@@ -1,9 +1,11 @@
-"""What a container uses, read where its engine's cgroups are; written is only what the engine leaves out."""
+"""Resource usage of a container, read from its cgroups; only limits that the engine lacks are
+written.
+"""
 
 from __future__ import annotations
 
 from ...launcher import cgroups
-from ..local.cgroups import for_sockets
+from ..local.host.cgroups import for_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Group:
 
     @property
     def counts_sockets_apart(self) -> bool:
-        """Whether what sockets hold is not part of the memory limit: in version 1."""
+        """True if the memory limit excludes socket buffers, as in cgroup version 1."""
         return "memory" in self._places
 
     def sockets_limit(self) -> int | None:

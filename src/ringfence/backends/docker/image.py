@@ -1,4 +1,6 @@
-"""What containers start from: our template's files or an image's, put into the engine; nothing is pulled."""
+"""Images of containers: our template's files or an image's, loaded into the engine; nothing is
+pulled.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ import threading
 
 from ...errors import ImageRefused
 from ...images.store import ImageStore
-from ..local import runtime, template
-from ..local.contained import AGENT
+from ..local.agents.contained import AGENT
+from ..local.mounts import runtime, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ..local.images import Held
+    from ..local.mounts.images import Held
 
 REPOSITORY, IMAGES = "ringfence/template", "ringfence/image"
 _ID, _STORE = "ringfence.image", "ringfence.store"  # labels
@@ -147,7 +149,9 @@ def _forget_removed(engine: Any, store: ImageStore) -> None:
 
 
 def _own_entries(root: str, uid: int) -> Iterator[tuple[str, tuple[Any, int, bytes]]]:
-    """What a container of an image has besides the image's files, or instead: kind, mode, content."""
+    """Yield the entries that a container has besides, or instead of, the image's: kind, mode,
+    content.
+    """
     for verb, path, *rest in template.image_guest_root(uid):
         found = os.lstat(root + path).st_mode if os.path.lexists(root + path) else 0
         if verb == "image_dir":
@@ -157,7 +161,7 @@ def _own_entries(root: str, uid: int) -> Iterator[tuple[str, tuple[Any, int, byt
                 yield path, (tarfile.DIRTYPE, rest[0], b"")
         elif not found or rest[2]:
             yield path, (tarfile.REGTYPE, rest[1], rest[0])
-    # Whatever it preloads would be in the agent as well.
+    # A preload file of the image would be loaded into the agent too.
     yield runtime.PRELOAD, (tarfile.REGTYPE, 0o644, b"")
     for path in (AGENT, runtime.PLACE):
         yield path, (tarfile.DIRTYPE, 0o755, b"")

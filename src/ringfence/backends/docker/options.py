@@ -1,10 +1,10 @@
-"""What the engine is told of a container: nothing that it would give by itself is left to it."""
+"""Options of a container: all are explicit, none is left to the engine's defaults."""
 
 from __future__ import annotations
 
 import resource
 
-from ..local import template
+from ..local.mounts import template
 from .engine import is_podman
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..local.sizes import Sizes
 else:
-    from ...model.record import dataclass
+    from ...model.base.record import dataclass
 
 LABEL = "ringfence.sandbox"
 _MOST_PROCESSES = 32768  # what Podman 4.3's service has itself
@@ -24,13 +24,13 @@ _CAREFUL = ("no-new-privileges:true",)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Options:
-    """One container.
+    """Options of a container.
 
     Attributes:
-        user: Who runs in it, as the engine counts.
-        tmpfs: Place to mount options.
-        disk_bytes: What the container may write; 0: as much as the engine lets it.
-        volumes: The host's path to where it is shown, and how.
+        user: Its uid, as the engine counts.
+        tmpfs: Mount point to options.
+        disk_bytes: Bytes the container may write; 0: the engine's limit.
+        volumes: Host path to its place inside, and the access.
     """
 
     image: str
@@ -42,15 +42,15 @@ class Options:
     volumes: Mapping[str, Mapping[str, str]]
     disk_bytes: int = 0
 
-    def create(self, engine: Any, sandbox_id: str, *, walls: bool) -> Any:
+    def create(self, engine: Any, sandbox_id: str, *, isolated: bool) -> Any:
         """The container, which does not run yet.
 
         Args:
-            walls: Whether the agent will put up better ones than the engine's filter, profile and masks.
+            isolated: True where the agent isolates better than the engine's filter, profile and masks.
         """
-        host = engine.api.create_host_config(**self._host(engine, walls))
-        if walls:
-            # What the engine's own command line makes of "systempaths=unconfined".
+        host = engine.api.create_host_config(**self._host(engine, isolated))
+        if isolated:
+            # The engine's own command line sends these for "systempaths=unconfined".
             host |= {"MaskedPaths": [], "ReadonlyPaths": []}
         config = engine.api.create_container_config(
             image=self.image,
@@ -65,7 +65,7 @@ class Options:
         made = engine.api.create_container_from_config(config)
         return engine.containers.get(made["Id"])
 
-    def _host(self, engine: Any, walls: bool) -> dict[str, Any]:
+    def _host(self, engine: Any, isolated: bool) -> dict[str, Any]:
         from docker.types import LogConfig, Ulimit
 
         size = self.size
@@ -73,7 +73,7 @@ class Options:
             "network_mode": "none",
             "ipc_mode": "private",
             "cap_drop": ["ALL"],
-            "security_opt": _security(engine) if walls else list(_CAREFUL),
+            "security_opt": _security(engine) if isolated else list(_CAREFUL),
             "mem_limit": size.memory_bytes,
             "memswap_limit": size.memory_bytes,
             "pids_limit": size.pids + 1,
@@ -103,7 +103,7 @@ def _limits_of_ours(engine: Any) -> list[Any]:
 
 
 def _security(engine: Any) -> list[str]:
-    """Without the engine's filter and profile: they forbid the very calls that walls are made of."""
+    """Without the engine's filter and profile: they forbid the very calls that isolation is made of."""
     found = engine.info().get("SecurityOptions") or []
     unconfined = ["apparmor=unconfined"] if any("name=apparmor" in each for each in found) else []
     unmasked = ["unmask=ALL"] if is_podman(engine) else []  # which reads no list of paths

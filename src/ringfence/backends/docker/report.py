@@ -1,4 +1,4 @@
-"""What protects the host from a container: read back from the kernel."""
+"""Protections of the host from a container, read back from the kernel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, SandboxSpec
-from ..local import posture
-from ..local.agents import wants_filter
-from ..local.contained import NO_WAYS
-from ..local.mountinfo import read_text
+from ..local.agents import posture
+from ..local.agents.agents import wants_filter
+from ..local.agents.contained import NO_NAMESPACE_FDS
+from ..local.agents.posture_inside import of_isolation
+from ..local.host.mountinfo import read_text
+from ..local.host.readback import NOT_COUNTED, sockets_said
 from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.posture_inside import of_walls
-from ..local.readback import NOT_COUNTED, sockets_said
 from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
@@ -35,14 +35,14 @@ _CAN = (
     can.OPEN_FILES_LIMIT,
     can.IMAGE,
 )
-_TAKES_WAYS = (
+_TAKES_NAMESPACE_FDS = (
     *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
     *(can.DISK_QUOTA, can.INODE_QUOTA),
 )
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 _NOT_YET = "the Docker backend does not have it yet"
 _CANNOT = {
-    can.NETWORK_UNRESTRICTED: "a container of ours never has the host's network, nor the engine's",
+    can.NETWORK_UNRESTRICTED: "the Docker backend never shares the host's or the engine's network",
     can.IO_LIMIT: _NOT_YET,
     can.MEMORY_SNAPSHOT: "the engine's checkpoints need CRIU",
     can.FORK: "the engine's checkpoints need CRIU",
@@ -56,11 +56,13 @@ def backend_report(backend: DockerBackend) -> BackendReport:
     try:
         sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0)))
     except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, (*_CAN, *_TAKES_WAYS, *_OF_RULES, can.SECRETS))
+        return unavailable(
+            backend.name, exc, (*_CAN, *_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS)
+        )
     try:
         protections = sandbox_protections(sandbox)
         rules = of_rules(_OF_RULES, sandbox.apply_network_policy)
-        why = "" if sandbox.ways else NO_WAYS
+        why = "" if sandbox.namespace_fds else NO_NAMESPACE_FDS
     finally:
         sandbox.terminate()
     return BackendReport(
@@ -69,7 +71,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
         tiers=(LIGHT,),
         capabilities=(
             *(Capability(name, True) for name in _CAN),
-            *(Capability(name, not why, why) for name in _TAKES_WAYS),
+            *(Capability(name, not why, why) for name in _TAKES_NAMESPACE_FDS),
             *(Capability(name, False, lacks) for name, lacks in _CANNOT.items()),
             *rules,
         ),
@@ -88,7 +90,7 @@ def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
     seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
     found = [
         *(each for each in plain if each.name != "network"),
-        *of_walls(sandbox),
+        *of_isolation(sandbox),
         of_network(seen, sandbox.network, sandbox.spec.network),
         _memory(sandbox),
         _pids(sandbox),

@@ -1,4 +1,4 @@
-"""One container, seen from the host."""
+"""A container, seen from the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from ...errors import ExecError, IoError
 from ...model.state import State
 from ...model.stats import SandboxStats
+from ..local.agents.contained import Changes, ContainedNetwork, ContainedSandbox
 from ..local.answers import Refused
-from ..local.contained import Changes, ContainedNetwork, ContainedSandbox
 from ..local.session import is_below, is_own
 from . import groups
 from .image import OWN, one_of_the_users
@@ -39,7 +39,7 @@ class DockerSandbox(ContainedSandbox):
     Args:
         owner: Its user, as the engine counts.
         in_memory: Directories that the engine has made for it there.
-        walls: Whether its agent has put up walls of its own.
+        isolated: Whether its agent has set up isolation of its own.
 
     Attributes:
         first_host_id: Of ids that it shares with nobody; 0: it has the host's own.
@@ -55,7 +55,7 @@ class DockerSandbox(ContainedSandbox):
         uid: int,
         mounts: list[ResolvedMount],
         control: wire.Socket,
-        ways: list[int],
+        namespace_fds: list[int],
         pid: int,
         container: Any,
         place: str,
@@ -65,13 +65,18 @@ class DockerSandbox(ContainedSandbox):
         owner: int,
         in_memory: Iterable[str],
         *,
-        walls: bool,
+        isolated: bool,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
         self.owner: DockerBackend = backend
-        self.ways, self.pid, self.container, self.place = ways, pid, container, place
+        self.namespace_fds, self.pid, self.container, self.place = (
+            namespace_fds,
+            pid,
+            container,
+            place,
+        )
         self.first_host_id, self.sizes, self._counted_as = first_host_id, sizes, owner
-        room = draft.room(sizes) if walls else None
+        room = draft.room(sizes) if isolated else None
         self.has_room, self._of_image = room is not None, draft.held is not None
         own = room["places"] if room is not None else in_memory
         self.places = [path for path in own if not path.startswith("/dev/")]
@@ -147,7 +152,7 @@ class DockerSandbox(ContainedSandbox):
         try:
             told = self.container.diff() or []
         except DockerException as exc:
-            raise IoError(f"the engine does not say what was changed: {exc}") from exc
+            raise IoError(f"the engine did not list the changed files: {exc}") from exc
         kinds: dict[int, list[str]] = {_MODIFIED: [], _ADDED: [], _DELETED: []}
         for each in told:
             kinds[each["Kind"]].append(each["Path"])

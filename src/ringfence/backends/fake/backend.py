@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...errors import BackendUnavailable, InvalidRequest, SnapshotNotFound, Unsupported
 from ...model import capabilities as can
 from ...model import spec as specs
-from ...model.frozen import FrozenMap
-from ...model.ids import new_id
+from ...model.base.frozen import FrozenMap
+from ...model.base.ids import new_id
 from ...model.snapshot import Snapshot
 from .filesystem import make_root
 from .nodes import Quota
@@ -22,7 +22,7 @@ from .warm import FakeWarm
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ...model.network import NetworkPolicy
+    from ...model.net.network import NetworkPolicy
     from ...model.spec import SandboxSpec
     from .nodes import MemoryDirectory
 
@@ -102,7 +102,7 @@ class FakeBackend:
         )
 
     def has(self, capability: str) -> bool:
-        """Whether the capability is there."""
+        """Return whether the capability is available."""
         return capability in _CAN and capability not in self._without
 
     def need(self, capability: str, field: str = "") -> None:

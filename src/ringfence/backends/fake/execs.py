@@ -1,4 +1,4 @@
-"""One exec of the fake: its pipes, its supervisor, its ending."""
+"""An exec of the fake: its pipes, its supervisor, its ending."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from typing import TYPE_CHECKING
 
 from ...errors import InvalidRequest, LifecycleError
-from ...model import exec as execs
-from ...model.ids import new_id
+from ...model.base.ids import new_id
+from ...model.execs import exec as execs
 from . import lookup
 from .process import Process
 from .streams import FileStream, PipeStream
 
 if TYPE_CHECKING:
-    from ...model.exec import ExecRequest, ExecStatus
+    from ...model.execs.exec import ExecRequest, ExecStatus
     from .process import Machine
     from .streams import Stream
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    from ..protocol import Errand, Progress
+    from ..protocol import HelperTask, Progress
     from .filesystem import FileSystem
     from .nodes import Node
 
@@ -52,7 +52,7 @@ class FakeFiles:
         with typed_errors(path):
             yield self._tree
 
-    def errand(self, what: str, path: str, options: str = "") -> Errand:
+    def start_helper(self, what: str, path: str, options: str = "") -> HelperTask:
         del path, options
         raise Unsupported(backend="fake", operation=what)
 

@@ -42,7 +42,7 @@ class Mounted:
 
 
 class FileSystem:
-    """What the processes of one sandbox see.
+    """File system as the processes of a sandbox see it.
 
     Attributes:
         mounts: Oldest first: of two at one target the newest wins.
@@ -54,7 +54,7 @@ class FileSystem:
 
     @property
     def quota(self) -> Quota:
-        """What the tree may take up, and does; mounts do not count."""
+        """Limit and use of the tree; mounts do not count."""
         return self.root.quota
 
     def find(self, path: str, cwd: str = "/", *, follow: bool = True) -> Node:
@@ -101,7 +101,6 @@ class FileSystem:
         return sorted(mounted.union(node.names()))
 
     def make_dir(self, path: str, cwd: str = "/") -> None:
-        """One new directory."""
         parts, parent = self._new_name(path, cwd)
         parent.add_directory(parts[-1])
 

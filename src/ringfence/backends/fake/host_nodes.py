@@ -74,7 +74,7 @@ class HostDirectory(Directory):
 
 
 def host_node(path: str) -> Node:
-    """What is at `path` on the host; OSError when there is nothing."""
+    """Make the node of a host path; OSError when there is none."""
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode):
         return Symlink(os.readlink(path))

@@ -1,4 +1,4 @@
-"""What a file tree is made of: files, directories and symlinks held in memory."""
+"""Nodes of a file tree: files, directories and symlinks held in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Quota:
 
 
 class Node:
-    """One entry of a tree."""
+    """A node of a file tree."""
 
     kind: ClassVar[str] = files.OTHER
     size: int = 0
@@ -53,7 +53,7 @@ class Node:
         self.mtime_s = time.time()
 
     def allows(self, wanted: int) -> bool:
-        """Whether the sandbox's user has this access, by the mode's owner or other digit."""
+        """Return whether the sandbox's user has this access, by the mode's owner or other digit."""
         digit = self.mode >> 6 if self.owner == SANDBOX_UID else self.mode
         return digit & wanted == wanted
 
@@ -218,11 +218,11 @@ class MemoryDirectory(Directory):
 
     def copy(self, quota: Quota) -> MemoryDirectory:
         """An independent copy of everything below, counted against `quota`."""
-        twin = MemoryDirectory(self.mode, quota, self.owner)
+        copy = MemoryDirectory(self.mode, quota, self.owner)
         for name, node in self.children.items():
-            twin._add(name, _copy(node, quota))
-        twin.mtime_s = self.mtime_s
-        return twin
+            copy._add(name, _copy(node, quota))
+        copy.mtime_s = self.mtime_s
+        return copy
 
     def _add(self, name: str, node: T) -> T:
         self.quota.charge(inodes=1)
@@ -235,11 +235,11 @@ def _copy(node: Node, quota: Quota) -> Node:
     if isinstance(node, MemoryDirectory):
         return node.copy(quota)
     if isinstance(node, MemoryFile):
-        twin = MemoryFile(node.mode, quota, node.owner)
+        copy = MemoryFile(node.mode, quota, node.owner)
         quota.charge(node.size)
-        twin.data += node.data
-        twin.mtime_s = node.mtime_s
-        return twin
+        copy.data += node.data
+        copy.mtime_s = node.mtime_s
+        return copy
     return node  # symlinks and devices never change
 
 

@@ -81,12 +81,12 @@ class Machine:
 
 
 class Process:
-    """One running program.
+    """A running program.
 
     Attributes:
         tag: The exec it belongs to, inherited by all descendants.
         streams: 0, 1 and 2, owned.
-        traps: What to do on a signal: None ignores it, a callable runs between steps.
+        traps: Signal actions: None ignores it, a callable runs between steps.
         exit_code: Set when it ended by itself; else `signum` is.
     """
 
@@ -182,7 +182,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, and its streams with it."""
+        """True once it and its streams are gone."""
         return self.pid not in self.machine.processes
 
     def deliver(self, signum: int) -> None:

@@ -143,7 +143,9 @@ def _copy_out(process: Process, name: str) -> None:
 
 
 def _format(form: str, arguments: list[str]) -> tuple[bytes, bool]:
-    """One round of printf's format, taking arguments off the list; whether it took any."""
+    """Apply printf's format once, taking arguments off the list; return the text and whether it
+    took any.
+    """
     out = bytearray()
     used = False
     at = 0

@@ -1,4 +1,4 @@
-"""One sandbox of the fake."""
+"""A sandbox of the fake backend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import ExecError, InvalidRequest, LifecycleError, Unsupported, file_error
 from ...model import capabilities as can
-from ...model import exec as execs
-from ...model.frozen import FrozenMap
+from ...model.base.frozen import FrozenMap
+from ...model.execs import exec as execs
 from ...model.granted import SandboxCapabilities
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE, outermost_first
 from ...model.session import ResolvedMount, Session
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...model.capabilities import Protection
-    from ...model.exec import ExecRequest
+    from ...model.execs.exec import ExecRequest
     from ...model.mount import Mount
-    from ...model.netlog import NetworkEvent
-    from ...model.network import NetworkPolicy
+    from ...model.net.netlog import NetworkEvent
+    from ...model.net.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from .backend import FakeBackend
@@ -45,11 +45,11 @@ _BASE_ENV = {"HOME": HOME, "PATH": "/usr/bin:/bin", "USER": USER, "LANG": "C.UTF
 
 
 class FakeSandbox:
-    """One environment; see `BackendSandbox`.
+    """A sandbox of the fake backend; see `BackendSandbox`.
 
     Args:
         root: Its tree, already sized and filled.
-        degraded: Limits that were asked for, and allowed not to hold.
+        degraded: Limits that were requested, and allowed to be weaker.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class FakeSandbox:
 
 
 def _defaults_of(source: str | None) -> list[str]:
-    """What is protected in a host directory without being asked for."""
+    """List the paths protected by default in a host directory."""
     return [
         name
         for name in DEFAULTS

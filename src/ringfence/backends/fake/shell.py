@@ -59,10 +59,10 @@ def main(process: Process) -> int:
 
 
 class Shell:
-    """One shell process.
+    """A shell process.
 
     Attributes:
-        shown_pid: What `$$` says: a subshell's is that of the shell it came from.
+        shown_pid: Value of `$$`; a subshell has its parent's.
     """
 
     def __init__(self, process: Process, parent: Shell | None = None) -> None:
@@ -229,7 +229,7 @@ class Shell:
 
 
 def judge(words: list[str], files: FileSystem, cwd: str) -> bool:
-    """What `test` says of its arguments."""
+    """Evaluate the arguments of `test`."""
     match words:
         case ["!", *rest]:
             return not judge(rest, files, cwd)

@@ -1,4 +1,4 @@
-"""What a built-in program reads from and writes to."""
+"""Input and output of a built-in program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stream:
 
 
 class PipeStream(Stream):
-    """One end of an os pipe, owned."""
+    """An end of an os pipe, owned."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -101,7 +101,7 @@ def write_all(stream: Stream, data: bytes, wake: int, check: Callable[[], None])
 
 
 def _wait(fd: int, event: int, wake: int) -> bool:
-    """Whether `fd` is ready; false when `wake` was written to first."""
+    """Wait until `fd` is ready; False if `wake` was written to first."""
     waiting = select.poll()
     waiting.register(fd, event)
     waiting.register(wake, select.POLLIN)

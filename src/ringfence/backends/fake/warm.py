@@ -31,7 +31,7 @@ class FakeWarm:
             raise LifecycleError(f"{self.id} was claimed or discarded before")
         self.discard()
         if spec.id not in (None, self.id):
-            raise InvalidRequest("this warm sandbox cannot become what is asked for", field="id")
+            raise InvalidRequest("this warm sandbox does not fit the spec", field="id")
         if meanwhile is not None:
             meanwhile()
         return self._backend.provision(replace(spec, id=self.id))

@@ -1,4 +1,4 @@
-"""Sandboxes made one soon after the other: the next of the same kind is built ahead, as a warm one.
+"""Loops of creates: the next sandbox of the same kind is prebuilt while the last one is in use.
 
 It is built in the background, is nobody's, and is gone a few seconds later unless somebody came for
 it. See decision 0065.
@@ -48,7 +48,7 @@ class _Next:
 
 
 class Ahead:
-    """What was made last, and the one ahead. Thread-safe.
+    """The last create's kind, and the prebuilt sandbox. Thread-safe.
 
     Args:
         build: Makes a warm sandbox.
@@ -61,7 +61,7 @@ class Ahead:
         self._last_s, self._is_closed = 0.0, False
 
     def take(self, spec: SandboxSpec) -> GvisorSandbox | None:
-        """The one ahead, if it can become what `spec` asks for."""
+        """Take the prebuilt sandbox, if it can serve `spec`."""
         if not _can_wait(spec):
             return None
         with self._lock:
@@ -78,7 +78,7 @@ class Ahead:
             return None  # it has ended meanwhile
 
     def follow(self, spec: SandboxSpec) -> None:
-        """One was made: in a burst, begin with the next."""
+        """Record a create: on the second of a kind within a short time, start the next."""
         if not _can_wait(spec):
             return
         kind, now = kind_of(spec), time.monotonic()
@@ -117,6 +117,6 @@ class Ahead:
 
 
 def _can_wait(spec: SandboxSpec) -> bool:
-    # What an image's name means may change between two.
+    # An image's name may point to another image by the next create.
     is_same = spec.id is None and spec.image is None and spec.network.is_none
     return is_same and is_bindable(spec)

@@ -1,26 +1,26 @@
-"""What may be asked of gVisor: refused before anything is made."""
+"""Validation of requests to gVisor, before anything is made."""
 
 from __future__ import annotations
 
 from ...errors import InvalidRequest, Unsupported
 from ...model import capabilities as can
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import identity
-from ..local.accounts import check_profile
+from ..local.host import identity
+from ..local.host.accounts import check_profile
+from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
-from ..local.protect import check_names
 from ..local.session import check_idle_timeout, check_least, check_sources
 
 NAME = "gvisor"
 PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
 NEVER = {
-    can.NETWORK_OPEN: "gVisor is told when it starts whether there is a way out",
+    can.NETWORK_OPEN: "gVisor takes the choice of any network access only at its start",
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
-    can.FORK: "gVisor ends with what it saves: checkpoint it, and restore that as often as wanted",
+    can.FORK: "a gVisor checkpoint ends the sandbox: take one, and restore it as often as needed",
     can.GPU: "the gVisor backend passes none on",
     can.IO_LIMIT: "gVisor does not measure I/O",
 }
-"""What gVisor has on no host, and why: known without starting it."""
+"""Capabilities that gVisor lacks on every host, and why: known without starting it."""
 _MIB = 1 << 20
 LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
@@ -67,6 +67,6 @@ def check_network(spec: SandboxSpec) -> None:
             backend=NAME,
             operation="network unrestricted",
             field="network",
-            hint="name what may be reached, or use tier light",
+            hint="list the destinations in the policy, or use tier light",
         )
     check_given_secrets(spec)

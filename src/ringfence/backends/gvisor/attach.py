@@ -1,6 +1,7 @@
-"""Adding a mount to a gVisor sandbox that runs: in its hull, where it holds, and then in the guest.
+"""Mounts added to a running gVisor sandbox: in its jail, which enforces them, and then in the
+guest.
 
-gVisor's file server has a copy of the hull's mounts, to which what is mounted in a shared one is added by the
+gVisor's file server has a copy of the jail's mounts, to which what is mounted in a shared one is added by the
 host's kernel. So the guest's kernel is served it without having been told, at a place where nobody inside may
 look; a program of ours, which runs inside for a moment, mounts it where it is to be. See decision 0111.
 """
@@ -10,11 +11,11 @@ from __future__ import annotations
 import os
 
 from ...errors import Unsupported
-from ...launcher.mount_program import MountProgram
+from ...launcher.machine_code.mount_program import MountProgram
 from ...linux import mounts
 from ...model.session import ResolvedMount
-from ..local.denied import check_mount
-from ..local.host import host
+from ..local.host.facts import host
+from ..local.mounts.denied import check_mount
 from ..local.session import is_below, session_root
 from . import places
 from .asked import NAME
@@ -22,7 +23,7 @@ from .asked import NAME
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...model.mount import Mount
-    from ..local.hull_mounts import HullMounts
+    from ..local.jailed.jail_mounts import JailMounts
     from .sandbox import GvisorSandbox
 
 NOT_HERE = "what mounts inside is a program for x86-64"
@@ -30,7 +31,7 @@ _RIGHTS = ("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_CHOWN")
 _GUEST_USER = 0  # as gVisor itself counts: see `plan.id_map`
 
 
-def attach(sandbox: GvisorSandbox, mount: Mount, more: HullMounts) -> None:
+def attach(sandbox: GvisorSandbox, mount: Mount, more: JailMounts) -> None:
     """Do it, or leave nothing of it. Precondition: the caller has the sandbox's lock.
 
     Raises:
@@ -43,7 +44,7 @@ def attach(sandbox: GvisorSandbox, mount: Mount, more: HullMounts) -> None:
     check_mount(mount.target, sandbox.spec.deny)
     if mount.is_host_path:
         place = more.add_of_host(mount)
-        sandbox.mount_in_hull(more)
+        sandbox.mount_in_jail(more)
         is_dir = os.path.isdir(more.mounted[-1]["source"])
         _show(sandbox, place, mount.target, is_dir=is_dir)
         return
@@ -54,27 +55,27 @@ def attach(sandbox: GvisorSandbox, mount: Mount, more: HullMounts) -> None:
         program.bind(own, mount.target)
     _run(sandbox, program)
     if mount.is_writable:
-        more.places[mount.target] = _in_hull(more, own)
+        more.places[mount.target] = _in_jail(more, own)
     else:
         # The host's kernel makes it read-only, as this one would not.
         place = f"{places.MOUNTS}/{more.count}"
         more.after += [
             ("dir", f"{places.POINTS}/{more.count}", 0o755, False),
-            ("bind_inside", _in_hull(more, own), place, mounts.MOUNT_ATTR_RDONLY),
+            ("bind_inside", _in_jail(more, own), place, mounts.MOUNT_ATTR_RDONLY),
         ]
-        sandbox.mount_in_hull(more)
+        sandbox.mount_in_jail(more)
         _show(sandbox, place, mount.target, is_dir=True)
         more.places[mount.target] = place
     more.mounts.append(ResolvedMount(mount.target, mount.access))
 
 
 def is_here() -> bool:
-    """Whether this processor can run what mounts inside."""
+    """Return whether this processor can run the mount program."""
     return os.uname().machine == "x86_64"
 
 
-def _in_hull(more: HullMounts, path: str) -> str:
-    """Where the hull has a directory of the guest's."""
+def _in_jail(more: JailMounts, path: str) -> str:
+    """Where the jail has a directory of the guest's."""
     around = [target for target in more.places if is_below(path, target)]
     if not around:
         return places.ROOTFS + path

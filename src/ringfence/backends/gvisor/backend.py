@@ -1,4 +1,4 @@
-"""The gVisor backend: provisions sandboxes through the keeper of this process."""
+"""The gVisor backend: provisions sandboxes through the jailer of this process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from _thread import allocate_lock
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from ...launcher.machine_code.process_image import HEAD_IS_WRITTEN
 from ...model.spec import STRONG
-from ..local import cgroups, identity, journal, template
-from ..local.accounts import own_root_refused
+from ..local import journal
 from ..local.answers import Refused, answer
-from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, kill, take_still
+from ..local.host import cgroups, identity
+from ..local.host.accounts import own_root_refused
+from ..local.host.facts import host, out_of_files
+from ..local.jailed.jails import Jails, kill, take_process_image
+from ..local.jailed.saving import check_goes_on
+from ..local.jailed.words import last_words, room_for_words
+from ..local.mounts import template
 from ..local.refusals import error_of
-from ..local.saving import check_goes_on
 from ..local.sizes import sizes
-from ..local.words import last_words, room_for_words
 from . import asked, runsc, waits, warm
 from . import plan as planning
 from .ahead import Ahead
@@ -30,15 +33,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...guest.settings import Settings
-    from ...launcher.hull import HullPlan
-    from ...launcher.still_file import Still
+    from ...launcher.jail.jail import JailPlan
+    from ...launcher.machine_code.process_image import ProcessImage
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ..local.images import Held
     from ..local.launched import Launched
+    from ..local.mounts.images import Held
     from ..local.sizes import Sizes
     from .runsc import Runsc
     from .warm import GvisorWarm
@@ -47,7 +50,7 @@ NAME = asked.NAME
 _READY_S = 60.0
 
 
-class GvisorBackend(Hulls):
+class GvisorBackend(Jails):
     """See `Backend`.
 
     Args:
@@ -79,8 +82,8 @@ class GvisorBackend(Hulls):
         super().__init__(state_dir, egress)
         self._ahead = Ahead(self.prewarm) if ahead else None
         self._path = path
-        self._stills: tuple[Launched, Still | None] | None = None
-        self._still_worked = False
+        self._process_images: tuple[Launched, ProcessImage | None] | None = None
+        self._process_image_worked = False
         self._own_pages = is_on() if own_pages is None else own_pages
         self._views: list[Views] = []  # the last one is for who comes
         self._views_lock = allocate_lock()
@@ -107,7 +110,7 @@ class GvisorBackend(Hulls):
         try:
             if spec.image is None:
                 return self._provision_over(None, spec, content, memory)
-            from ..local import images
+            from ..local.mounts import images
 
             return images.made_from(
                 spec, lambda spec, image: self._provision_over(image, spec, content, memory)
@@ -126,7 +129,7 @@ class GvisorBackend(Hulls):
             try:
                 return self._make(spec, sandbox_id, program, content, memory, image)
             except IsolationError:
-                if not self._gives_up_still():
+                if not self._gives_up_process_image():
                     raise
                 return self._make(spec, sandbox_id, program, content, memory, image)
         except OSError as exc:
@@ -145,16 +148,16 @@ class GvisorBackend(Hulls):
         memory: str,
         image: Held | None,
     ) -> GvisorSandbox:
-        here, uid, keeper = host(), identity.uid_of(spec.user), self.keeper()
-        views = self.views(keeper)
+        here, uid, jailer = host(), identity.uid_of(spec.user), self.jailer()
+        views = self.views(jailer)
         first = self.host_ids().take() if here.trusted_root else 0
         draft = Draft(spec, sandbox_id, uid, first, image)
         try:
-            still = self._still(keeper)
+            process_image = self._process_image(jailer)
             draft.shares_pages = views.why_not(image)
             size = sizes(spec, here)
             if spec.network.needs_tls_termination:
-                from ..local.trusted import trusted_for
+                from ..local.mounts.trusted import trusted_for
 
                 draft.trusted = trusted_for(spec.network, self.egress())
             plan = planning.make_plan(
@@ -164,7 +167,7 @@ class GvisorBackend(Hulls):
                 size,
                 has_content=content >= 0,
                 memory=memory,
-                still_bytes=still.size_bytes if still else 0,
+                process_image_bytes=process_image.size_bytes if process_image else 0,
                 views=None if draft.shares_pages else views,
                 tenant=self._tenants.get(sandbox_id, ""),
             )
@@ -172,17 +175,19 @@ class GvisorBackend(Hulls):
             most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
             group = self._plan_limits(plan, spec, *most)
             sandbox = self._launch(
-                keeper, draft, plan, size, group, content, program, memory, still
+                jailer, draft, plan, size, group, content, program, memory, process_image
             )
         except BaseException:
-            journal.give_up(draft.protected, draft.note, sandbox_id, keeper)
+            journal.give_up(draft.protected, draft.note, sandbox_id, jailer)
             if first:
                 self.host_ids().give_back(first)
             raise
         finally:
             draft.close()
-        self._still_worked = self._still_worked or bool(plan["guest"]["still"])
-        self._hulled[sandbox_id] = sandbox
+        self._process_image_worked = self._process_image_worked or bool(
+            plan["guest"]["process_image"]
+        )
+        self._jailed[sandbox_id] = sandbox
         return sandbox
 
     def belongs_to(self, sandbox_id: str, tenant: str) -> None:
@@ -192,53 +197,57 @@ class GvisorBackend(Hulls):
         """
         self._tenants[sandbox_id] = tenant
 
-    def views(self, keeper: Launched) -> Views:
-        """Who serves the host's files to this keeper's hulls; another one when the last has ended."""
+    def views(self, jailer: Launched) -> Views:
+        """Return the FUSE server for this jailer's jails; a new one when the last has ended."""
         with self._views_lock:
             found = self._views[-1] if self._views else None
             if (
                 found is None
-                or found.keeper is not keeper
+                or found.jailer is not jailer
                 or not (found.alive and found.is_current)
             ):
-                found = Views(self, keeper, wanted=self._own_pages)
-                # Those before end with the last sandbox that they have.
+                found = Views(self, jailer, wanted=self._own_pages)
+                # Older ones end with the last sandbox that uses them.
                 for each in self._views:
-                    if each.keeper is not keeper or not each.alive:
+                    if each.jailer is not jailer or not each.alive:
                         each.close()
                 self._views = [each for each in self._views if not each.is_closed] + [found]
             return found
 
-    def _still(self, keeper: Launched) -> Still | None:
-        """The agent as this keeper has started it ahead; None where it cannot."""
+    def _process_image(self, jailer: Launched) -> ProcessImage | None:
+        """The agent as this jailer has started it ahead; None where it cannot."""
         with self._first_use:
-            if self._stills is None or self._stills[0] is not keeper:
-                self._stills = keeper, take_still(keeper, planning.still())
-            return self._stills[1]
+            if self._process_images is None or self._process_images[0] is not jailer:
+                self._process_images = jailer, take_process_image(jailer, planning.process_image())
+            return self._process_images[1]
 
-    def _gives_up_still(self) -> bool:
-        """After a start that failed: whether it may have been for a still that never worked.
+    def _gives_up_process_image(self) -> bool:
+        """After a start that failed: whether it may have been for a process image that never worked.
 
         It was taken on this host, by its kernel; that any gVisor there will be goes on from it,
-        nobody can promise. Where it does not, agents start anew: slower, and with the same walls.
+        nobody can promise. Where it does not, agents start anew: slower, and with the same isolation.
         """
         with self._first_use:
-            if self._still_worked or self._stills is None or self._stills[1] is None:
+            if (
+                self._process_image_worked
+                or self._process_images is None
+                or self._process_images[1] is None
+            ):
                 return False
-            self._stills = self._stills[0], None
+            self._process_images = self._process_images[0], None
             return True
 
     def _launch(
         self,
-        keeper: Launched,
+        jailer: Launched,
         draft: Draft,
-        plan: HullPlan,
+        plan: JailPlan,
         size: Sizes,
         group: cgroups.Group,
         content: int,
         program: Runsc,
         memory: str,
-        still: Still | None,
+        process_image: ProcessImage | None,
     ) -> GvisorSandbox:
         errors = room_for_words("gvisor-says")
         ours, theirs = wire.socketpair()
@@ -246,7 +255,7 @@ class GvisorBackend(Hulls):
         try:
             reply, last = ours, 0
             told = planning.settings(draft, host(), size)
-            copied = still if plan["guest"]["still"] else None
+            copied = process_image if plan["guest"]["process_image"] else None
             # It waits there until the agent reads it, as its first message of all.
             if memory:
                 reply = _wake(ours)
@@ -254,7 +263,7 @@ class GvisorBackend(Hulls):
                 wire.send(ours, told)
             passed = [theirs.fileno(), errors, *([content] if content >= 0 else []), *draft.fds]
             try:
-                body, [pidfd] = keeper.ask("create", plan, passed)
+                body, [pidfd] = jailer.ask("create", plan, passed)
             finally:
                 theirs.close()
             if copied is not None:
@@ -268,7 +277,7 @@ class GvisorBackend(Hulls):
                 last = int(said)
             ours.settimeout(None)
             sandbox = GvisorSandbox(
-                self, draft, size, group, ours, int(body), pidfd, errors, keeper, program, last
+                self, draft, size, group, ours, int(body), pidfd, errors, jailer, program, last
             )
         except BaseException as exc:
             ours.close()
@@ -287,7 +296,7 @@ class GvisorBackend(Hulls):
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-        for sandbox in list(self._hulled.values()):
+        for sandbox in list(self._jailed.values()):
             sandbox.terminate()
         with self._views_lock:
             for each in self._views:
@@ -335,19 +344,28 @@ class GvisorBackend(Hulls):
         return snapshots.save_with_memory(sandbox, self.catalogue(), metadata)
 
 
-def _bring(still: Still, control: wire.Socket, errors: int) -> None:
-    """Fill the file that a hull made for it.
+def _bring(process_image: ProcessImage, control: wire.Socket, errors: int) -> None:
+    """Fill the file that a jail made for it. The jail executes gVisor once it hears that the head is there.
 
     Raises:
-        IsolationError: It cannot be, or there is no such hull any more.
+        IsolationError: It cannot be, or there is no such jail any more.
     """
     _, [fd] = _answered(control, errors)
     try:
-        still.write(fd)
+        process_image.write_head(fd)
+        _say_head_is_written(control)
+        process_image.write_rest(fd)
     except OSError as exc:
         raise IsolationError(f"the agent could not be copied into the guest: {exc}") from exc
     finally:
         os.close(fd)
+
+
+def _say_head_is_written(control: wire.Socket) -> None:
+    try:
+        wire.send_raw(control, HEAD_IS_WRITTEN)
+    except OSError:
+        pass  # the jail has ended: what it said of that is next to be read
 
 
 def _tell(control: wire.Socket, told: Settings) -> None:
@@ -366,7 +384,7 @@ def _wake(control: wire.Socket) -> wire.Socket:
 
 
 def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
-    """Wait for a word from inside: the hull's, or the agent's first.
+    """Wait for a word from inside: the jail's, or the agent's first.
 
     Raises:
         IsolationError: gVisor did not start, with its own words for it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..local import template
-from ..local.hull_mounts import HullMounts
+from ..local.jailed.jail_mounts import JailMounts
+from ..local.mounts import template
 from . import places
 
 TYPE_CHECKING = False
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.spec import SandboxSpec
-    from ..local.images import Held
-    from ..local.trusted import Trusted
+    from ..local.mounts.images import Held
+    from ..local.mounts.trusted import Trusted
 
     Steps = list[tuple[Any, ...]]
 
 
-class Draft(HullMounts):
+class Draft(JailMounts):
     """See above.
 
     Args:
@@ -38,7 +38,7 @@ class Draft(HullMounts):
             (template.image_guest_root(uid), []) if image else template.guest_root(uid)
         )
         self.mounted = self.trees  # one list: they are opened with all the others
-        self.hull: Steps = []
+        self.jail: Steps = []
         self.shown: list[dict[str, Any]] = []  # mounts of the guest's, as OCI has them
         self.note: str | None = None  # of the journal
         self.trusted: Trusted | None = None

@@ -1,12 +1,12 @@
-"""What one gVisor sandbox can do, asked of its kernel and of the host's: by reading, or by trying."""
+"""Effective capabilities of a gVisor sandbox: read from its kernel and the host's, or tested."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...model.limits import Limits
-from ..local import guest_granted
-from ..local.readback import cpu_limit
+from ..local.agents import guest_granted
+from ..local.host.readback import cpu_limit
 from .inspection import Inspection
 
 TYPE_CHECKING = False

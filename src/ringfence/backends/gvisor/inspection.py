@@ -1,11 +1,13 @@
-"""What the host's kernel says of gVisor's processes, and the guest's of the guest. Decides nothing."""
+"""Kernel facts: the host's about gVisor's processes, the guest's about the guest. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
 import os
 
-from ..local.inside import descendants, status_of
-from ..local.mountinfo import MountLine, read_text
+from ..local.agents.inside import descendants, status_of
+from ..local.host.mountinfo import MountLine, read_text
 from ..local.netns import NetworkTables
 
 TYPE_CHECKING = False
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HostProcess:
-    """One of gVisor's processes: proc_pid_status(5)."""
+    """A process of gVisor's: proc_pid_status(5)."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -28,13 +30,13 @@ class HostProcess:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether every thread of it is under a system-call filter."""
+        """True if every thread is under a system-call filter."""
         threads = os.listdir(f"/proc/{self.pid}/task")
         texts = [read_text(f"/proc/{self.pid}/task/{thread}/status") for thread in threads]
         return all("\nSeccomp:\t2\n" in text for text in texts)
 
     def shares(self, namespace: str) -> bool:
-        """Whether it has the same namespace as we."""
+        """Return whether its namespace is ours."""
         theirs = os.readlink(f"/proc/{self.pid}/ns/{namespace}")
         return theirs == os.readlink(f"/proc/self/ns/{namespace}")
 
@@ -49,7 +51,7 @@ class HostProcess:
         return NetworkTables(lambda name: read_text(f"/proc/{self.pid}/net/{name}"))
 
     def has_same(self, namespace: str, other: HostProcess) -> bool:
-        """Whether both are in one namespace."""
+        """Return whether both are in the same namespace."""
         places = [os.readlink(f"/proc/{pid}/ns/{namespace}") for pid in (self.pid, other.pid)]
         return places[0] == places[1]
 
@@ -58,7 +60,7 @@ class Inspection:
     """Readings of one live sandbox, each taken once.
 
     Attributes:
-        launcher: The hull's PID 1, `runsc run`, which no guest can speak to.
+        launcher: The jail's PID 1, `runsc run`, which no guest can speak to.
         server: Who serves the guest's files: the gofer.
         kernel: The guest's kernel, the sentry, and what it runs the guest's processes in.
     """
@@ -80,13 +82,13 @@ class Inspection:
 
     @property
     def mounts(self) -> list[MountLine]:
-        """Every mount of the hull."""
+        """Every mount of the jail."""
         lines = read_text(f"/proc/{self.sandbox.pid}/mountinfo").splitlines()
         return [MountLine(line) for line in lines]
 
     @property
     def host_ids(self) -> list[tuple[int, int]]:
-        """(first, count) of the host ids that the hull has."""
+        """(first, count) of the host ids that the jail has."""
         rows = [line.split() for line in self._id_map.splitlines()]
         return [(int(first), int(count)) for _inside, first, count in rows]
 

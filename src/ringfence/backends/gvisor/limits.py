@@ -1,4 +1,4 @@
-"""What gVisor itself takes, beyond what its guest may have."""
+"""Resources of gVisor itself, beyond the limits of its guest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the network of a gVisor sandbox is changed from outside: in the hull, where no guest is."""
+"""How the network of a gVisor sandbox is changed from outside: in the jail, where no guest is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..local.network import SandboxNetwork
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.plan import NetworkPlan
-    from ...model.network import NetworkPolicy
+    from ...model.net.network import NetworkPolicy
     from .sandbox import GvisorSandbox
 
 

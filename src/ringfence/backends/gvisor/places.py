@@ -1,8 +1,8 @@
-"""Where things are: in the hull around gVisor, and in the guest before it runs."""
+"""Where things are: in the jail around gVisor, and in the guest before it runs."""
 
 from __future__ import annotations
 
-from ..local import agent_code
+from ..local.agents import agent_code
 
 ROOTFS = "/bundle/rootfs"
 CONFIG = "/bundle/config.json"
@@ -14,4 +14,4 @@ MOUNTS = "/mounts"  # read-only, and seen by who serves the guest's files: also 
 POINTS = "/points"  # the same directory, where it can be written to
 IN_GUEST = "/.ringfence-mounts"  # the same there
 AGENT = "/.ringfence"  # of the guest
-STILL = f"{AGENT}/{agent_code.NAME}"
+PROCESS_IMAGE = f"{AGENT}/{agent_code.NAME}"

@@ -1,4 +1,6 @@
-"""From a spec to a hull around gVisor. Decides everything that the launcher will do; starts nothing."""
+"""Plan of a jail around gVisor for a spec. Decides everything that the launcher will do; starts
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ import os
 import resource
 
 from ...guest.users import MAPPER
-from ...launcher import still_program
+from ...launcher.machine_code import process_image_elf
 from ...model.spec import OWN_ROOT, SandboxSpec
-from ..local import agent_code, identity, setid, template
-from ..local.bare_hull import bare_hull
+from ..local.agents import agent_code
+from ..local.host import identity
+from ..local.jailed import setid
+from ..local.jailed.bare_jail import bare_jail
+from ..local.mounts import template
 from . import bundle, places, root, statx, waits
 from .limits import host_pids
 
@@ -18,9 +23,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...guest.settings import Settings
-    from ...launcher.hull import HullPlan
+    from ...launcher.jail.jail import JailPlan
     from ...launcher.plan import NetworkPlan
-    from ..local.host import Host
+    from ..local.host.facts import Host
     from ..local.sizes import Sizes
     from .draft import Draft
     from .runsc import Runsc
@@ -38,10 +43,10 @@ def make_plan(
     *,
     has_content: bool,
     memory: str = "",
-    still_bytes: int = 0,
+    process_image_bytes: int = 0,
     views: Views | None = None,
     tenant: str = "",
-) -> HullPlan:
+) -> JailPlan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after.
 
     Args:
@@ -50,13 +55,13 @@ def make_plan(
         views: Who serves what the host shows; None: the guest has the host's own pages.
         tenant: Whose view it is.
     """
-    starts_still = (
+    starts_process_image = (
         # It lies in the guest's root until it runs, and finds its files where the host has them: not on
         # an image, whose files are a stranger's, nor where the root is small or filled already.
-        0 < still_bytes * 2 <= size.disk_bytes and not (has_content or draft.image)
+        0 < process_image_bytes * 2 <= size.disk_bytes and not (has_content or draft.image)
     )
     below = root.furnish(draft, host, needs_statx=statx.is_needed(runsc.released))
-    _bring_agent(draft, host, starts_still=starts_still)
+    _bring_agent(draft, host, starts_process_image=starts_process_image)
     if draft.spec.profile == OWN_ROOT and not draft.image:
         draft.guest += template.for_accounts()
     if not host.trusted_root and not draft.image:
@@ -66,15 +71,15 @@ def make_plan(
     if views is not None:
         shown = [i for i, tree in enumerate(draft.trees) if not tree["inode"]]
         view = views.plan(draft, tenant, shown, below)
-    bundle.furnish(draft, runsc, starts_still=starts_still)
+    bundle.furnish(draft, runsc, starts_process_image=starts_process_image)
     if memory:
         _show_memory(draft, memory)
     ids = identity.slot_map(draft.first_host_id, draft.uid)
-    bare = bare_hull(draft.id, host, ids, setid.filter_of_hull(waits.NO_REGISTERING))
+    bare = bare_jail(draft.id, host, ids, setid.filter_of_jail(waits.NO_REGISTERING))
     return {
         **bare,
         "trees": draft.trees,
-        "steps": draft.hull,
+        "steps": draft.jail,
         "network": _network(draft.spec),
         "guest": {
             "path": places.ROOTFS,
@@ -85,8 +90,8 @@ def make_plan(
             "owner": draft.uid if host.trusted_root else 0,
             "steps": draft.guest,
             "has_content": has_content,
-            "still": places.STILL if starts_still else "",
-            "still_bytes": still_bytes if starts_still else 0,
+            "process_image": places.PROCESS_IMAGE if starts_process_image else "",
+            "process_image_bytes": process_image_bytes if starts_process_image else 0,
         },
         "after": draft.after,
         "rlimits": [*bare["rlimits"], _bound_on_processes(size)],
@@ -106,32 +111,32 @@ def make_plan(
     }
 
 
-def _bring_agent(draft: Draft, host: Host, *, starts_still: bool) -> None:
+def _bring_agent(draft: Draft, host: Host, *, starts_process_image: bool) -> None:
     """Its code, unless it has started already, and the program that writes down its ids."""
     draft.guest.append(("dir", places.AGENT, 0o700, False))
     if os.uname().machine == "x86_64":
         told = id_map(draft.uid, several=host.trusted_root).encode()
-        content, mode = told.ljust(still_program.ERRAND_BYTES), 0o600
-        if not starts_still:
-            content, mode = still_program.writing(dict.fromkeys(_MAPS, told)), 0o700
+        content, mode = told.ljust(process_image_elf.TASK_BYTES), 0o600
+        if not starts_process_image:
+            content, mode = process_image_elf.writing(dict.fromkeys(_MAPS, told)), 0o700
         draft.guest.append(("file", f"{places.AGENT}/{MAPPER}", content, mode))
-    if not starts_still:
-        draft.guest.append(("file", places.STILL, agent_code.packed(), 0o600))
+    if not starts_process_image:
+        draft.guest.append(("file", places.PROCESS_IMAGE, agent_code.packed(), 0o600))
 
 
 def _show_memory(draft: Draft, memory: str) -> None:
-    draft.hull.append(("dir", places.SAVED, 0o755, False))
-    draft.hull.append(("show", f"{places.SAVED}/{places.MEMORY}", len(draft.trees), False))
+    draft.jail.append(("dir", places.SAVED, 0o755, False))
+    draft.jail.append(("show", f"{places.SAVED}/{places.MEMORY}", len(draft.trees), False))
     draft.trees.append(template.tree(memory, template.READ_ONLY))
 
 
-def still() -> dict[str, Any]:
-    """What the keeper is told to take a still of; the agent's code comes along."""
+def process_image() -> dict[str, Any]:
+    """Build the jailer's request for a process image; it includes the agent's code."""
     return {
-        "argv": agent_code.argv_of_still(),
+        "argv": agent_code.argv_of_process_image(),
         "env": bundle.ENVIRONMENT,
-        "place": places.STILL,
-        "errand": (f"{places.AGENT}/{MAPPER}", _MAPS),
+        "place": places.PROCESS_IMAGE,
+        "copy_task": (f"{places.AGENT}/{MAPPER}", _MAPS),
         "waits": True,
     }
 
@@ -151,7 +156,7 @@ def _bound_on_processes(size: Sizes) -> tuple[int, int, int]:
 
 
 def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
-    """What the agent is told first."""
+    """Build the agent's settings, its first message."""
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: size.open_files,
@@ -180,7 +185,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
 def id_map(uid: int, *, several: bool) -> str:
     """The ids that a guest sees, for those by which gVisor serves it files: there its user is 0.
 
-    That is who gVisor's file server is in the hull, so that what the guest makes is made by its
+    That is who gVisor's file server is in the jail, so that what the guest makes is made by its
     owner, also where no other id exists. The guest's root is, in exchange, the user's number.
     """
     if uid == 0:

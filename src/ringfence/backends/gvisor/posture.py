@@ -10,9 +10,9 @@ import os
 
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
-from ..local.host import host
+from ..local.host.facts import host
+from ..local.host.readback import cores, cpu_limit, memory_limit_bytes, pids_limit
 from ..local.netns import of_network
-from ..local.readback import cores, cpu_limit, memory_limit_bytes, pids_limit
 from ..local.reports import UNREADABLE, read_all, unreadable
 from . import views
 from .inspection import Inspection
@@ -69,7 +69,7 @@ def _release(seen: Inspection) -> Protection:
 
 
 def _seccomp(seen: Inspection) -> Protection:
-    """Second wall: what the guest's kernel may ask of the host's."""
+    """Second line: what the guest's kernel may ask of the host's."""
     loose = [p for p in (*seen.kernel, *seen.server) if not p.is_filtered]
     if loose or not seen.kernel or not seen.server:
         return Protection("seccomp", MISSING, f"no filter on {len(loose)} of gVisor's processes")
@@ -87,7 +87,7 @@ def _no_new_privs(seen: Inspection) -> Protection:
     )
 
 
-# -- the hull -----------------------------------------------------------------------------------
+# -- the jail -----------------------------------------------------------------------------------
 
 
 def _namespaces(seen: Inspection) -> Protection:
@@ -118,7 +118,7 @@ def _host_identity(seen: Inspection) -> Protection:
 
 
 def _host_files(seen: Inspection) -> Protection:
-    """What of the host can be reached at all: by the file server, and nobody else."""
+    """Check which host files the file server, and so the guest, can reach."""
     name = "read_only_mounts"
     asked = [m for m in seen.sandbox.mounts if m.access == "read_write" and m.host_path]
     own = {m.device for m in seen.mounts if m.target in ("/", ROOTFS)}
@@ -134,10 +134,12 @@ def _host_files(seen: Inspection) -> Protection:
 
 
 def _own_pages(seen: Inspection) -> Protection:
-    """Whose the pages of read-only files are, as far as the hull's mounts tell: a view's, or everybody's."""
+    """Check from the jail's mounts whether page-cache pages of read-only files are the tenant's own
+    or shared.
+    """
     name, why = "own_pages", seen.sandbox.shares_pages
     if why:
-        said = f"pages of read-only files of the host are everybody's who reads them: {why}"
+        said = f"read-only host files share page-cache pages with all their readers: {why}"
         return Protection(name, DEGRADED, said, views.fix_of(why))
     asked = {m.target for m in seen.mounts if m.target.startswith("/mounts/")}
     below = [m for m in seen.mounts if m.target.startswith(f"{ROOTFS}/") and m.target not in asked]
@@ -145,7 +147,7 @@ def _own_pages(seen: Inspection) -> Protection:
     direct = [m.target for m in below if m.kind != "fuse" and m.device not in own]
     if direct:
         return Protection(name, MISSING, f"the host's own: {', '.join(direct)}", "report this")
-    why = f"{len(below)} trees through a file system that no other tenant has; runsc itself is everybody's"
+    why = f"{len(below)} trees through this tenant's own file system; only runsc itself is shared"
     return Protection(name, ENFORCED, why)
 
 
@@ -170,7 +172,7 @@ def _network(seen: Inspection) -> Protection:
     if names - {"lo"}:
         return Protection("network", MISSING, f"interfaces: {', '.join(sorted(names))}")
     if "--network=none" not in flags:
-        return Protection("network", MISSING, "gVisor was not told to have none")
+        return Protection("network", MISSING, "gVisor runs without --network=none")
     return Protection(
         "network", ENFORCED, "gVisor's own loopback, in a namespace with nothing but lo"
     )

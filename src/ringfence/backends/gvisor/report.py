@@ -1,4 +1,4 @@
-"""What protects the host here: of one sandbox, or found by making a sandbox."""
+"""Protections of the host: of one sandbox, or tested by making a sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, 
 from ...model.limits import Limits
 from ...model.mount import Mount
 from ...model.spec import STRONG, SandboxSpec
-from ..local.host import host
+from ..local.host.facts import host
 from ..local.netns import of_rules
 from ..local.reports import read_or_last, unavailable
 from .asked import NEVER

@@ -1,4 +1,4 @@
-"""The guest's root: an image or the template, a Python for the agent, and what is mounted there."""
+"""The guest's root: an image or the template, a Python for the agent, and the mounts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from ...linux import mounts
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
-from ..local import agent_code, template
+from ..local.agents import agent_code
+from ..local.mounts import template
 from ..local.session import all_mounts, is_below, must_make, session_root
 from . import places, statx
 
@@ -15,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..local.host import Host
-    from ..local.images import Held
+    from ..local.host.facts import Host
+    from ..local.mounts.images import Held
     from .draft import Draft
 
 
@@ -35,7 +36,7 @@ def furnish(draft: Draft, host: Host, *, needs_statx: bool) -> int:
 
 
 def _show_image(draft: Draft, image: Held, host: Host) -> int:
-    """The index of its tree: all its files are the guest user's, who is 0 in the hull."""
+    """The index of its tree: all its files are the guest user's, who is 0 in the jail."""
     image.appear_as(draft.first_host_id, host.trusted_root)
     draft.fds.append(os.open(image.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     image.tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
@@ -55,7 +56,9 @@ def _show_python(draft: Draft) -> None:
 
 
 def _preload(draft: Draft, needs_statx: bool) -> None:
-    """What every program with a C library starts with: an image's own would be in the agent too."""
+    """Replace the preload list of the C library: an image's own would be loaded into the agent
+    too.
+    """
     verb, *replace = ("image_file", True) if draft.image else ("file",)
     if needs_statx:
         draft.guest.append((verb, statx.LIBRARY, statx.library(), 0o644, *replace))
@@ -103,7 +106,7 @@ def _show_later_mounts(draft: Draft) -> None:
     verb = "image_dir" if draft.image else "dir"
     # gVisor would make /sys itself, by three questions to its file server; but not for what is restored.
     draft.guest += [(verb, each, 0o755, False) for each in (places.IN_GUEST, "/sys")]
-    # What may be written there is for each mount in the hull to say.
+    # Each mount in the jail decides whether it is writable.
     draft.shown.append(_bind(places.IN_GUEST, places.MOUNTS, "rw"))
 
 

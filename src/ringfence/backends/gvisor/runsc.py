@@ -1,4 +1,4 @@
-"""gVisor's `runsc`: where it is, which it is, and what it can be told."""
+"""gVisor's `runsc`: its location, version and flags."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _RELEASE = re.compile(r"(?:release-)?(?:0\.0~)?(\d{8})")
 
 
 class Runsc:
-    """One program, as it was found.
+    """An installed `runsc`.
 
     Attributes:
-        version: As it says itself.
+        version: As it reports itself.
         released: The day of its release, as YYYYMMDD; 0 where it does not say.
     """
 
@@ -42,22 +42,23 @@ class Runsc:
         self._known = frozenset(re.findall(r"^  -([a-z0-9-]+)", _said(path, "flags"), re.MULTILINE))
 
     def knows(self, flag: str) -> bool:
-        """Whether this version has a flag."""
+        """Return whether this version has a flag."""
         return flag in self._known
 
     def flags(self, *, rootless: bool, network: bool) -> list[str]:
-        """What every command is told.
+        """Build the flags of every command.
 
         Args:
-            network: Sockets of the guest's are the kernel's, in the network namespace that it runs in.
+            network: Sockets of the guest are the kernel's, in the network namespace that it runs in.
         """
         said = [f"--{name}={value}" for name, value in _WANTED.items() if self.knows(name)]
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         if most != resource.RLIM_INFINITY and most < _AMPLE_FILES and self.knows("dcache"):
-            # It keeps 1,000 files of each mount open, whoever has closed them: under `ulimit -n 1024`
-            # programs inside soon could open none. Each may be several descriptors.
+            # It keeps 1,000 files of each mount open even after the guest closes them: under
+            # `ulimit -n 1024` programs inside soon could open none. Each may be several
+            # descriptors.
             said.append(f"--dcache={most // 8}")
-        # Limits are set around it, by cgroups of ours.
+        # Our own cgroups around it set the limits.
         said.append(f"--network={'host' if network else 'none'}")
         return [*said, "--ignore-cgroups", f"--rootless={str(rootless).lower()}"]
 

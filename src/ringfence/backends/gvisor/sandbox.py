@@ -1,4 +1,4 @@
-"""One gVisor sandbox, seen from the host."""
+"""A gVisor sandbox, seen from the host."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from _thread import RLock
 from ...errors import ExecError, LifecycleError, Unsupported
 from ...launcher import wire
 from ...model.state import State
-from ..local import identity, journal
+from ..local import journal
 from ..local.answers import Refused
-from ..local.host import host
-from ..local.hull_mounts import HullMounts
-from ..local.hulled import HulledSandbox
+from ..local.host import identity
+from ..local.host.facts import host
+from ..local.jailed.jail_mounts import JailMounts
+from ..local.jailed.jailed import JailedSandbox
 from . import places
 from .asked import NAME
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
     from ...model.snapshot import Snapshot
-    from ..local.cgroups import Group
+    from ..local.host.cgroups import Group
     from ..local.launched import Launched
     from ..local.sizes import Sizes
     from .backend import GvisorBackend
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from .runsc import Runsc
 
 
-class GvisorSandbox(HulledSandbox):
+class GvisorSandbox(JailedSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
-        pid: Of the hull's PID 1, gVisor's own `runsc run`, as the host sees it.
-        places: Where the hull has what is mounted, by its target.
+        pid: Of the jail's PID 1, gVisor's own `runsc run`, as the host sees it.
+        places: Where the jail has what is mounted, by its target.
         shows_later: Whether there is more of that than when gVisor started.
     """
 
@@ -51,7 +52,7 @@ class GvisorSandbox(HulledSandbox):
         pid: int,
         pidfd: int,
         errors: int,
-        keeper: Launched,
+        jailer: Launched,
         program: Runsc,
         last_number: int = 0,
     ) -> None:
@@ -65,7 +66,7 @@ class GvisorSandbox(HulledSandbox):
         self.protected, self.note = draft.protected, draft.note
         self.places, self._places_used = draft.places, draft.count
         self.shows_later = False
-        self.pid, self.keeper = pid, keeper
+        self.pid, self.jailer = pid, jailer
         self.errors, self.program = errors, program
         self.has_network = not draft.spec.network.is_none  # as gVisor was told, for good
 
@@ -97,7 +98,7 @@ class GvisorSandbox(HulledSandbox):
             raise ExecError(f"{verb}: {exc.strerror}") from exc
 
     def flags(self) -> list[str]:
-        """What every command of gVisor's about this sandbox is told."""
+        """Build the flags of gVisor's commands about this sandbox."""
         return self.program.flags(rootless=not host().trusted_root, network=self.has_network)
 
     def stand_still(self) -> StandStill:
@@ -107,7 +108,7 @@ class GvisorSandbox(HulledSandbox):
     def _let_go(self) -> None:
         closing, self.errors = self.errors, -1
         os.close(closing)
-        journal.give_up(self.protected, self.note, self.id, self.keeper)
+        journal.give_up(self.protected, self.note, self.id, self.jailer)
         self.owner.released(self)
 
     def granted(self) -> SandboxCapabilities:
@@ -115,15 +116,15 @@ class GvisorSandbox(HulledSandbox):
 
         return granted(self)
 
-    def _more_mounts(self) -> HullMounts:
-        more = HullMounts(
+    def _more_mounts(self) -> JailMounts:
+        more = JailMounts(
             self.spec, self.first_host_id, places.MOUNTS, places.POINTS, there=self.mounts
         )
         more.places, more.count = dict(self.places), self._places_used
         self._places_used += 1  # also if it comes to nothing: that place is not empty any more
         return more
 
-    def _attach(self, mount: Mount, more: HullMounts) -> None:
+    def _attach(self, mount: Mount, more: JailMounts) -> None:
         from .attach import attach
 
         attach(self, mount, more)
@@ -140,7 +141,7 @@ class GvisorSandbox(HulledSandbox):
                 why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
                 raise Unsupported(why, backend=NAME, operation="checkpoint")
             if self.shows_later:
-                why = "what was mounted while it ran is not there when gVisor begins again"
+                why = "gVisor does not restore mounts that were added while it ran"
                 hint = "give mounts when the sandbox is created; snapshot() saves its files"
                 raise Unsupported(why, backend=NAME, operation="checkpoint", hint=hint)
             return self.owner.checkpoint(self, metadata)
@@ -148,7 +149,7 @@ class GvisorSandbox(HulledSandbox):
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated")
+                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
             return self.owner.snapshot(self, metadata)
 
 

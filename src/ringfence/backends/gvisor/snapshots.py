@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ..local import runtime
-from ..local.saving import keep, settle
+from ..local.jailed.saving import keep, settle
+from ..local.mounts import runtime
 from . import places
 from .inspection import HostProcess
 

@@ -45,7 +45,9 @@ _GLOBAL_FUNCTION, _R_X86_64_GLOB_DAT = 0x12, 6
 
 
 def is_needed(released: int) -> bool:
-    """Whether the gVisor released on that day (YYYYMMDD, 0 for unknown) refuses the flag here."""
+    """Return whether the gVisor released on that day (YYYYMMDD, 0 for unknown) refuses the flag
+    here.
+    """
     return 0 < released < _FIXED and os.uname().machine == "x86_64"
 
 
@@ -59,7 +61,7 @@ def library() -> bytes:
     symbols_at = head
     names_at = symbols_at + 3 * struct.calcsize(_SYMBOL)
     hash_at = -(-(names_at + len(names)) // 8) * 8
-    # One bucket that leads to the one symbol there is to find, of three.
+    # A single bucket, leading to the only defined symbol of three.
     table = struct.pack("<6I", 1, 3, 1, 0, 0, 0)
     relocation_at = hash_at + len(table)
     code_at = relocation_at + struct.calcsize(_RELOCATION)

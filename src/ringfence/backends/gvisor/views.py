@@ -1,6 +1,6 @@
-"""Who serves read-only files of the host to this process's gVisor sandboxes: see decision 0090.
+"""FUSE server of read-only host files for this process's gVisor sandboxes: see decision 0090.
 
-Each tenant sees them through a file system of its own, so no page of the page cache is two tenants'.
+Each tenant has a file system of its own, so tenants share no pages of the page cache.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ import select
 from _thread import allocate_lock
 
 from ...errors import SandboxLost
-from ...launcher import view, wire
+from ...launcher import wire
+from ...launcher.fuse import view
 from ...policy import filters
-from ..local import agent_code, identity, template
+from ..local.agents import agent_code
 from ..local.answers import Refused, answer
-from ..local.bare_hull import bare_hull
-from ..local.host import host
-from ..local.hulls import kill
-from ..local.words import last_words, room_for_words
+from ..local.host import identity
+from ..local.host.facts import host
+from ..local.jailed.bare_jail import bare_jail
+from ..local.jailed.jails import kill
+from ..local.jailed.words import last_words, room_for_words
+from ..local.mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...launcher.hull import HullPlan
+    from ...launcher.fuse.views import ViewPlan
+    from ...launcher.jail.jail import JailPlan
     from ...launcher.plan import Tree
-    from ...launcher.views import ViewPlan
-    from ..local.hulls import Hulls
-    from ..local.images import Held
+    from ..local.jailed.jails import Jails
     from ..local.launched import Launched
+    from ..local.mounts.images import Held
     from .draft import Draft
 
     Steps = list[tuple[Any, ...]]
@@ -53,26 +56,26 @@ def is_on() -> bool:
 
 
 def fix_of(why: str) -> str:
-    """What to do about pages that are shared for that reason."""
+    """Choose the fix for pages that are shared for that reason."""
     if _SWITCH in why:
         return f"unset {_SWITCH}, and make the backend with own_pages"
     return _KERNEL if why == _NO_IDS else _OPEN
 
 
 class Views:
-    """The server of one keeper's hulls, or why there is none.
+    """The server of one jailer's jails, or why there is none.
 
     Attributes:
         why: Why pages are shared; empty: they are not.
         why_images: The same of images' files.
     """
 
-    def __init__(self, backend: Hulls, keeper: Launched, *, wanted: bool) -> None:
-        self.keeper, self._backend = keeper, backend
+    def __init__(self, backend: Jails, jailer: Launched, *, wanted: bool) -> None:
+        self.jailer, self._backend = jailer, backend
         self._pid, self._pidfd, self._errors, self.first_host_id = 0, -1, -1, 0
         self.why = self.why_images = ""
         self._lock = allocate_lock()
-        self._control: wire.Socket | None = None  # until the keeper has it
+        self._control: wire.Socket | None = None  # until the jailer has it
         if wanted:
             self._shown = _shown()
             self._stamp = _stamp(self._shown)
@@ -81,7 +84,9 @@ class Views:
             self.why = f"it was turned off ({_SWITCH})"
 
     def _try(self, step: Callable[[], None]) -> None:
-        """What the keeper refuses is had without, and it is said why. All else ends in an error."""
+        """Run a step; if the jailer refuses it, go on without and record why. Other errors are
+        raised.
+        """
         try:
             step()
         except BaseException as exc:
@@ -93,17 +98,17 @@ class Views:
                 raise
 
     def _begin(self) -> None:
-        """Start it; until it is there, its keeper may do something else."""
+        """Start it; until it is there, its jailer may do something else."""
         here = host()
         owner = None if here.trusted_root else (here.uid, here.gid)
-        self.keeper.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
+        self.jailer.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
         if here.trusted_root:
             self.first_host_id = self._backend.host_ids().take()
         self._errors = room_for_words("view-says")
         self._control, theirs = wire.socketpair()
         try:
             plan = _plan(self._shown, self.first_host_id)
-            body, [self._pidfd] = self.keeper.ask("create", plan, [theirs.fileno(), self._errors])
+            body, [self._pidfd] = self.jailer.ask("create", plan, [theirs.fileno(), self._errors])
             self._pid = int(body)
         finally:
             theirs.close()
@@ -119,34 +124,34 @@ class Views:
         try:
             answer(self._control, _READY_S)
         except SandboxLost as exc:
-            raise Refused(errno.EPIPE, "who would serve views ended at once") from exc
+            raise Refused(errno.EPIPE, "the file server ended at once") from exc
         probe, is_root = template.tree("/", template.READ_ONLY), host().trusted_root
         if is_root:
             probe = _mapped(probe, (0, 0), self.first_host_id)
         wanted = {"server": self._pid, "probe": probe}
-        maps, _ = self.keeper.ask("views", wanted, [self._control.fileno()])
-        self._control.close()  # the keeper's, from here on
+        maps, _ = self.jailer.ask("views", wanted, [self._control.fileno()])
+        self._control.close()  # the jailer's, from here on
         self._control = None
         if is_root and maps != b"1":
             self.why_images = _NO_IDS
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is left of it."""
+        """True if nothing is left of it."""
         return self._pidfd < 0
 
     @property
     def alive(self) -> bool:
-        """Whether what was found still holds."""
+        """True while its server process lives; without one, while the jailer does."""
         if self._pidfd < 0:
-            return self.keeper.alive
+            return self.jailer.alive
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
     @property
     def is_current(self) -> bool:
-        """Whether it shows what the host has, and not what was replaced, mounted over or added since."""
+        """True unless host files were replaced, mounted over or added since it started."""
         if self._pidfd < 0:
             return True
         shown = _shown()
@@ -158,10 +163,10 @@ class Views:
         return self.why or (self.why_images if image is not None else "")
 
     def plan(self, draft: Draft, tenant: str, shown: list[int], below: int) -> ViewPlan:
-        """What one guest sees through its tenant's view.
+        """Plan the files that a guest sees through its tenant's mount.
 
         Args:
-            shown: Indices of what its root has of the template.
+            shown: Indices of the template's trees in its root.
             below: Index of the image's tree; -1: there is none.
         """
         image_source = None
@@ -169,7 +174,8 @@ class Views:
             tree = draft.trees[below]
             image_source = tree
             if host().trusted_root:
-                # Who serves it has it as its own; the guest, what that one says is 0's.
+                # The server sees the image as its own; it reports owner 0, which the guest maps to
+                # its own ids.
                 image_source = _mapped(tree, draft.image.owner, self.first_host_id)
                 draft.trees[below] = _mapped(tree, (0, 0), draft.first_host_id)
         return {
@@ -184,7 +190,7 @@ class Views:
     def close(self) -> None:
         """End it, and with it every sandbox that sees files through it."""
         pidfd, self._pidfd = self._pidfd, -1
-        is_ours = self.keeper.owner == os.getpid()  # and not of who forked us
+        is_ours = self.jailer.owner == os.getpid()  # and not of who forked us
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -219,17 +225,17 @@ def _shown() -> list[Tree]:
 
 
 def _stamp(shown: list[Tree]) -> list[tuple[int, int]]:
-    """What each is: a directory may have another content, but be the same."""
+    """Identify each directory: its content may change while it stays the same directory."""
     found = [os.stat(tree["source"]) for tree in shown]
     return [(info.st_dev, info.st_ino) for info in found]
 
 
-def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
-    """The walls around it; in there it has one id, and that is nobody's on the host."""
+def _plan(trees: list[Tree], first_host_id: int) -> JailPlan:
+    """The isolation around it; in there it has one id, and that is nobody's on the host."""
     name = f"view-{os.getpid()}"
     steps: Steps = [("bind", tree["source"], i) for i, tree in enumerate(trees)]
     return {
-        **bare_hull(name, host(), f"0 {first_host_id} 1", filters.load_view_filter()),
+        **bare_jail(name, host(), f"0 {first_host_id} 1", filters.load_view_filter()),
         "trees": trees,
         "steps": [("dir", name, 0o755, False) for name in ("/proc", view.SHOWN)],
         "guest": {
@@ -240,8 +246,8 @@ def _plan(trees: list[Tree], first_host_id: int) -> HullPlan:
             "owner": 0,
             "steps": steps,
             "has_content": False,
-            "still": "",
-            "still_bytes": 0,
+            "process_image": "",
+            "process_image_bytes": 0,
         },
         "keep_capabilities": True,  # it gives up all but one itself
     }

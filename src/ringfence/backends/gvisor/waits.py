@@ -1,8 +1,8 @@
-"""What gVisor's processes would wait for in the host's kernel, and how they are spared it.
+"""Kernel waits in gVisor's start, and how its processes avoid them.
 
-Each start of `runsc` is one of five in a row of a sandbox's, and each of these waits is for a grace period of
-RCU: that every processor has been somewhere else, which takes 5 to 20 ms. A program with one thread
-does not wait; one in Go has several from its first moment on. See decision 0088.
+A sandbox starts `runsc` five times in a row, and each of these waits is for an RCU grace period,
+which takes 5 to 20 ms. A program with one thread does not wait; one in Go has several from its
+start. See decision 0088.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warm sandboxes: booted ahead, agent and all, for whoever asks for one of the same kind.
+"""Prebuilt sandboxes: booted, agent included, for a create of the same kind.
 
 gVisor is told at its start what a guest is shown and how much it may have, so a warm sandbox is a
 whole one. Nothing of anybody's is in it, and nothing has run but the agent. What the host alone
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...errors import InvalidRequest, LifecycleError, Unsupported
 from ...model.state import State
-from ..local import images
+from ..local.mounts import images
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class GvisorWarm:
 
     @property
     def alive(self) -> bool:
-        """Whether it still waits."""
+        """True until it is claimed, discarded or dead."""
         return self._is_kept and self._sandbox.state is not State.TERMINATED
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Whether `claim` can make it what `spec` asks for."""
+        """Return whether `claim` can turn it into a sandbox for `spec`."""
         return self._fitting(spec) is not None
 
     def _fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
@@ -63,7 +63,7 @@ class GvisorWarm:
         try:
             wanted = self._fitting(spec)
             if spec.id not in (None, self.id) or wanted is None:
-                raise InvalidRequest("this warm sandbox cannot become what is asked for")
+                raise InvalidRequest("this warm sandbox does not fit the spec")
             if meanwhile is not None:
                 meanwhile()
             self._sandbox.begin(wanted)
@@ -87,7 +87,7 @@ def check(spec: SandboxSpec) -> None:
     """Raises Unsupported where none can wait for what `spec` asks for."""
     if not is_bindable(spec):
         raise Unsupported(
-            "a warm gVisor sandbox has neither mounts nor secrets: those are somebody's, "
+            "a warm gVisor sandbox has neither mounts nor secrets: they belong to one client, "
             "and decided when gVisor starts",
             backend=NAME,
             operation="prewarm",
@@ -95,7 +95,7 @@ def check(spec: SandboxSpec) -> None:
 
 
 def is_bindable(spec: SandboxSpec) -> bool:
-    """Whether nothing of the spec is somebody's own before it is claimed."""
+    """Return whether the spec has no user data that must exist before the boot."""
     return not (spec.mounts or spec.memory_dir or spec.secrets)
 
 

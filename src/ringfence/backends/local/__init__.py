@@ -1,1 +1,3 @@
-"""What backends of this machine are made of: its facts, host ids, cgroups, the template, protected paths."""
+"""Building blocks of backends on this machine: host facts, host ids, cgroups, the template,
+protected paths.
+"""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import _socket as socket
+import _struct as struct
 import os
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 
+SEND_S = 10.0
+"""An agent always reads. One that a guest has stopped or replaced must not keep the host's threads."""
+
+
+def bound_sends(sock: wire.Socket) -> None:
+    """Let a send fail with EAGAIN when the other end does not read for `SEND_S`: socket(7)."""
+    limit = struct.pack("=qq", int(SEND_S), 0)  # struct timeval
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
 
 class Refused(OSError):  # noqa: N818  (it says what happened)
-    """Who was asked said no: errno, and a text that names the step."""
+    """Refusal by the launcher or agent: errno, and a text that names the step."""
 
 
 def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]]:

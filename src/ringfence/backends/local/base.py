@@ -1,4 +1,4 @@
-"""What every backend on this host has: somebody who moves data, and where snapshots are kept."""
+"""Common base of all backends on this host: the egress process and the snapshot catalogue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
 
@@ -25,10 +25,10 @@ class LocalBackend:
         self._egress, self._state_dir = egress, state_dir
 
     def egress(self) -> Egress:
-        """Who moves the data of connections; started on first use."""
+        """Return the egress process, which moves the data of connections; started on first use."""
         if self._egress is not None:
             return self._egress()
-        from ...egress.client import shared
+        from ...egress.host.client import shared
 
         return shared()
 

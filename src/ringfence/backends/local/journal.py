@@ -12,8 +12,8 @@ import os
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import placeholders
-from . import owner
-from .own_places import own_directory, place_in
+from .host import owner
+from .host.own_places import own_directory, place_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...launcher.placeholders import Placeholder
     from .launched import Launched
-    from .protect import Protected
+    from .mounts.protect import Protected
 
 _HEADER = b"ringfence placeholders 1\n"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

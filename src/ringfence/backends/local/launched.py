@@ -1,4 +1,4 @@
-"""The host's side of a process of the launcher's: start it, ask it, end with it."""
+"""The host's side of a launcher process: start it, send it requests, end it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import IsolationError, ResourceExhausted, SandboxLost
 from ...launcher import wire
 from ...launcher.spawn import Started, spawn
 from .answers import answer
-from .host import out_of_files
+from .host.facts import out_of_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Launched:
         self._hung_up = False
 
     def tell(self, verb: str, argument: Any, fds: list[int]) -> None:
-        """One request whose answer comes another way."""
+        """Send a request whose answer comes another way."""
         ours, theirs = wire.socketpair()
         ours.close()
         try:
@@ -70,10 +70,10 @@ class Launched:
             theirs.close()
 
     def tell_from(self, reply: wire.Socket, verb: str, argument: Any, fds: list[int]) -> None:
-        """One request that is answered on the other end of `reply`.
+        """Send a request whose answer comes on the other end of `reply`.
 
         Raises:
-            SandboxLost: It is gone.
+            SandboxLost: The process is gone.
         """
         self.note(verb, argument, [reply.fileno(), *fds])
 
@@ -101,11 +101,11 @@ class Launched:
         *,
         timeout_s: float | None = _ANSWER_S,
     ) -> tuple[bytes, list[int]]:
-        """One request, one answer.
+        """Send a request and return its answer.
 
         Raises:
-            Refused: It could not do it.
-            SandboxLost: It is gone.
+            Refused: The process could not do it.
+            SandboxLost: The process is gone.
         """
         ours, theirs = wire.socketpair()
         try:
@@ -131,14 +131,14 @@ class Launched:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         if self._pidfd < 0 or self._hung_up:
             return False
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Close what we hold of one that has ended."""
         self.close()
         pidfd, self._pidfd = self._pidfd, -1

@@ -1,4 +1,4 @@
-"""What the kernel says of a sandbox's network namespace, and whether that is what its policy says."""
+"""Check of a sandbox's network namespace against its policy, read back from the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...model.network import NetworkPolicy
+    from ...model.net.network import NetworkPolicy
     from .network import SandboxNetwork
 
 _NAME = "network"
@@ -75,10 +75,10 @@ class NetworkTables:
 
 
 def of_rules(names: Sequence[str], apply: Callable[[NetworkPolicy], None]) -> list[Capability]:
-    """Whether lists of hosts work here, found by giving one to a sandbox: the kernel and the egress
-    process take part. The last is about secrets.
+    """Test rules on a sandbox, since both the kernel and the egress process take part; the last
+    capability is about secrets.
     """
-    from ...model.network import NetworkPolicy
+    from ...model.net.network import NetworkPolicy
 
     reason = ""
     try:
@@ -87,7 +87,9 @@ def of_rules(names: Sequence[str], apply: Callable[[NetworkPolicy], None]) -> li
         reason = str(exc)
     found = [Capability(name, not reason, reason) for name in names]
     if not reason:
-        from ...egress.client import cannot_end_tls  # not read by a run that reports on its sandbox
+        from ...egress.host.client import (
+            cannot_end_tls,  # not read by a run that reports on its sandbox
+        )
 
         if reason := cannot_end_tls():
             reason += ": pip install 'ringfence[egress]'"
@@ -95,7 +97,7 @@ def of_rules(names: Sequence[str], apply: Callable[[NetworkPolicy], None]) -> li
 
 
 def of_network(seen: NetworkTables, network: SandboxNetwork, policy: NetworkPolicy) -> Protection:
-    """Whether nothing is reached but what a policy, which is not `unrestricted`, allows."""
+    """Check that only destinations of the policy, which is not `unrestricted`, can be reached."""
     if seen.interfaces != ["lo"]:
         return Protection(_NAME, MISSING, f"interfaces: {', '.join(seen.interfaces)}")
     others = {each for each in seen.local_networks if not each.startswith(_LOOPBACK)}
@@ -118,12 +120,15 @@ def _of_rules(
     listeners = seen.socket_inodes("tcp", "127.0.0.1", LISTEN_PORT, _TCP_LISTEN)
     resolvers = seen.socket_inodes("udp", *RESOLVER, *_UDP_STATES)
     if (listeners, resolvers) != ({network.inodes[0]}, {network.inodes[1]}):
-        return Protection(_NAME, MISSING, "who answers inside is not who should")
+        return Protection(_NAME, MISSING, "the listeners inside are not ours")
     if kept := network.check_served():
         why = f"the process that holds the rules could not get: {'; '.join(kept)}"
         return Protection(_NAME, DEGRADED, why, "a kernel and a container that allow it")
     if policy.learn:
-        why, fix = "learning: whatever no rule denies is let through", "use the policy it learned"
+        why, fix = (
+            "learning: everything that no rule denies is allowed",
+            "use the policy it learned",
+        )
         return Protection(_NAME, DEGRADED, why, fix)
     count = len(policy.all_rules)
     rules = "1 rule allows" if count == 1 else f"{count} rules allow"

@@ -1,4 +1,4 @@
-"""The network of one live sandbox: two sockets made inside it, and who serves them.
+"""The network of a live sandbox: two sockets made inside it, served by the egress process.
 
 The kernel of the sandbox turns whatever its policy may allow to those sockets and refuses the rest;
 the egress process, which accepts on them, decides. Without it nothing is reachable at all.
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...launcher.plan import NetworkPlan
-    from ...model.netlog import NetworkEvent
-    from ...model.network import NetworkPolicy
+    from ...model.net.netlog import NetworkEvent
+    from ...model.net.network import NetworkPolicy
     from ...model.spec import SandboxSpec
-    from .trusted import Trusted
+    from .mounts.trusted import Trusted
 
     class Owner(Protocol):
-        """Who knows the egress process."""
+        """Interface that a network needs of its backend."""
 
         def egress(self) -> Egress: ...
 
     class Networked(Protocol):
-        """What is needed of the sandbox whose network it is."""
+        """Interface that a network needs of its sandbox."""
 
         id: str
         spec: SandboxSpec
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 
 _MOST_PAST = 8192  # events of times before the network was taken away: more than one time leaves
-# What nfnetlink says where a part of it is neither built in nor loaded, and cannot be loaded.
+# errnos of nfnetlink for a missing part that is neither built in nor loadable as a module.
 _NO_MODULE = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL)
 
 
 class SandboxNetwork:
-    """What a sandbox reaches, and how it is reached. Who changes it holds the sandbox's lock.
+    """Network access of a sandbox. The caller of a change holds the sandbox's lock.
 
     Args:
         sockets: The listener and the resolver's socket, of a sandbox that may reach something.
         trusted: The authority that its programs trust; None where no rule reads inside TLS.
 
     Attributes:
-        inodes: Of the two, by which they can be told from any other socket there.
+        inodes: Of the two sockets, which identify them among others.
     """
 
     def __init__(self, sandbox: Networked, sockets: list[int], trusted: Trusted | None) -> None:
@@ -108,7 +108,7 @@ class SandboxNetwork:
         return secrets, spec.limits.network_bytes
 
     def environment(self) -> dict[str, str]:
-        """What execs see of the network and of the secrets; the user's own variables win."""
+        """Build the environment for network and secrets; the user's own variables win."""
         trust = self._trusted.env if self._trusted else {}
         return {**_proxies(self._policy), **trust, **self.placeholders}
 
@@ -206,7 +206,7 @@ class SandboxNetwork:
     # -- the record -------------------------------------------------------------------------
 
     def events(self) -> list[NetworkEvent]:
-        """What was decided so far, oldest first; bounded. Of an ended sandbox, all there was."""
+        """List the decisions so far, oldest first; bounded. Of an ended sandbox, all of them."""
         return [*self._past, *(self._egress.events(self._sandbox.id) if self._known else ())]
 
     def check_trusted(self, policy: NetworkPolicy) -> None:
@@ -218,13 +218,15 @@ class SandboxNetwork:
         strange = self._trusted.strange(policy) if self._trusted else ended_hosts(policy)
         if strange:
             raise NetworkPolicyError(
-                f"programs inside trust nobody who could end TLS for {', '.join(strange)}",
+                f"programs inside trust no authority that covers {', '.join(strange)}",
                 field="network",
                 hint="create a sandbox with this policy: programs read their roots when they start",
             )
 
     def check_served(self) -> list[str]:
-        """What the egress process could not give up; raises NetworkPolicyError where none answers."""
+        """Return the rights that the egress process could not drop; raises NetworkPolicyError
+        without one.
+        """
         return self._egress.check(self._sandbox.id)
 
     # -- ending -----------------------------------------------------------------------------
@@ -248,7 +250,7 @@ class SandboxNetwork:
 
 
 def _placeholder(name: str) -> str:
-    """What stands inside for a secret: worth nothing to whoever finds it."""
+    """Make the placeholder of a secret: without value outside the sandbox's allowed requests."""
     return f"ringfence-secret-{name}-{os.urandom(8).hex()}"
 
 
@@ -285,7 +287,7 @@ def check_secrets(policy: NetworkPolicy, secrets: Mapping[str, str]) -> None:
             field="secrets",
             hint=f'give secrets={{"{missing[0]}": "..."}}; they are never part of a snapshot',
         )
-    from ...model.rules import check_secret
+    from ...model.net.rules import check_secret
 
     for name in policy.secrets:
         check_secret(secrets[name], f"secrets.{name}")

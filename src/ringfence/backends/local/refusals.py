@@ -6,8 +6,8 @@ import errno
 import os
 
 from ...errors import InvalidRequest, IsolationError
-from .host import out_of_files
-from .mountinfo import kind_at
+from .host.facts import out_of_files
+from .host.mountinfo import kind_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _KERNELS_VIEWS = ("/proc/", "/sys/", "/dev/")
 
 
 def hint_of_source(exc: OSError, source: str) -> str:
-    """What to do with a mount whose file system the kernel maps no ids of; empty if it was something else."""
+    """Explain a mount of a file system without id mapping; empty if the cause was another."""
     if exc.errno != errno.EINVAL or "mount_setattr" not in (exc.strerror or ""):
         return ""
     if f"{source}/".startswith(_KERNELS_VIEWS):

@@ -1,4 +1,4 @@
-"""What every backend's report says the same way: that it cannot be had, or what was last read back."""
+"""Common parts of backend reports: unavailable backends, and last readings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_or_last(sandbox: S, read: Callable[[S], tuple[Protection, ...]]) -> tup
 def read_all(
     checks: Mapping[str, Callable[[T], Protection | None]], seen: T
 ) -> tuple[Protection, ...]:
-    """What each check finds in `seen`, those left out that do not apply; see `unreadable`."""
+    """Run each check on `seen`, leaving out those that do not apply; see `unreadable`."""
     found = [_checked(name, check, seen) for name, check in checks.items()]
     return tuple(each for each in found if each is not None)
 

@@ -1,4 +1,4 @@
-"""From a network policy to finished netlink messages: what a sandbox's kernel is told of it. Pure."""
+"""Translation of a network policy to netlink messages for a sandbox's kernel. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...launcher.plan import NetworkPlan
-    from ...model.network import NetworkPolicy
+    from ...model.net.network import NetworkPolicy
     from ...policy.redirects import Redirect, Redirects
 
     Batch = tuple[str, int, bytes, int, int]
     Message = tuple[int, bytes]
 
-# What the sandbox's programs connect from. Without an address beyond loopback, getaddrinfo(3) finds no
-# address of anything for those who ask with AI_ADDRCONFIG.
+# Source addresses of the sandbox's programs. Without an address beyond loopback, getaddrinfo(3)
+# with AI_ADDRCONFIG finds no address of any name.
 _OWN = {4: ip_address(PROXY[0]).packed, 6: ip_address("2001:2::1").packed}
 _MOST = 768  # messages in a batch: well below the bytes that a socket may send at once
 _MOST_PLANS = 64
@@ -28,7 +28,7 @@ _plans: dict[NetworkPolicy, NetworkPlan] = {}
 
 
 def plan_for(policy: NetworkPolicy) -> NetworkPlan | None:
-    """What a new namespace needs for `policy`; None where nothing can be reached."""
+    """Plan the setup of a new namespace for `policy`; None where nothing can be reached."""
     if policy.is_none or policy.is_unrestricted:
         return None
     plan = _plans.get(policy)
@@ -43,9 +43,10 @@ def plan_for(policy: NetworkPolicy) -> NetworkPlan | None:
 
 
 def plan_to_change(old: NetworkPolicy, new: NetworkPolicy) -> NetworkPlan | None:
-    """What a namespace made for `old` needs to be one for `new`; None where nothing is to be done.
+    """Plan the change of a namespace from `old` to `new`; None where nothing changes.
 
-    The redirections change at once; routes that only one of the two has come before, and go after.
+    The redirections change at once; routes that only one of the two has are added before, and
+    removed after.
     """
     if old.is_none:
         return plan_for(new)

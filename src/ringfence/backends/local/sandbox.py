@@ -1,4 +1,4 @@
-"""A sandbox with somebody inside who answers, seen from the host: asking, standing still, ending."""
+"""A sandbox with an agent inside, seen from the host: requests, suspension, termination."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import select
 from _thread import RLock, allocate_lock
 
-from ...errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
+from ...errors import ExecError, InvalidRequest, IsolationError, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
-from .answers import answer
-from .host import out_of_files
+from .answers import SEND_S, answer, bound_sends
+from .host.facts import out_of_files
 from .session import is_below, session_root
 
 TYPE_CHECKING = False
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ...model.capabilities import Protection
-    from ...model.exec import ExecRequest
+    from ...model.execs.exec import ExecRequest
     from ...model.spec import SandboxSpec
     from ...model.stats import SandboxStats
-    from .cgroups import Group
+    from .host.cgroups import Group
 
     class Named(Protocol):
         """A backend, as far as every sandbox needs it."""
@@ -65,10 +65,11 @@ class LocalSandbox:
     ) -> None:
         self.backend, self.spec, self.id, self.mounts = backend, spec, sandbox_id, mounts
         self.control, self.pidfd = control, pidfd
+        bound_sends(control)
         self.root = session_root(spec)
         self._lock = RLock()
         self._send_lock, self._order = allocate_lock(), allocate_lock()
-        self._fds_lock, self._hurry_lock = allocate_lock(), allocate_lock()
+        self._fds_lock, self._unthrottle_lock = allocate_lock(), allocate_lock()
         self._state = State.PROVISIONED
         self._last_stats: SandboxStats | None = None
         self.last_protections: tuple[Protection, ...] = ()
@@ -89,19 +90,19 @@ class LocalSandbox:
 
     @property
     def paused(self) -> bool:
-        """Whether it is suspended."""
+        """True while it is suspended."""
         return self._state is State.SUSPENDED
 
     @property
     def answers_frozen(self) -> bool:
-        """Whether who answers inside does so even while the sandbox is suspended."""
+        """True if the agent answers even while the sandbox is suspended."""
         return False
 
     def oom_kills(self) -> int | None:
         """How often the host killed something inside for lack of memory; None where nobody counts."""
         return None
 
-    def hurry(self, on: bool) -> None:
+    def unthrottle(self, on: bool) -> None:
         """Something is being killed, which no processor limit must slow down; or is no more."""
 
     # -- asking -----------------------------------------------------------------------------
@@ -117,10 +118,11 @@ class LocalSandbox:
                 hint += ": mount it elsewhere, or name a workdir that is there"
                 return InvalidRequest(f"{cwd}: {why}", field="mounts.target", hint=hint)
             return InvalidRequest(f"{cwd}: {why}", field="cwd", hint=hint)
-        return InvalidRequest(f"{cwd}: {why}", field="cwd")
+        hint = "a directory inside that exists; files.make_dir(PATH) makes one"
+        return InvalidRequest(f"{cwd}: {why}", field="cwd", hint=hint)
 
     def as_asked(self, request: ExecRequest, own: Mapping[str, str]) -> tuple[Any, ...]:
-        """What who starts programs inside is told of one; `own` is what its user's account adds."""
+        """Build the exec request for the agent; `own` holds the variables of its user's account."""
         environment = {**self._environment, **own, **request.env}
         if request.pty is not None:
             environment.setdefault("TERM", "xterm-256color")
@@ -129,10 +131,20 @@ class LocalSandbox:
         return list(request.argv), environment, cwd, timeout, request.pty
 
     def send(self, message: object, fds: list[int], control: wire.Socket | None = None) -> None:
-        """One request that is answered on the first of `fds`, if at all."""
+        """Send a request whose answer, if any, comes on the first of `fds`.
+
+        Raises:
+            SandboxLost: The agent is gone.
+            IsolationError: It does not read.
+        """
         try:
             with self._send_lock:
                 wire.send(control or self.control, message, fds)
+        except BlockingIOError as exc:
+            raise IsolationError(
+                f"the sandbox's agent took no request for {SEND_S:.0f} s",
+                hint="the host may be overloaded; a sandbox that stays so can only be terminated",
+            ) from exc
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -145,7 +157,7 @@ class LocalSandbox:
         fds: tuple[int, ...] = (),
         control: wire.Socket | None = None,
     ) -> wire.Socket:
-        """One request whose answers the caller reads from the socket, and then closes it."""
+        """Send a request; the caller reads the answers from the socket, and then closes it."""
         ours, theirs = wire.socketpair()
         try:
             self.send((verb, *args), [theirs.fileno(), *fds], control)
@@ -163,11 +175,11 @@ class LocalSandbox:
         timeout_s: float = _ASK_S,
         control: wire.Socket | None = None,
     ) -> tuple[bytes, list[int]]:
-        """One request to who answers inside, or to another one's `control`.
+        """Send a request to the agent, or to another process by `control`, and return its answer.
 
         Raises:
-            Refused: As the kernel told them.
-            SandboxLost: They are gone.
+            Refused: With the kernel's errno.
+            SandboxLost: The agent is gone.
         """
         reply = self.request(verb, args, control=control)
         try:
@@ -183,7 +195,7 @@ class LocalSandbox:
             if self._state is State.SUSPENDED:
                 raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
             if self._state is State.TERMINATED:
-                raise LifecycleError("the sandbox is terminated")
+                raise LifecycleError("the sandbox is terminated", hint="create a new one")
 
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
@@ -226,7 +238,7 @@ class LocalSandbox:
             if self._state is State.SUSPENDED:
                 return
             if self.state is State.TERMINATED:
-                raise LifecycleError("suspend: the sandbox is terminated")
+                raise LifecycleError("suspend: the sandbox is terminated", hint="create a new one")
             self._keep_paused(True)
             self._freeze(True)
             self._state = check_transition(self._state, State.SUSPENDED)
@@ -234,7 +246,7 @@ class LocalSandbox:
     def resume(self) -> None:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("resume: the sandbox is terminated")
+                raise LifecycleError("resume: the sandbox is terminated", hint="create a new one")
             if self._state is not State.SUSPENDED:
                 self._resume_awake()
                 return
@@ -312,13 +324,13 @@ class InCgroup(LocalSandbox):
     group: Group
     _hurries = 0
 
-    def hurry(self, on: bool) -> None:
-        with self._hurry_lock:
+    def unthrottle(self, on: bool) -> None:
+        with self._unthrottle_lock:
             self._hurries += 1 if on else -1
             if self._hurries != (1 if on else 0):
                 return  # something else is being killed as well
             try:
-                self.group.hurry(on)
+                self.group.unthrottle(on)
             except OSError:
                 pass  # the cgroup is gone: everything in it is dead
 
@@ -326,7 +338,7 @@ class InCgroup(LocalSandbox):
         return self.group.oom_kills()
 
     def _end(self, was_suspended: bool) -> None:
-        self.hurry(True)
+        self.unthrottle(True)
         super()._end(was_suspended)
         if was_suspended and self.group.can_freeze:
             # Newer kernels let SIGKILL through a freeze: then the cgroup may be gone already.

@@ -1,4 +1,4 @@
-"""What a session looks like from inside, whatever isolates it: its root, environment and mounts."""
+"""View of a session from inside, for all backends: its root, environment and mounts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import stat
 
 from ...errors import InvalidRequest, Unsupported
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount, outermost_first
-from . import identity, template
+from .host import identity
+from .mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SYSTEM = ("usr", "bin", "sbin", "etc", "proc", "sys", "dev")
 
 
 def is_own(path: str) -> bool:
-    """Whether a directory may be made there; the system's own are for starting in, as they are."""
+    """Return whether a directory may be made there; the system's directories stay as they are."""
     first = path.split("/")[1]
     return bool(first) and first not in _SYSTEM and not first.startswith("lib")
 
@@ -33,7 +34,7 @@ def session_root(spec: SandboxSpec) -> str:
 
 
 def must_make(workdir: str, mounts: Sequence[ResolvedMount], *, of_image: bool) -> bool:
-    """Whether the session's root has to be made, in a root of the template's or an image's."""
+    """Return whether the session's root has to be made in the template's or image's root."""
     in_mount = any(is_below(workdir, mount.target) for mount in mounts)
     if of_image:  # also below /usr: all of it is the sandbox's own
         return workdir != "/" and not in_mount
@@ -42,10 +43,10 @@ def must_make(workdir: str, mounts: Sequence[ResolvedMount], *, of_image: bool) 
 
 
 def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
-    """What every exec sees; nothing of the host's environment.
+    """Build the environment of every exec; nothing comes from the host's.
 
     Args:
-        own: What the sandbox's network and secrets need; the user's own variables win.
+        own: Variables for the sandbox's network and secrets; the user's own variables win.
     """
     user = identity.name_of(identity.uid_of(spec.user))
     return {
@@ -63,13 +64,13 @@ def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def all_mounts(spec: SandboxSpec) -> list[Mount]:
-    """Those that were asked for, in the order to make them in."""
+    """List the requested mounts in the order in which to make them."""
     memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
     return outermost_first([*memory, *spec.mounts])
 
 
 def steps_of_own(spec: SandboxSpec, mount: Mount) -> list[tuple[Any, ...]]:
-    """What makes a mount that has no source outside: a directory of the session's."""
+    """Plan a mount without a source on the host: a directory of the session's."""
     steps: list[tuple[Any, ...]] = [("session_dir", mount.target)]
     if mount.source:
         source = f"{session_root(spec)}/{mount.source}"
@@ -92,7 +93,7 @@ def check_idle_timeout(spec: SandboxSpec, backend: str) -> None:
     """Refuse an idle timeout: no backend watches for that, a session manager does."""
     if spec.limits.idle_timeout_s is not None:
         raise Unsupported(
-            "a sandbox of its own has nobody who sees that it is idle",
+            "only a session manager watches for idleness",
             backend=backend,
             operation="limit idle_timeout_s",
             field="limits.idle_timeout_s",
@@ -121,5 +122,5 @@ def check_sources(spec: SandboxSpec) -> None:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Whether a path is `directory` or something in it."""
+    """Return whether `path` is `directory` or below it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

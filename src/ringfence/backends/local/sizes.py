@@ -5,7 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
-    from .host import Host
+    from .host.facts import Host
 
 _GIB = 1 << 30
 DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
@@ -26,7 +26,9 @@ class Sizes:
 
     @property
     def terminals(self) -> int:
-        """One for each 16 processes where it may have more of these than by default; 0: the default."""
+        """Most terminals: a 16th of the process limit where that exceeds its default; 0: the
+        default.
+        """
         return min(_MOST_TERMINALS, self.pids // 16) if self.pids > DEFAULT_PIDS else 0
 
 

@@ -1,1 +1,1 @@
-"""Virtual machines of an emulator's, each in a hull, continued from one that has booted before."""
+"""Virtual machines of an emulator's, each in a jail, continued from one that has booted before."""

@@ -1,4 +1,4 @@
-"""Whether this host's KVM runs a guest: tried by booting one, once for each start of the host."""
+"""Test of this host's KVM by booting a guest, once for each start of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adding a mount to a machine that runs: in its hull, where it holds, and then in the machine."""
+"""Adding a mount to a machine that runs: in its jail, where it holds, and then in the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from ...errors import SandboxLost
 from ...guest import channels
 from ..local.answers import Refused
-from ..local.denied import check_mount
+from ..local.mounts.denied import check_mount
 from .mounts import MOUNTS
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ def attach(sandbox: MicrovmSandbox, mount: Mount, more: MachineMounts) -> None:
     check_mount(mount.target, sandbox.spec.deny)
     more.add(mount)
     if more.after:
-        sandbox.mount_in_hull(more)
+        sandbox.mount_in_jail(more)
     try:
         _tell(sandbox, more)
     except BaseException:

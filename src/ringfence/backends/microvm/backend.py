@@ -1,4 +1,4 @@
-"""The microVM backend: one emulator in a hull per sandbox, continued from a machine that has booted before."""
+"""The microVM backend: one emulator in a jail per sandbox, continued from a machine that has booted before."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from _thread import allocate_lock
 from ...errors import BackendUnavailable, IsolationError, Unsupported
 from ...guest.machine import BOOTED, READY
 from ...launcher import wire
-from ...model.ids import new_id
+from ...model.base.ids import new_id
 from ...model.spec import STRONG, SandboxSpec
 from ..local import journal
 from ..local.answers import Refused
-from ..local.host import host, out_of_files
-from ..local.hulls import Hulls, kill
+from ..local.host.facts import host, out_of_files
+from ..local.jailed.jails import Jails, kill
+from ..local.jailed.saving import check_goes_on
+from ..local.jailed.words import last_words, room_for_words
+from ..local.mounts.trusted import trusted_for
 from ..local.refusals import error_of
-from ..local.saving import check_goes_on
-from ..local.trusted import trusted_for
-from ..local.words import last_words, room_for_words
 from . import booted, kernel, qemu, written
 from . import plan as planning
 from .accelerator import accelerator
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
-    from ..local.cgroups import Group
-    from ..local.images import Held
+    from ..local.host.cgroups import Group
+    from ..local.mounts.images import Held
     from ..protocol import WarmSandbox
     from .booted import Machines
 
@@ -54,7 +54,7 @@ class Started:
 
     Args:
         share: To who serves files.
-        network: Our end of the line for connections. Also while nobody ferries any the guest finds
+        network: Our end of the line for connections. Also while nobody relays any the guest finds
             somebody at its other end, and sleeps.
     """
 
@@ -82,7 +82,7 @@ class Started:
         os.close(self.errors)
 
 
-class MicrovmBackend(Hulls):
+class MicrovmBackend(Jails):
     """See `Backend`.
 
     Args:
@@ -176,7 +176,7 @@ class MicrovmBackend(Hulls):
     def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> MicrovmSandbox:
         if spec.image is None:
             return self._provision_over(None, spec, content, memory)
-        from ..local import images
+        from ..local.mounts import images
 
         return images.made_from(
             spec, lambda spec, image: self._provision_over(image, spec, content, memory)
@@ -194,7 +194,7 @@ class MicrovmBackend(Hulls):
         sandbox_id = self._new_id(spec)
         try:
             sandbox = self._make(spec, sandbox_id, machines, image, memory)
-            self._hulled[sandbox_id] = sandbox
+            self._jailed[sandbox_id] = sandbox
             sandbox.join_network(sandbox.network)
         except OSError as exc:
             if problem := out_of_files(exc):
@@ -203,7 +203,7 @@ class MicrovmBackend(Hulls):
         finally:
             self._making.discard(sandbox_id)
         if memory:
-            sandbox.rise()
+            sandbox.resume_from_checkpoint()
         elif content >= 0:
             sandbox.load(content)
         return sandbox
@@ -241,7 +241,7 @@ class MicrovmBackend(Hulls):
                         machines, draft, mib, initrd, incoming=incoming, known=head.known
                     )
                 except BaseException:
-                    journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
+                    journal.give_up(draft.protected, draft.note, sandbox_id, self.jailer())
                     raise
                 finally:
                     draft.close()
@@ -249,21 +249,21 @@ class MicrovmBackend(Hulls):
                 told: Any = planning.rising() if written_down else planning.waking(draft, size)
                 started.line.say(marshal.dumps(told))
                 control = self._woken(started)
-                started.group.hurry(False)
+                started.group.unthrottle(False)
                 return MicrovmSandbox(
                     self,
                     draft,
                     size,
                     started,
                     control,
-                    self.keeper(),
+                    self.jailer(),
                     conditions,
-                    rises=bool(written_down),
+                    resumes=bool(written_down),
                     attached=head.attached,
                 )
             except BaseException:
                 started.give_up()
-                journal.give_up(draft.protected, draft.note, sandbox_id, self.keeper())
+                journal.give_up(draft.protected, draft.note, sandbox_id, self.jailer())
                 raise
 
     def _woken(self, started: Started) -> wire.Socket:
@@ -287,12 +287,12 @@ class MicrovmBackend(Hulls):
         console: bool = False,
         accelerator: str = "",
     ) -> Started:
-        """An emulator in a hull; what it says first is still to be heard.
+        """An emulator in a jail; what it says first is still to be heard.
 
         Args:
             known: What who serves files is to go on from: see `serving`.
         """
-        keeper, program = self.keeper(), machines.program.path
+        jailer, program = self.jailer(), machines.program.path
         argv = qemu.argv(
             program,
             accelerator or machines.accelerator,
@@ -307,7 +307,7 @@ class MicrovmBackend(Hulls):
         files = {"/boot/kernel": machines.kernel.path, "/boot/initrd": initrd}
         # First of all: a limit that cannot be held is refused here, when nothing is open yet.
         passes = 2 + len(_SHARES) + (incoming >= 0)
-        plan = planning.hull(draft, host(), argv, files, passes)
+        plan = planning.jail(draft, host(), argv, files, passes)
         most = mib * _MIB + planning.EMULATOR_BYTES, planning.EMULATOR_PIDS
         group = self._plan_limits(plan, draft.spec, *most)
         draft.note = plan["note"] = journal.note(draft.id, plan["placeholders"]) or ""
@@ -327,9 +327,9 @@ class MicrovmBackend(Hulls):
         try:
             with line.far, far, inner:
                 passed = [line.far.fileno(), errors, *more, *draft.fds]
-                body, [started.pidfd] = keeper.ask("create", plan, passed)
+                body, [started.pidfd] = jailer.ask("create", plan, passed)
             started.pid = int(body)
-            group.hurry(True)  # until it is ready: what is measured is what the guest does
+            group.unthrottle(True)  # until it is ready: what is measured is what the guest does
         except BaseException as exc:
             started.give_up()
             if isinstance(exc, Refused):
@@ -403,7 +403,7 @@ class MicrovmBackend(Hulls):
     def report(self) -> BackendReport:
         from .report import backend_report
 
-        # What it is found out from does not change while this process lives; a failure may pass.
+        # The inputs of the report are fixed for this process; a failure may pass, so it is retried.
         if self._report is None or not self._report.available:
             self._report = backend_report(self)
         return self._report
@@ -462,7 +462,7 @@ class _HostId:
 
     def __enter__(self) -> int:
         if host().trusted_root:
-            self._backend.keeper()  # it is to hold the id as well, and asks which there are as it starts
+            self._backend.jailer()  # it is to hold the id as well, and asks which there are as it starts
             self._first = self._backend.host_ids().take()
         return self._first
 

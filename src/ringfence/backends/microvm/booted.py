@@ -15,7 +15,7 @@ import stat
 import tempfile
 
 from ...errors import IsolationError
-from ..local import agent_code
+from ..local.agents import agent_code
 from . import initramfs, qemu
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""Writing a whole machine down, with all that runs in it."""
+"""Saving a whole machine with all processes in it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 from ...errors import IoError, LifecycleError, SandboxLost
 from ...guest import channels
-from ...launcher import serving, wire
-from ..local import saving
+from ...launcher import wire
+from ...launcher.fuse import serving
 from ..local.answers import Refused, answer
+from ..local.jailed import saving
 from . import written
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ def save(sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, s
     saving.settle(sandbox)
     sandbox.ask("freeze", True)
     try:
-        _rest(sandbox)
+        _quiesce(sandbox)
     except LifecycleError:
         sandbox.ask("freeze", False)
         raise
@@ -51,30 +52,30 @@ def save(sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, s
         sandbox.terminate()
 
 
-def _rest(sandbox: MicrovmSandbox) -> None:
+def _quiesce(sandbox: MicrovmSandbox) -> None:
     """Until nothing is under way between the machine and us, and nothing will be."""
-    wire.send_raw(sandbox.control, channels.REST)
+    wire.send_raw(sandbox.control, channels.QUIESCE)
     said = sandbox.hear(_PATIENCE_S)
     if said.startswith(channels.BUSY):
         raise LifecycleError(
-            f"what is the host's cannot be saved, and is open inside: {said.split()[-1].decode()} streams",
+            f"streams of the host cannot be saved, and are open inside: {said.split()[-1].decode()} streams",
             hint=saving.GO_ON,
         )
-    wire.send_raw(sandbox.control, channels.REST)
-    if said != channels.RESTS or sandbox.hear(_PATIENCE_S) != channels.RESTED:
+    wire.send_raw(sandbox.control, channels.QUIESCE)
+    if said != channels.QUIESCED or sandbox.hear(_PATIENCE_S) != channels.RESTED:
         sandbox.terminate()
         raise SandboxLost("the machine does not come to rest")
 
 
 def _known(sandbox: MicrovmSandbox) -> list[bytes]:
-    """What its kernel knows of files, from who serves them."""
+    """Collect the file tables of its kernel from the file servers."""
     files = [os.memfd_create("known", os.MFD_CLOEXEC) for _ in range(serving.LINES)]
     try:
         wire.send_raw(sandbox.share, b"W", files)
         answer(sandbox.share, _PATIENCE_S)
         return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in files]
     except (Refused, OSError) as exc:
-        raise IoError(f"what the machine knows of files was not written down: {exc}") from exc
+        raise IoError(f"the machine's file tables were not saved: {exc}") from exc
     finally:
         for fd in files:
             os.close(fd)

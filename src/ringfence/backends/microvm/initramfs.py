@@ -1,4 +1,4 @@
-"""What a guest's kernel finds in memory when it starts: our PID 1, its Python, and kernel modules.
+"""Initial file system of a guest: our PID 1, its Python, and kernel modules.
 
 Source: Documentation/driver-api/early-userspace/buffer-format.rst.
 """
@@ -12,7 +12,7 @@ import stat
 import subprocess
 
 from ...errors import BackendUnavailable
-from ..local import agent_code
+from ..local.agents import agent_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Archive:
     def add(
         self, path: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
     ) -> None:
-        """One entry at an absolute path; the first at a path is the one that counts."""
+        """Add an entry at an absolute path; the first at a path wins."""
         name = path.strip("/")
         if name in self._seen:
             return

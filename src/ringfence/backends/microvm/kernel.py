@@ -1,4 +1,4 @@
-"""A Linux for guests: where one lies on this host, and the modules of it that a machine needs."""
+"""A Linux kernel for guests: its location on this host, and the modules that a machine needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HINT = (
 
 
 class Kernel:
-    """One kernel, as a package has it: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`."""
+    """A kernel as packages install it: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`."""
 
     def __init__(self, directory: str, release: str) -> None:
         self.release = release
@@ -46,12 +46,12 @@ class Kernel:
 
     @property
     def has_overlays(self) -> bool:
-        """Whether a machine can have a root of its own over an image's files."""
+        """True if a machine can have a root of its own over an image's files."""
         return _FOR_IMAGES in self._modules
 
     @property
     def has_rules(self) -> bool:
-        """Whether a machine can turn connections to who decides on them."""
+        """True if a machine can redirect its connections to the egress process."""
         return all(name in self._modules for name in _FOR_RULES)
 
     @property

@@ -10,7 +10,7 @@ import time
 from ...errors import IsolationError
 from ...guest.channels import Carrier
 from ...launcher import wire
-from ...launcher.line import CONTROL, MESSAGE, frame, split
+from ...launcher.link.line import CONTROL, MESSAGE, frame, split
 from ..local.answers import Refused
 
 _JOIN_S = 30.0
@@ -27,7 +27,9 @@ class Line:
         self._thread: threading.Thread | None = None
 
     def say(self, message: bytes) -> None:
-        """One request without descriptors, before anybody carries; that nobody hears it, `first_word` tells."""
+        """Send a request without descriptors, before the relay thread starts; `first_word` reports
+        a lost machine.
+        """
         data = b"\0\0" + message
         try:
             self._sock.sendall(frame(MESSAGE, CONTROL, data))
@@ -35,10 +37,10 @@ class Line:
             pass
 
     def first_word(self, pidfd: int, timeout_s: float) -> bytes:
-        """What the machine says next, before anybody carries.
+        """Read the machine's next message, before the relay thread starts.
 
         Raises:
-            Refused: The hull was not built.
+            Refused: The jail was not built.
             IsolationError: Nothing came in time, or the emulator has ended: then without a text.
         """
         deadline = time.monotonic() + timeout_s
@@ -51,7 +53,7 @@ class Line:
                 raise Refused(int(number), text.decode("utf-8", "replace"))
             ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready:
-                raise IsolationError(f"the machine said nothing within {timeout_s:.0f} s")
+                raise IsolationError(f"the machine sent no message within {timeout_s:.0f} s")
             piece = self._heard() if self._sock.fileno() in ready else b""
             if not piece:
                 raise IsolationError("")

@@ -28,7 +28,7 @@ class Monitor:
         sock.settimeout(_PATIENCE_S)
 
     def ask(self, command: str, arguments: dict[str, Any] | None = None, *, fd: int = -1) -> Any:
-        """One command; a descriptor goes along with it.
+        """Run a command and return its answer; `fd` is passed along.
 
         Raises:
             ExecError: The emulator refused it, or is gone.

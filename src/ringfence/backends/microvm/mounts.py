@@ -1,10 +1,10 @@
-"""What a machine's user mounts of the host: shown in the hull, where it holds, and mounted in the machine."""
+"""User mounts of a machine: made in its jail, which enforces them, and then in the machine."""
 
 from __future__ import annotations
 
 from ...guest.machine import SHARES
 from ...model.session import ResolvedMount
-from ..local.hull_mounts import HullMounts
+from ..local.jailed.jail_mounts import JailMounts
 from ..local.session import is_below, steps_of_own
 
 TYPE_CHECKING = False
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     Steps = list[tuple[Any, ...]]
 
-SHARE, MOUNTS = SHARES  # the hull has them by the names that the guest has
+SHARE, MOUNTS = SHARES  # the jail has them by the names that the guest has
 
 
-class MachineMounts(HullMounts):
-    """See `HullMounts`.
+class MachineMounts(JailMounts):
+    """See `JailMounts`.
 
     Attributes:
         inner: What the machine does with them once it has its root.
@@ -47,7 +47,7 @@ class MachineMounts(HullMounts):
             self.mounts.append(ResolvedMount(mount.target, mount.access))
 
     def deny(self, shown: Sequence[tuple[str, int]]) -> Steps:
-        """Hide the host's in the hull, so from the guest's kernel too; what is denied that this is to hide.
+        """Hide the host's in the jail, so from the guest's kernel too; what is denied that this is to hide.
 
         Args:
             shown: Where the machine has what the host shows, and the number of it.

@@ -1,8 +1,8 @@
-"""The network of one machine: held by the tables of its hull, made known to its own kernel.
+"""The network of a machine: enforced by the tables of its jail, and set up in its own kernel.
 
-The hull's namespace is that of any sandbox, and decides. The guest's kernel gets the same tables, so that
+The jail's namespace is that of any sandbox, and decides. The guest's kernel gets the same tables, so that
 programs find the usual answers, at once; what it turns to its listener comes over a line of its own,
-and is connected to in the hull: see `launcher.ferry`.
+and is connected to in the jail: see `launcher.link.connection_relay`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from ...errors import IsolationError, NetworkPolicyError, RingfenceError, SandboxLost
 from ...guest import channels
 from ...launcher import wire
-from ...model.network import NetworkPolicy
+from ...model.net.network import NetworkPolicy
 from ...policy.filters import load_egress_filter
 from ..local.answers import Refused, answer
 from ..local.network import SandboxNetwork
@@ -25,7 +25,7 @@ from . import kernel
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.plan import NetworkPlan
-    from ..local.trusted import Trusted
+    from ..local.mounts.trusted import Trusted
     from .sandbox import MicrovmSandbox
 
 _ANSWER_S = 120.0  # a machine may have a tenth of a processor, and emulate the rest
@@ -34,7 +34,7 @@ _TOKEN = 16  # bytes
 _MOST_DEATHS, _WITHIN_S = (
     5,
     60.0,
-)  # whatever a guest says that its ferry dies of is not heard for ever
+)  # whatever a guest says that its relay dies of is not heard for ever
 
 
 class MicrovmNetwork(SandboxNetwork):
@@ -42,10 +42,10 @@ class MicrovmNetwork(SandboxNetwork):
 
     Args:
         line: Our end of the one that the machine's connections come over.
-        rises: Whether the machine was written down, and with it whoever ferried in it.
+        resumes: Whether the machine was written down, and with it whoever relayed in it.
 
     Attributes:
-        ferry_pid: Of the process in the hull that carries them, as the host sees it; 0: none was needed yet,
+        relay_pid: Of the process in the jail that carries them, as the host sees it; 0: none was needed yet,
             or none stays alive.
     """
 
@@ -57,27 +57,27 @@ class MicrovmNetwork(SandboxNetwork):
         line: socket.socket,
         trusted: Trusted | None,
         *,
-        rises: bool = False,
+        resumes: bool = False,
     ) -> None:
         super().__init__(sandbox, [], trusted)
         self._line: socket.socket | None = line
-        self._ferry: wire.Socket | None = None
-        self.ferry_pid = 0
-        self._rises, self._had_ferry = rises, rises
+        self._relay: wire.Socket | None = None
+        self.relay_pid = 0
+        self._resumes, self._had_relay = resumes, resumes
         self._deaths: list[float] = []
         self._leads = not sandbox.spec.network.is_none  # anywhere at all
 
     @property
     def is_carried(self) -> bool:
-        """Whether somebody may still carry its connections."""
+        """True while its connections may still be relayed."""
         return self._line is not None
 
     def serve(self) -> None:
         from ..local.routes import plan_for
 
         if plan := plan_for(self._policy):
-            if self._rises:
-                self._begin_to_ferry()
+            if self._resumes:
+                self._start_relay()
                 self._forget()
             self._sockets = self._tell_kernel(plan)
             self.inodes = [os.fstat(fd).st_ino for fd in self._sockets]
@@ -101,8 +101,8 @@ class MicrovmNetwork(SandboxNetwork):
         with self._sandbox.awake():
             _said, sockets = self._sandbox.enter("network", {"network": plan}, [])
             try:
-                if self._ferry is None:
-                    self._begin_to_ferry()
+                if self._relay is None:
+                    self._start_relay()
                 self._tell_guest(plan, self._leads)
             except BaseException:
                 for fd in sockets:
@@ -112,31 +112,31 @@ class MicrovmNetwork(SandboxNetwork):
 
     def _tell_guest(self, plan: NetworkPlan, leads: bool, timeout_s: float = _ANSWER_S) -> None:
         try:
-            if self._ferry is None:
-                raise SandboxLost("nobody carries any more")
-            wire.send(self._ferry, (plan, leads))
-            answer(self._ferry, timeout_s)
+            if self._relay is None:
+                raise SandboxLost("the connection relay has ended")
+            wire.send(self._relay, (plan, leads))
+            answer(self._relay, timeout_s)
         except (BrokenPipeError, ConnectionResetError, SandboxLost) as exc:
             raise NetworkPolicyError(
-                "who carries the machine's connections has just ended",
+                "the machine's connection relay has just ended",
                 field="network",
                 hint="try again; where that does not help, create a new sandbox with this policy",
             ) from exc
 
-    # -- who ferries ----------------------------------------------------------------------------
+    # -- who relays ----------------------------------------------------------------------------
 
-    def _begin_to_ferry(self) -> None:
-        """From the first policy that leads somewhere on, a process in the hull has the line.
+    def _start_relay(self) -> None:
+        """From the first policy that leads somewhere on, a process in the jail has the line.
 
         Raises:
             SandboxLost: There is no line any more: none has stayed alive.
         """
         if self._line is None:
             raise SandboxLost("the machine's connections are not carried any more")
-        token = os.urandom(_TOKEN) if self._had_ferry else b""
+        token = os.urandom(_TOKEN) if self._had_relay else b""
         if token:
-            self._sandbox.tell(channels.FERRY + token)
-        self._had_ferry = True
+            self._sandbox.tell(channels.RELAY + token)
+        self._had_relay = True
         ours, theirs = wire.socketpair()
         group = self._sandbox.group
         request = {
@@ -147,50 +147,50 @@ class MicrovmNetwork(SandboxNetwork):
         }
         try:
             fds = [self._line.fileno(), theirs.fileno()]
-            said, [pidfd] = self._sandbox.enter("ferry", request, fds)
+            said, [pidfd] = self._sandbox.enter("relay", request, fds)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.ferry_pid, self._ferry = int(said), ours
+        self.relay_pid, self._relay = int(said), ours
         threading.Thread(
-            target=self._watch, args=(pidfd, ours), name="ringfence-ferry", daemon=True
+            target=self._watch, args=(pidfd, ours), name="ringfence-relay", daemon=True
         ).start()
 
-    def _watch(self, pidfd: int, ferry: wire.Socket) -> None:
-        """Until that ferry has ended; then there is another one, unless the sandbox ends too."""
+    def _watch(self, pidfd: int, relay: wire.Socket) -> None:
+        """Until that relay has ended; then there is another one, unless the sandbox ends too."""
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.poll()
         os.close(pidfd)
         with self._sandbox.changing():
-            if self._ferry is ferry:
-                self._let_go_of_ferry()
-                self._replace_ferry()
+            if self._relay is relay:
+                self._close_relay()
+                self._replace_relay()
 
-    def _replace_ferry(self) -> None:
+    def _replace_relay(self) -> None:
         """Connections of the last one are reset in the machine, as they are here; the policy is as it was."""
         while True:
             now = time.monotonic()
             self._deaths = [*(each for each in self._deaths if now - each < _WITHIN_S), now]
             if len(self._deaths) > _MOST_DEATHS:
-                self._give_up_ferry()
+                self._give_up_relay()
                 return
             try:
                 self._begin_as_before()
                 return
             except IsolationError:  # a machine that does not answer is waited for once
-                self._give_up_ferry()
+                self._give_up_relay()
                 return
             except (RingfenceError, OSError):  # that one has died too, or the machine has
-                self._let_go_of_ferry()
+                self._close_relay()
 
     def _begin_as_before(self) -> None:
         from ..local.routes import plan_for
 
         with self._sandbox.awake():
-            self._begin_to_ferry()
+            self._start_relay()
             if plan := plan_for(self._policy):
                 self._forget()
                 self._tell_guest(plan, True, _ANSWER_UNASKED_S)
@@ -206,21 +206,21 @@ class MicrovmNetwork(SandboxNetwork):
         except Refused:
             pass  # some of it was not there
 
-    def _let_go_of_ferry(self) -> None:
-        if self._ferry is not None:
-            self._ferry.close()
-        self._ferry, self.ferry_pid = None, 0
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+        self._relay, self.relay_pid = None, 0
 
-    def _give_up_ferry(self) -> None:
+    def _give_up_relay(self) -> None:
         """The end of the line resets in the machine whatever was connected."""
-        self._let_go_of_ferry()
+        self._close_relay()
         if self._line is not None:
             self._line.close()
         self._line = None
 
     def close(self) -> None:
         super().close()
-        self._give_up_ferry()
+        self._give_up_relay()
 
 
 def check_kernel(policy: NetworkPolicy, guest: kernel.Kernel) -> None:

@@ -1,4 +1,6 @@
-"""From a spec to a hull around an emulator, and what the machine in it is told. Decides; starts nothing."""
+"""Plan of a jail around an emulator, and of the machine in it, for a spec. Decides; starts
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from ...model.limits import Limits
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
-from ..local import identity, setid, template
-from ..local.bare_hull import bare_hull
-from ..local.host import host
+from ..local.host import identity
+from ..local.host.facts import host
+from ..local.jailed import setid
+from ..local.jailed.bare_jail import bare_jail
+from ..local.mounts import template
+from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
-from ..local.protect import check_names
 from ..local.session import (
     all_mounts,
     check_idle_timeout,
@@ -35,13 +39,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...guest.machine import Rising, Waking
-    from ...launcher.hull import HullPlan
+    from ...launcher.jail.jail import JailPlan
     from ...launcher.plan import Tree
     from ...model.mount import Mount
-    from ..local.host import Host
-    from ..local.images import Held
+    from ..local.host.facts import Host
+    from ..local.mounts.images import Held
+    from ..local.mounts.trusted import Trusted
     from ..local.sizes import Sizes
-    from ..local.trusted import Trusted
 
     Steps = list[tuple[Any, ...]]
 
@@ -66,11 +70,11 @@ NEVER = {
     can.PREWARM: "every machine is continued from one that has booted",
     can.GPU: "the microVM backend passes none on",
 }
-"""What no microVM has on any host, and why: known without starting one."""
+"""Capabilities that every microVM lacks, and why: known without starting one."""
 
 
 def refusal(operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:
-    """What this backend says to a wish that it does not fulfil."""
+    """Make the error for an unsupported option."""
     return Unsupported(why, backend=NAME, operation=operation, field=field, hint=hint)
 
 
@@ -81,10 +85,13 @@ def check(spec: SandboxSpec) -> None:
     if spec.template != "default":
         raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
     if spec.profile not in PROFILES:
-        raise InvalidRequest(f"unknown profile {spec.profile!r}", field="profile")
+        known = ", ".join(PROFILES)
+        raise InvalidRequest(
+            f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {known}"
+        )
     identity.uid_of(spec.user)
     if spec.network.is_unrestricted:
-        hint = "name what may be reached, or use tier light"
+        hint = "list the destinations in the policy, or use tier light"
         raise refusal("network unrestricted", "network", _NO_HOST, hint)
     check_given_secrets(spec)
     if spec.limits.io_bytes_per_s is not None:
@@ -160,7 +167,7 @@ class Draft(MachineMounts):
             raise
 
     def _where_shown(self) -> list[tuple[str, int]]:
-        """What the host shows, by where the machine has it."""
+        """List the host's trees with their places in the machine."""
         image = [("/", 0)] if self.image else []
         steps = [step for step in self.guest if step[0] in ("show", "bind")]
         return [*image, *((target, number) for _verb, target, number, *_ in steps)]
@@ -177,12 +184,12 @@ class Draft(MachineMounts):
         self.shown.append(image.tree)
 
     def sources(self) -> list[str]:
-        """What the machine sees of the host, in the order in which it knows of it."""
+        """List the host paths visible to the machine, in its order."""
         return [tree["source"] for tree in (*self.shown, *self.mounted)]
 
 
-def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passes: int) -> HullPlan:
-    """The emulator's walls: what it sees of the host is its program, and what the guest sees.
+def jail(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passes: int) -> JailPlan:
+    """The emulator's isolation: what it sees of the host is its program, and what the guest sees.
 
     Args:
         files: Of the host, by where the emulator finds them.
@@ -208,7 +215,7 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         after.append((verb, path, len(trees) + rest[0]) if verb == "bind" else (verb, path, *rest))
     trees += draft.mounted
     return {
-        **bare_hull(draft.id, here, f"0 {draft.first_host_id} 1", setid.filter_of_hull()),
+        **bare_jail(draft.id, here, f"0 {draft.first_host_id} 1", setid.filter_of_jail()),
         "trees": trees,
         "steps": steps,
         "guest": {
@@ -219,8 +226,8 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
             "owner": 0,
             "steps": share,
             "has_content": False,
-            "still": "",
-            "still_bytes": 0,
+            "process_image": "",
+            "process_image_bytes": 0,
         },
         "after": after,
         "passes": passes,
@@ -232,7 +239,9 @@ def hull(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
 
 
 def rising() -> Rising:
-    """What a machine is told that goes on: it is not the one that was written down, nor another one."""
+    """Build the message for a restored machine: fresh time and entropy, so that no two copies are
+    alike.
+    """
     return {
         "now_ns": time.time_ns(),
         "entropy": os.urandom(64),
@@ -240,7 +249,7 @@ def rising() -> Rising:
 
 
 def waking(draft: Draft, size: Sizes) -> Waking:
-    """What the machine is told: nothing in it is any other machine's."""
+    """Build the first message for a machine; nothing in it is shared with another machine."""
     shown = [(f"{SHARE}/{i}", template.READ_ONLY) for i in range(len(draft.shown))]
     steps = list(draft.guest)
     if draft.image:

@@ -1,4 +1,4 @@
-"""The emulator: where it is, and how a machine of ours is put together."""
+"""The emulator: its location, and the command line of a machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 _ENOUGH_MIB = 2560  # for every guest that may use up to 2 GiB
 _OWN_MIB = 512  # of the guest's kernel and our PID 1
 CODE_MIB = 256  # translated code, under software emulation
-# What a program in the guest can reach of the emulator is what it has to emulate: no device but these.
+# Guest programs can attack the emulator only through emulated devices: none but these.
 _COMMON = (
     "-nodefaults",
     "-no-user-config",
@@ -48,7 +48,7 @@ _NATIVE = f"host,migratable=on,{_HIDDEN}"
 
 
 class Qemu:
-    """One program, as it was found."""
+    """An installed emulator."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -105,7 +105,7 @@ def argv(
     incoming: int = -1,
     console: bool = False,
 ) -> list[str]:
-    """The command of one machine, as its hull sees it.
+    """The command of one machine, as its jail sees it.
 
     Args:
         line, monitor, network, shares, incoming: Descriptors: of the line to the agent, of the emulator's

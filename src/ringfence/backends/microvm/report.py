@@ -1,4 +1,4 @@
-"""What protects the host here: of one sandbox, or found by making a sandbox."""
+"""Protections of the host: of one sandbox, or tested by making a sandbox."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import STRONG, SandboxSpec
-from ..local import posture
-from ..local.mountinfo import read_text
+from ..local.agents import posture
+from ..local.host.mountinfo import read_text
+from ..local.host.readback import cores, cpu_limit, memory_limit_bytes
 from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.readback import cores, cpu_limit, memory_limit_bytes
 from ..local.reports import read_or_last, unavailable
 from . import qemu
 from .plan import EMULATOR_BYTES, NEVER
@@ -116,19 +116,19 @@ def _kernel(sandbox: MicrovmSandbox) -> Protection:
 
 
 def _hardware(sandbox: MicrovmSandbox) -> Protection:
-    """What keeps the guest in: the processor itself, or a program that imitates one."""
+    """Check the barrier around the guest: the processor, or a software emulation of one."""
     machines = sandbox.owner.machines()
     if machines.accelerator == qemu.KVM:
         return Protection("virtual_machine", ENFORCED, f"KVM, by QEMU {machines.program.version}")
     why = (
         f"software emulation by QEMU {machines.program.version}: slow, and its authors do not promise "
-        "that it holds whoever attacks it; the walls around it are the second line"
+        "that it holds whoever attacks it; the isolation around it is the second line"
     )
     return Protection("virtual_machine", DEGRADED, why, "use a host on which KVM boots a guest")
 
 
 def _network(sandbox: MicrovmSandbox) -> Protection:
-    """The hull's is what holds; that the guest has no way beside it, its kernel says."""
+    """The jail's is what holds; that the guest has no way beside it, its kernel says."""
     with sandbox.files.open_read("/proc/net/dev") as file:
         inside = NetworkTables(lambda _name: file.read().decode("utf-8", "replace")).interfaces
     if inside != ["lo"]:

@@ -1,4 +1,4 @@
-"""One microVM, seen from the host."""
+"""A microVM, seen from the host."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ...errors import IoError, LifecycleError, SandboxLost, Unsupported
 from ...guest import channels
 from ...launcher import wire
 from ...model.state import State
-from ..local import journal, saving, template
+from ..local import journal
 from ..local.answers import Refused, answer
-from ..local.hulled import HulledSandbox
+from ..local.jailed import saving
+from ..local.jailed.jailed import JailedSandbox
+from ..local.mounts import template
 from . import checkpoints
 from .mounts import MachineMounts
 from .network import MicrovmNetwork
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
     from ...model.snapshot import Snapshot
-    from ..local.hull_mounts import HullMounts
+    from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
     from ..local.sizes import Sizes
     from .backend import MicrovmBackend, Started
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 _RISING_S = 60.0
 
 
-class MicrovmSandbox(HulledSandbox):
+class MicrovmSandbox(JailedSandbox):
     """See `BackendSandbox`. All methods may be called from any thread.
 
     Attributes:
@@ -49,16 +51,16 @@ class MicrovmSandbox(HulledSandbox):
         sizes: Sizes,
         started: Started,
         control: wire.Socket,
-        keeper: Launched,
+        jailer: Launched,
         conditions: Conditions,
         *,
-        rises: bool,
+        resumes: bool,
         attached: Sequence[Mount] = (),
     ) -> None:
         super().__init__(
             backend, draft.spec, draft.id, draft.uid, draft.mounts, control, started.pidfd
         )
-        self.owner, self.sizes, self.keeper = backend, sizes, keeper
+        self.owner, self.sizes, self.jailer = backend, sizes, jailer
         self.first_host_id, self.image = draft.first_host_id, draft.image
         self.protected, self.note = draft.protected, draft.note
         self.pid, self.group, self.errors = started.pid, started.group, started.errors
@@ -67,7 +69,7 @@ class MicrovmSandbox(HulledSandbox):
         self.told = 0  # of what its PID 1 was told, and answers
         self._line, self.monitor, self.share = started.line, started.monitor, started.share
         self.network: MicrovmNetwork = MicrovmNetwork(
-            self, started.network, draft.trusted, rises=rises
+            self, started.network, draft.trusted, resumes=resumes
         )
 
     def protections(self) -> tuple[Protection, ...]:
@@ -76,7 +78,7 @@ class MicrovmSandbox(HulledSandbox):
         return sandbox_protections(self)
 
     def granted(self) -> SandboxCapabilities:
-        from ..local.guest_granted import granted
+        from ..local.agents.guest_granted import granted
 
         return granted(self)
 
@@ -97,10 +99,10 @@ class MicrovmSandbox(HulledSandbox):
             wire.send_raw(self.control, word)
 
     def hear(self, timeout_s: float) -> bytes:
-        """What the machine's PID 1 answers. Precondition: the caller has the sandbox's lock.
+        """Read an answer of the machine's PID 1. Precondition: the caller has the sandbox's lock.
 
         Raises:
-            SandboxLost: Nothing, in time.
+            SandboxLost: None came in time.
         """
         self.control.settimeout(timeout_s)
         try:
@@ -116,7 +118,7 @@ class MicrovmSandbox(HulledSandbox):
     def _more_mounts(self) -> MachineMounts:
         return MachineMounts(self.spec, self.first_host_id, self.mounts)
 
-    def _attach(self, mount: Mount, more: HullMounts) -> None:
+    def _attach(self, mount: Mount, more: JailMounts) -> None:
         from .attach import attach
 
         assert isinstance(more, MachineMounts)
@@ -131,7 +133,7 @@ class MicrovmSandbox(HulledSandbox):
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated")
+                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
             with self.awake():
                 self.ask("freeze", True)
                 try:
@@ -179,7 +181,7 @@ class MicrovmSandbox(HulledSandbox):
                 )
             return checkpoints.save(self, self.owner.catalogue(), metadata)
 
-    def rise(self) -> None:
+    def resume_from_checkpoint(self) -> None:
         """Go on from a checkpoint; on failure the sandbox is ended."""
         try:
             answer(self.share, _RISING_S)  # files are served again
@@ -197,5 +199,5 @@ class MicrovmSandbox(HulledSandbox):
         self._line.close()
         closing, self.errors = self.errors, -1
         os.close(closing)
-        journal.give_up(self.protected, self.note, self.id, self.keeper)
+        journal.give_up(self.protected, self.note, self.id, self.jailer)
         self.owner.released(self)

@@ -1,4 +1,4 @@
-"""The file that a machine is written down in: what must be as it was, then the emulator's own stream."""
+"""File of a saved machine: the conditions for restoring it, then the emulator's own stream."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_BYTES = 1 << 26
 
 
 class Conditions:
-    """What a machine was made of, and what there must be again for it to go on.
+    """Conditions for restoring a machine: the parts it was made of.
 
     Args:
         key: Of the emulator, the kernel and the processor: see `Machines.key`.
-        sources: What it sees of the host, in order.
+        sources: The host paths it sees, in order.
     """
 
     def __init__(self, key: str, sources: Sequence[str]) -> None:
@@ -41,12 +41,12 @@ class Conditions:
 
 
 class Head:
-    """What such a file begins with.
+    """Header of such a file.
 
     Args:
-        before: What the machine was made of; None where it is a new one.
-        known: What the guest's kernel knows of files, as who served them has written it.
-        attached: What was mounted once it ran.
+        before: Parts the machine was made of; None for a new one.
+        known: File tables of the guest's kernel, as the file servers wrote them.
+        attached: Mounts added after its start.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ def begin(
 
 
 def read(file: int) -> Head:
-    """What was written; the descriptor is then where the emulator's stream begins.
+    """Read the header; the descriptor is then where the emulator's stream begins.
 
     Raises:
-        SnapshotCorrupt: It is no such file.
+        SnapshotCorrupt: It is not a header.
     """
     try:
         if _exactly(file, len(_MAGIC)) != _MAGIC:

@@ -10,11 +10,11 @@ from ...model.session import ResolvedMount
 from ...policy import landlock
 from ..local import journal
 from ..local.answers import Refused
-from ..local.denied import check_mount
-from ..local.host import host
-from ..local.protect import Protected, prepare_mount_point, protect_mount
+from ..local.host.facts import host
+from ..local.mounts.denied import check_mount
+from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
+from ..local.mounts.sockets import refuse_sockets
 from ..local.refusals import hint_of_source
-from ..local.sockets import refuse_sockets
 from . import planner
 from .inner import replay, send
 
@@ -123,14 +123,16 @@ def _send(
 
 
 def _is_writable(sandbox: NativeSandbox, target: str) -> bool:
-    """Whether Landlock, decided when the sandbox started, lets anything be written there."""
+    """Return whether Landlock, fixed at the sandbox's start, allows writing below `target`."""
     if not sandbox.profile.landlock or not host().landlock_abi:
         return True
     return any((target + "/").startswith(top + "/") for top in sandbox.landlock_writable)
 
 
 def _may_make_sockets(sandbox: NativeSandbox, target: str) -> bool:
-    """Whether Landlock lets Unix sockets be made there, which no directory of the host is to have."""
+    """Return whether Landlock allows making Unix sockets there; no host directory may be mounted
+    there.
+    """
     rules = sandbox.lockdown["landlock"]
     if not sandbox.lockdown["connects"] or rules is None:
         return False
@@ -147,7 +149,9 @@ def _at(mount: Mount, target: str) -> Mount:
 
 
 def may_reach_sockets(sandbox: NativeSandbox) -> bool:
-    """Whether a host's socket in what is attached could be connected to, unasked for."""
+    """Return whether a host socket in the mount could be connected to, without the user having
+    allowed it.
+    """
     if not sandbox.unix_sockets or sandbox.profile.unix_sockets or sandbox.lockdown["connects"]:
         return False
     rules = landlock.plan_landlock(host().landlock_abi, writable=(), writable_files=())

@@ -6,32 +6,33 @@ import os
 from _thread import allocate_lock, start_new_thread
 
 from ...errors import InvalidRequest, RingfenceError, SandboxLost
-from ...model.ids import new_id
+from ...model.base.ids import new_id
 from ...model.spec import LIGHT
-from ..local import cgroups, identity, journal
+from ..local import journal
 from ..local.base import LocalBackend
-from ..local.host import Host, host, with_files
+from ..local.host import cgroups, identity
+from ..local.host.facts import Host, host, with_files
 from . import ids, making, planner
-from .burst import Burst, kind_of
+from .fd_store.no_handover import NoHandover
+from .prebuilt.burst import Burst, kind_of
 from .profiles import BUILT_IN, Profile, profile_named
-from .unkept import NothingKept
 from .zygote import Zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ...egress.client import Egress
+    from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
     from ...policy.seccomp import SeccompPolicy
-    from ..local.holder import Holder
-    from ..local.images import Held
-    from .keeping import Keeping
-    from .prewarming import Prewarming
+    from ..local.fd_store import FdStore
+    from ..local.mounts.images import Held
+    from .fd_store.handover import Handover
+    from .prebuilt.prewarming import Prewarming
+    from .prebuilt.warm import NativeWarm
     from .sandbox import NativeSandbox
-    from .warm import NativeWarm
 
 NAME = "native"
 
@@ -44,7 +45,7 @@ class NativeBackend(LocalBackend):
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
         egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
-        holder: Keeps what sandboxes hang on, so that they outlive this process; one that it kept of an
+        fd_store: Keeps what sandboxes hang on, so that they outlive this process; one that it kept of an
             earlier process is gone on with. None: they end with this process.
         ahead: Whether, in a burst, the next sandbox is built ahead; None: unless RINGFENCE_AHEAD=off.
     """
@@ -60,15 +61,15 @@ class NativeBackend(LocalBackend):
         state_dir: str | None = None,
         zygote: Zygote | None = None,
         egress: Callable[[], Egress] | None = None,
-        holder: Holder | None = None,
+        fd_store: FdStore | None = None,
         ahead: bool | None = None,
     ) -> None:
         super().__init__(egress, state_dir)
-        self.keeping: Keeping | NothingKept = NothingKept()
-        if holder is not None:
-            from .keeping import Keeping
+        self.handover: Handover | NoHandover = NoHandover()
+        if fd_store is not None:
+            from .fd_store.handover import Handover
 
-            self.keeping = Keeping(self, holder)
+            self.handover = Handover(self, fd_store)
         self.burst = Burst(self, ahead)
         self.profiles = dict(profiles or {})
         self._lock, self._first_use = allocate_lock(), allocate_lock()
@@ -106,18 +107,18 @@ class NativeBackend(LocalBackend):
 
     @property
     def is_making(self) -> bool:
-        """Whether somebody waits for a sandbox just now."""
+        """True while a create is in progress."""
         return bool(self._under_way)
 
     @property
     def others_wait(self) -> bool:
-        """Whether several wait for one."""
+        """True while several creates are in progress."""
         return len(self._under_way) > 1
 
     def _provision_from(self, spec: SandboxSpec) -> NativeSandbox:
         if spec.image is None:
             return self._provision(spec)
-        from ..local import images
+        from ..local.mounts import images
 
         planner.check(spec)
         return images.made_from(spec, self._provision)
@@ -127,10 +128,10 @@ class NativeBackend(LocalBackend):
 
     @property
     def prewarming(self) -> Prewarming:
-        """Those that wait to be claimed."""
+        """Sandboxes that wait to be claimed."""
         with self._first_use:
             if self._prewarming is None:
-                from .prewarming import Prewarming
+                from .prebuilt.prewarming import Prewarming
 
                 self._prewarming = Prewarming(self)
             return self._prewarming
@@ -205,7 +206,9 @@ class NativeBackend(LocalBackend):
         return spec.id
 
     def _ids(self) -> Iterator[tuple[str, ...]]:
-        """Those of all there are, in the order in which one goes from here to there: none is missed."""
+        """Yield the ids of all sandboxes in lifecycle order, so that one that moves on meanwhile is
+        not missed.
+        """
         yield self._prewarming.ids() if self._prewarming else ()
         yield tuple(self._making)
         yield tuple(self._live)
@@ -236,7 +239,7 @@ class NativeBackend(LocalBackend):
 
     def end_leftovers(self, pid: int, started: int) -> None:
         """End an anchor of an earlier process, and clear up what it cannot any more."""
-        from . import leftovers
+        from .fd_store import leftovers
 
         leftovers.end(pid, started)
         cgroups.sweep(self.layout())
@@ -244,12 +247,12 @@ class NativeBackend(LocalBackend):
 
     def adopt(self, sandbox_id: str) -> NativeSandbox | None:
         """A live sandbox of this backend, for another user of it than the one who made it."""
-        self.keeping.open()
+        self.handover.open()
         return self._live.get(sandbox_id)
 
     def leave(self) -> None:
-        """Let every sandbox live on for the next process. Preconditions: there is a holder."""
-        self.keeping.leave()
+        """Let every sandbox live on for the next process. Preconditions: there is an fd store."""
+        self.handover.leave()
         for sandbox in self.living():
             sandbox.leave()
         self._live.clear()
@@ -262,12 +265,12 @@ class NativeBackend(LocalBackend):
 
     @property
     def outlives(self) -> bool:
-        """Whether its sandboxes can outlive this process."""
-        return self.keeping.outlives
+        """True if its sandboxes can outlive this process."""
+        return self.handover.outlives
 
     def label(self) -> str:
         """Of the process with which its sandboxes end, where that is not this one."""
-        return self.zygote().label if self.keeping.outlives else ""
+        return self.zygote().label if self.handover.outlives else ""
 
     def living(self) -> list[NativeSandbox]:
         """Every sandbox that has not ended."""
@@ -281,17 +284,17 @@ class NativeBackend(LocalBackend):
 
     def zygote(self) -> Zygote:
         """The zygote of this process; a new one when the last is gone or belongs to our parent."""
-        self.keeping.open()
+        self.handover.open()
         with self._lock:
             if self._zygote is None or self._zygote.owner != os.getpid() or not self._zygote.alive:
                 started, self._early = self._early or Zygote(outlives=self.outlives), None
                 self._begin(started)
-                self.keeping.change_zygote(started)
+                self.handover.change_zygote(started)
             assert self._zygote is not None
             return self._zygote
 
     def use(self, zygote: Zygote) -> None:
-        """One that an earlier process had."""
+        """Take over the zygote of an earlier process."""
         with self._lock:
             self._begin(zygote)
 
@@ -312,24 +315,24 @@ class NativeBackend(LocalBackend):
         self._discard_warm(zygote)
         self.burst.lost(zygote)
         zygote.finish({each for ids in self._ids() for each in ids})
-        zygote.bury()
+        zygote.release()
 
     def layout(self) -> cgroups.Layout:
         """Where cgroups go; what dead processes left there is swept first."""
-        self.keeping.open()
+        self.handover.open()
         with self._first_use:
             if self._layout is None:
-                known = self.keeping.layout
+                known = self.handover.layout
                 layout = cgroups.Layout(known)
                 if known is None:
-                    self.keeping.change_layout(layout)
+                    self.handover.change_layout(layout)
                 cgroups.sweep(layout)
                 journal.sweep()
                 self._layout = layout
             return self._layout
 
     def host_ids(self) -> identity.HostIds:
-        self.keeping.open()
+        self.handover.open()
         with self._first_use:
             if self._host_ids is None:
                 self._host_ids = ids.host_ids(self._hold)
@@ -337,7 +340,7 @@ class NativeBackend(LocalBackend):
 
     def _hold(self, lock_fd: int) -> None:
         """The zygote shares the lock: ids stay ours until its last sandbox is gone."""
-        self.keeping.add_ids(lock_fd)
+        self.handover.add_ids(lock_fd)
         self.zygote().tell("hold", None, [lock_fd])
 
     # -- the rest of the contract -------------------------------------------------------------
@@ -380,7 +383,7 @@ class NativeBackend(LocalBackend):
         for sandbox in list(self._live.values()):
             sandbox.terminate()
         self._discard_warm()
-        self.keeping.close()
+        self.handover.close()
         with self._lock:
             if self._zygote is not None:
                 self._zygote.close()

@@ -1,4 +1,6 @@
-"""Whether PID 1 of a sandbox can connect for the programs in it: see `launcher.connects`."""
+"""Host requirements for PID 1 to connect Unix sockets on behalf of programs: see
+`launcher.pid1.connects`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ _LEAST = (5, 9)  # SECCOMP_IOCTL_NOTIF_ID_VALID as we number it; pidfd_getfd(2) 
 
 
 def why_not() -> str:
-    """What this host lacks for it; empty for nothing."""
+    """Return the missing requirement; empty if none is."""
     if not _answers:
         _answers.append(_look())
     return _answers[0]

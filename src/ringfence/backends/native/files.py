@@ -14,8 +14,8 @@ import stat
 
 from ...errors import FileError, IsADirectory, file_error
 from ...model.files import FileInfo
-from ..local.fileinfo import describe, first_names
-from ..local.files import LocalFiles
+from ..local.agents.fileinfo import describe, first_names
+from ..local.agents.files import LocalFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class NativeFiles(LocalFiles):
         source = self._absolute(src)
         self._ask(source, "move", source, self._absolute(dst))
 
-    def errand(self, what: str, path: str, options: str = "") -> Helper:
+    def start_helper(self, what: str, path: str, options: str = "") -> Helper:
         from .trees import Helper
 
         self._sandbox.require_awake()

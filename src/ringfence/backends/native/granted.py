@@ -1,4 +1,6 @@
-"""What one sandbox can do, asked of the kernel: by reading, and where nothing tells, by trying."""
+"""Effective capabilities of a sandbox: read from the kernel, and tested where it does not report
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ import resource
 from ...model.granted import SandboxCapabilities
 from ...model.limits import Limits
 from ...model.mount import MEMORY_DIR
-from ..local import template
-from ..local.attempts import blocked_categories
-from ..local.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.host.attempts import blocked_categories
+from ..local.host.readback import cpu_limit, memory_limit_bytes, pids_limit
+from ..local.mounts import template
 from .inspection import Inspection
 
 TYPE_CHECKING = False
@@ -54,7 +56,9 @@ def granted(sandbox: NativeSandbox) -> SandboxCapabilities:
 
 
 def _working(sandbox: NativeSandbox, paths: Iterable[str], to_write: bool) -> tuple[str, ...]:
-    """Those that PID 1, who may do what every program inside may, can open that way."""
+    """Select the paths that PID 1, which has the rights of every program inside, can open that
+    way.
+    """
     found = [path for path in dict.fromkeys(paths) if _opens(sandbox, path, to_write)]
     return tuple(sorted(found))
 

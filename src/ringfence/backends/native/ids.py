@@ -1,13 +1,13 @@
-"""Who is inside, and who that is on the host: one user, or many where ids are there to map."""
+"""Id maps of a native sandbox: one user, or many where the host has ids to map."""
 
 from __future__ import annotations
 
 import os
 
 from ...errors import Unsupported
-from ..local import identity
-from ..local.host import Host, host
-from ..local.own_places import own_directory, place_in
+from ..local.host import identity
+from ..local.host.facts import Host, host
+from ..local.host.own_places import own_directory, place_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def are_wanted(profile: Profile) -> bool:
-    """Whether a sandbox of this profile has ids of its own on the host; see decision 0094."""
+    """Return whether a sandbox of this profile gets its own ids on the host; see decision 0094."""
     return host().trusted_root or profile.root_capabilities != 0
 
 
@@ -31,7 +31,7 @@ def check(profile: Profile) -> None:
     """
     if host().trusted_root or not are_wanted(profile):
         return
-    from ..local import ranges
+    from ..local.host import ranges
 
     try:
         ranges.find()
@@ -62,21 +62,21 @@ def check_mount(mount: Mount, first_host_id: int) -> None:
 
 
 def host_ids(hold: Callable[[int], None]) -> identity.HostIds:
-    """Those that we may give to sandboxes; see `HostIds`.
+    """Return the ids that we may assign to sandboxes; see `HostIds`.
 
     Raises:
         IsolationError: There is no safe place for the locks.
     """
     if host().trusted_root:
         return identity.HostIds("/run/ringfence/ids", hold)
-    from ..local import ranges
+    from ..local.host import ranges
 
     try:
         slots = ranges.find().slots
     except ranges.NoRangeError:
-        slots = []  # only what an earlier process of ours has
+        slots = []  # only those that an earlier process of ours holds
     uid = os.geteuid()
-    # Whatever the environment says: all of this account's processes are to find the same locks.
+    # Ignore the environment: all processes of this account must find the same locks.
     run = f"/run/user/{uid}"
     base = f"{run}/ringfence"
     if not (os.path.isdir(run) and own_directory(base)):
@@ -97,7 +97,7 @@ def plan(first_host_id: int, uid: int, here: Host) -> Ids:
     if not first_host_id:
         maps = f"{uid} {here.uid} 1", f"{uid} {here.gid} 1"
         return _ids(*maps, [], deny_setgroups=True, setup=uid)
-    from ..local import ranges
+    from ..local.host import ranges
 
     uid_map, gid_map = (identity.shared_map(first_host_id, uid, n) for n in (here.uid, here.gid))
     return _ids(uid_map, gid_map, ranges.find().helpers, deny_setgroups=False, setup=0)

@@ -1,4 +1,4 @@
-"""What the host needs to send a helper into a running sandbox."""
+"""Requests from the host to helpers in a running sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...linux import namespaces as linux
 from ..local.answers import Refused, answer
-from ..local.host import host
+from ..local.host.facts import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ def send(
     *,
     namespaces: int = 3,
 ) -> bytes:
-    """One helper, one answer; it gets the first `namespaces` of user, mount and PID, then `fds`.
+    """Run a helper and return its answer; it gets the first `namespaces` of user, mount and PID,
+    then `fds`.
 
     Raises:
-        Refused: As the kernel told the helper.
+        Refused: With the errno the helper got.
         SandboxLost: The sandbox ended meanwhile.
     """
     borrowed = sandbox.borrow_namespaces()
@@ -59,7 +60,7 @@ def send(
     return body
 
 
-def _ways_in(sandbox: NativeSandbox) -> tuple[list[int], list[int]]:
+def _namespace_fds_of(sandbox: NativeSandbox) -> tuple[list[int], list[int]]:
     """Kinds of its namespaces, and a descriptor for each, the caller's to close."""
     if host().trusted_root:
         return [sum(_NAMES.values(), sum(_BORROWED))], [sandbox.borrow_pidfd()]
@@ -93,7 +94,7 @@ def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
     }
     try:
         try:
-            request["namespaces"], places = _ways_in(sandbox)
+            request["namespaces"], places = _namespace_fds_of(sandbox)
             try:
                 sandbox.zygote.tell("enter", request, [theirs.fileno(), *places])
             finally:

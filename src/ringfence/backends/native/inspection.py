@@ -1,11 +1,11 @@
-"""What the kernel says of a live sandbox. Decides nothing: `report.py` judges."""
+"""Kernel facts about a live sandbox. Decides nothing: `report.py` judges."""
 
 from __future__ import annotations
 
 import os
 
 from ...linux.namespaces import parse_id_map
-from ..local.mountinfo import MountLine, read_text
+from ..local.host.mountinfo import MountLine, read_text
 from ..local.netns import NetworkTables
 
 TYPE_CHECKING = False
@@ -70,7 +70,7 @@ class Inspection:
         return parse_id_map(self.outside(name))
 
     def has_own_namespace(self, name: str) -> bool:
-        """Whether its namespace is another than ours, by the inode of its descriptor."""
+        """Return whether its namespace differs from ours, by the inode of its descriptor."""
         fd = self._open_inside(f"/proc/self/ns/{name}")
         try:
             theirs = os.fstat(fd)

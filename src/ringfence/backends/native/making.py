@@ -1,4 +1,4 @@
-"""How a native sandbox is made: planned, told to the zygote or to one built ahead, and waited for."""
+"""Creation of a native sandbox: plan it, send it to the zygote or a prebuilt sandbox, wait."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import errno
 
 from ...errors import SandboxLost
 from ...launcher import wire
-from ..local import cgroups, identity, journal, sizes
+from ..local import journal, sizes
 from ..local.answers import Refused, answer
-from ..local.host import host
+from ..local.host import cgroups, identity
+from ..local.host.facts import host
 from . import planner
-from .burst import Ahead, are_alike, kind_of
+from .prebuilt.burst import Ahead, are_alike, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.plan import Plan
     from ...model.spec import SandboxSpec
-    from ..local.images import Held
+    from ..local.mounts.images import Held
     from .backend import NativeBackend
+    from .prebuilt.warm import NativeWarm
     from .profiles import Profile
     from .sandbox import NativeSandbox
-    from .warm import NativeWarm
     from .zygote import Zygote
 
 READY_S = 60.0
+ENDED = "the sandbox's first process ended while it was made"
 CRASHED = (
     "create a new sandbox; if that fails too, the helper process crashes on this Python or kernel: "
     "report what it printed on stderr with `ringfence doctor --json`"
@@ -40,14 +42,14 @@ def make(
     warm: NativeWarm | Ahead | None = None,
     image: Held | None = None,
 ) -> NativeSandbox:
-    """One sandbox, ready for use; when it cannot be made, nothing of it is left.
+    """Make a sandbox ready for use; on failure, leave nothing behind.
 
     Args:
-        warm: One built ahead that becomes it; None: it is built now.
-        image: What its root is of, held; the sandbox's from then on.
+        warm: Prebuilt sandbox to turn into it; None: build it now.
+        image: The held image of its root; the sandbox owns it from then on.
 
     Raises:
-        SandboxLost: The zygote, or the one built ahead, is gone.
+        SandboxLost: The zygote, or the prebuilt sandbox, is gone.
     """
     uid, here = identity.uid_of(spec.user), host()
     first = warm.first_host_id if warm else backend.take_host_ids(profile)
@@ -56,7 +58,7 @@ def make(
     directories: list[str] = []
     try:
         if spec.network.needs_tls_termination:
-            from ..local.trusted import trusted_for
+            from ..local.mounts.trusted import trusted_for
 
             draft.trusted = trusted_for(spec.network, backend.egress())
         plan = planner.make_plan(draft, here, profile)
@@ -68,7 +70,7 @@ def make(
         directories = group.directories
         sandbox = _launch(backend, warm, zygote, draft, plan, profile, size, group)
         if warm is not None and sandbox.control is not warm.control:
-            warm.control.close()  # it got another one from the zygote
+            warm.control.close()  # the zygote gave it another one
     except BaseException:
         journal.give_up(draft.protected, draft.note, sandbox_id, zygote)
         zygote.clear_up(sandbox_id, directories, [])
@@ -113,6 +115,13 @@ def plan_limits(
     return group
 
 
+def _first_answer(control: wire.Socket) -> tuple[bytes, list[int]]:
+    try:
+        return answer(control, READY_S)
+    except SandboxLost as exc:
+        raise SandboxLost(ENDED, hint=CRASHED) from exc
+
+
 def _launch(
     backend: NativeBackend,
     warm: NativeWarm | Ahead | None,
@@ -129,7 +138,7 @@ def _launch(
     twin = warm.plan if isinstance(warm, Ahead) else None
     if twin is not None:
         if not (is_straight and are_alike(plan, twin)):
-            raise SandboxLost("the one built ahead has become something else")
+            raise SandboxLost("the prebuilt sandbox does not fit the plan any more")
         plan["tag_key"], plan["seccomp"] = twin["tag_key"], twin["seccomp"]
     ours, theirs = (warm.control, None) if warm and is_straight else wire.socketpair()
     try:
@@ -145,15 +154,14 @@ def _launch(
         from .sandbox import NativeSandbox
 
         sandbox = NativeSandbox(backend, draft, profile, size, group, ours, plan, zygote)
-        backend.keeping.expect(sandbox)
+        backend.handover.expect(sandbox)
         if pooled is not None and pooled.meanwhile is not None:
             pooled.meanwhile()
-        body, fds = answer(ours, READY_S)
+        body, fds = _first_answer(ours)
     except Refused as exc:
         ours.close()
         if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
-            text = f"the sandbox's first process ended while it was made: {exc.strerror}"
-            raise SandboxLost(text, hint=CRASHED) from exc
+            raise SandboxLost(f"{ENDED}: {exc.strerror}", hint=CRASHED) from exc
         from ..local.refusals import error_of
 
         raise error_of(exc) from exc
@@ -163,7 +171,7 @@ def _launch(
     ours.settimeout(None)
     sockets = fds[3:]
     sandbox.begun(int(body), fds[0], fds[1:3], sockets)
-    backend.keeping.begin(sandbox, sockets)
+    backend.handover.begin(sandbox, sockets)
     sandbox.serve_network()
     return sandbox
 

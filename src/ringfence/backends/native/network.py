@@ -7,9 +7,9 @@ import select
 import time
 
 from ...errors import ConnectError
-from ...model import checks
+from ...model.base import checks
+from ..local.agents.streams import reset_on_close
 from ..local.network import SandboxNetwork
-from ..local.streams import reset_on_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class NativeNetwork(SandboxNetwork):
     _sandbox: NativeSandbox
 
     def _keep(self, sockets: list[int]) -> None:
-        self._sandbox.backend.keeping.change_network(self._sandbox, sockets)
+        self._sandbox.backend.handover.change_network(self._sandbox, sockets)
 
     def _enter(self, plan: NetworkPlan) -> list[int]:
         sandbox = self._sandbox

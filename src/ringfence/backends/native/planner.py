@@ -7,17 +7,18 @@ import resource
 import stat
 
 from ...errors import InvalidRequest, Unsupported
-from ...launcher.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
+from ...launcher.pid1.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
-from ..local import identity, sources, template
-from ..local.denied import deny_paths
-from ..local.host import Host
+from ..local.host import identity
+from ..local.host.facts import Host
+from ..local.mounts import sources, template
+from ..local.mounts.denied import deny_paths
+from ..local.mounts.protect import Protected, check_names, prepare_mount_point, protect_mount
 from ..local.network import check_given_secrets
-from ..local.protect import Protected, check_names, prepare_mount_point, protect_mount
 from ..local.session import (
     all_mounts,
     check_idle_timeout,
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
-    from ..local.images import Held
-    from ..local.trusted import Trusted
+    from ..local.mounts.images import Held
+    from ..local.mounts.trusted import Trusted
 
 _MIB = 1 << 20
-# What a sandbox needs to come up at all.
+# Least limits with which a sandbox can start at all.
 LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
     "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
@@ -107,11 +108,11 @@ def check(spec: SandboxSpec) -> None:
 
 
 def _check_open_files(wanted: int | None) -> None:
-    """Nobody passes on more than they have; what is there by default may be less without a word."""
+    """Refuse a request above our own hard limit; the default is silently lowered to it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if wanted is not None and most != resource.RLIM_INFINITY and wanted > most:
         raise InvalidRequest(
-            f"{wanted} is more than this process may have itself, {most}",
+            f"{wanted} is above this process's own hard limit, {most}",
             field="limits.open_files",
             hint="ask for fewer, or start Ringfence under a higher hard limit: `ulimit -Hn`",
         )
@@ -159,7 +160,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         draft.steps += [] if draft.image else template.for_accounts()
     isolated = not spec.network.is_unrestricted
     if not isolated:
-        from ..local import names
+        from . import names
 
         draft.steps += names.as_the_host()
     for target in ALWAYS_THERE.values():
@@ -280,7 +281,7 @@ def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
         "cgroup_version": 0,
         "programs_cgroup": "",
         "memory_watchdog_bytes": 0,
-        "rests": profile.policy is None,
+        "releases_idle_pages": profile.policy is None,
         "waits": False,
         "placeholders": [],
         "note": "",
@@ -364,10 +365,10 @@ def _rlimits(spec: SandboxSpec, size: Sizes, host: Host) -> list[tuple[int, int,
 def unix_sockets_allowed(
     draft: Draft, profile: Profile, rules: landlock.LandlockPlan, isolated: bool
 ) -> bool:
-    """Whether unix sockets by path are safe: none of the host's can be reached.
+    """Return whether unix sockets by path are safe: none of the host's can be reached.
 
-    A read-only mount does not stop connect() to a socket that the host keeps in it, nor does the
-    host's own network keep its abstract sockets away; Landlock can, from ABI 9 and 6 on.
+    A read-only mount does not stop connect() to a host socket in it, nor does the host's own
+    network hide its abstract sockets; Landlock can, from ABI 9 and 6 on.
     """
     if profile.unix_sockets is not None:
         return profile.unix_sockets
@@ -378,10 +379,11 @@ def unix_sockets_allowed(
 def connects_by_init(
     draft: Draft, profile: Profile, rules: landlock.LandlockPlan, isolated: bool
 ) -> bool:
-    """Whether Unix sockets are safe because PID 1 makes every connection: see `launcher.connects`.
+    """Return whether Unix sockets are safe because PID 1 makes every connection: see
+    `launcher.pid1.connects`.
 
-    Landlock must keep sockets from being made in the host's directories. PID 1 has one user's rights,
-    and a filter of the caller's own might keep it from what it does.
+    Landlock must forbid making sockets in the host's directories. PID 1 has one user's rights, and
+    a custom system-call filter might block its work.
     """
     return (
         draft.host_directory

@@ -9,12 +9,12 @@ from ...linux.namespaces import parse_id_map
 from ...model import capabilities as can
 from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Protection
 from ...policy.landlock import plan_landlock
-from ..local import cgroups
-from ..local.host import host
-from ..local.identity import IDS_EACH
-from ..local.mountinfo import read_text
+from ..local.host import cgroups
+from ..local.host.facts import host
+from ..local.host.identity import IDS_EACH
+from ..local.host.mountinfo import read_text
+from ..local.host.readback import cores, cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.netns import of_network
-from ..local.readback import cores, cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.reports import read_all
 from ..local.sizes import DEFAULT_TERMINALS
 from . import connecting
@@ -120,7 +120,9 @@ def _nested_user_namespaces(seen: Inspection) -> Protection:
 def _seccomp(seen: Inspection) -> Protection:
     mode, count = seen.status["Seccomp"], seen.status.get("Seccomp_filters", "?")
     if mode != "2" or not seen.sandbox.profile.seccomp:
-        return Protection("seccomp", MISSING, f"mode {mode}, no filter of ours", _profile_fix(seen))
+        return Protection(
+            "seccomp", MISSING, f"mode {mode}, without our filter", _profile_fix(seen)
+        )
     if seen.sandbox.profile.tracing:
         return Protection(
             "seccomp", DEGRADED, "ptrace and process_vm_* are allowed", _profile_fix(seen)
@@ -161,7 +163,7 @@ def _unix_sockets(seen: Inspection) -> Protection:
             name, MISSING, "sockets in mounted host directories can be reached", _profile_fix(seen)
         )
     if sandbox.host_directory and may_reach_sockets(sandbox):
-        why = "those that the host makes later in a directory that was attached can be reached"
+        why = "sockets that the host makes later in an attached directory can be reached"
         fix = "give the mount when the sandbox is created: it then has no unix sockets"
         return Protection(name, DEGRADED, why, fix)
     return Protection(name, ENFORCED, "only those made inside can be reached")

@@ -1,4 +1,4 @@
-"""Profiles: how much of the lock-down is in force. The default is all of it."""
+"""Hardening profiles: sets of lock-down switches. The default has all on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from ...policy.seccomp import SeccompPolicy
 else:
-    from ...model.record import dataclass
+    from ...model.base.record import dataclass
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile:
-    """One set of switches.
+    """Switches of the lock-down.
 
-    Only `os_hardened` has everything on. The others are asked for by name, each time, and every
+    Only `os_hardened` has everything on. The others must be named for each sandbox, and every
     session reports them; tests use profiles of their own as controls for each protection.
     """
 

@@ -1,4 +1,4 @@
-"""What protects the host here: of one sandbox, or found by making a sandbox."""
+"""Protections of the host: of one sandbox, or tested by making a sandbox."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ...model import capabilities as can
 from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
-from ..local import blockers
 from ..local.netns import of_rules
 from ..local.reports import read_or_last, unavailable
+from . import blockers
 from .inspection import Inspection
 from .posture import read_posture
 

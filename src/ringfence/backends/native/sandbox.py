@@ -1,4 +1,4 @@
-"""One native sandbox, seen from the host."""
+"""A native sandbox, seen from the host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ...errors import (
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...linux import namespaces
-from ...model.exec import ExecRequest
+from ...model.execs.exec import ExecRequest
 from ...model.session import ResolvedMount
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local import identity, journal
-from ..local.execs import LocalExec
-from ..local.host import host
+from ..local import journal
+from ..local.agents.execs import LocalExec
+from ..local.agents.streams import lend, open_channels
+from ..local.host import identity
+from ..local.host.facts import host
 from ..local.sandbox import InCgroup
 from ..local.session import environment
-from ..local.streams import lend, open_channels
 from .files import NativeFiles
 from .network import NativeNetwork
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
-    from ...model.netlog import NetworkEvent
-    from ...model.network import NetworkPolicy
+    from ...model.net.netlog import NetworkEvent
+    from ...model.net.network import NetworkPolicy
     from ...model.snapshot import Snapshot
     from ...model.spec import SandboxSpec
-    from ..local.cgroups import Group
+    from ..local.host.cgroups import Group
     from ..local.sizes import Sizes
     from .backend import NativeBackend
     from .planner import Draft
@@ -103,7 +104,7 @@ class NativeSandbox(InCgroup):
         self.network.have(sockets)
 
     def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
-        """What an earlier process knew of it."""
+        """Restore the state that an earlier process had of it."""
         self.created, self.count = created, count
         self._state = State.RUNNING if count else State.PROVISIONED
         self.network.placeholders = placeholders
@@ -153,7 +154,7 @@ class NativeSandbox(InCgroup):
             self._require(State.RUNNING, "exec", looks=False)
         control, uid, own = self.control, self.uid, {}
         if request.user is not None:
-            from ..local import accounts
+            from ..local.host import accounts
 
             account = accounts.find(self.files, request.user)
             uid, own = account.uid, account.env
@@ -195,7 +196,7 @@ class NativeSandbox(InCgroup):
             run.label, run.is_terminal = label, request.pty is not None
             self.runs[number] = run
             try:
-                self.backend.keeping.begin_exec(self, run)
+                self.backend.handover.begin_exec(self, run)
                 if kills and control is self.control:
                     self._await_memory()
                 self.send(("exec", number, *rest), [theirs.fileno(), *inner], control)
@@ -236,13 +237,13 @@ class NativeSandbox(InCgroup):
         self.runs.pop(run.number, None)
 
     def adopted_execs(self) -> list[LocalExec]:
-        """Those that have not been closed, of an earlier process and of this one."""
+        """List the unclosed execs of an earlier process and of this one."""
         return list(self.runs.values())
 
     # -- asking PID 1 -----------------------------------------------------------------------
 
     def tell(self, verb: str, *args: object, fds: list[int]) -> None:
-        """One request to PID 1 that is answered on one of `fds`, or not at all."""
+        """Send PID 1 a request that is answered on one of `fds`, or not at all."""
         self.send((verb, *args), fds)
 
     def ask_files(self, verb: str, *args: object) -> tuple[bytes, list[int]]:
@@ -311,7 +312,7 @@ class NativeSandbox(InCgroup):
             self.ask("stop" if frozen else "continue")
 
     def _keep_paused(self, paused: bool) -> None:
-        self.backend.keeping.change_paused(self, paused)
+        self.backend.handover.change_paused(self, paused)
 
     def align(self, suspended: bool) -> None:
         """Of an earlier process: make the kernel agree with what was written down last.
@@ -321,7 +322,7 @@ class NativeSandbox(InCgroup):
         with self._lock:
             if self.state is State.TERMINATED:
                 return
-            self.group.hurry(False)
+            self.group.unthrottle(False)
             if self.was_paused:
                 self._freeze(False)
                 self._keep_paused(False)
@@ -336,7 +337,7 @@ class NativeSandbox(InCgroup):
 
     def _end(self, was_suspended: bool) -> None:
         # First: a process that is killed from here on is not to leave half of it to another one.
-        self.backend.keeping.end(self)
+        self.backend.handover.end(self)
         super()._end(was_suspended)
         self._remember_stats()  # while it dies
 
@@ -415,7 +416,7 @@ class NativeSandbox(InCgroup):
             self._require(self._state, "mount")
             resolved = attach(self, mount)
             self.mounts.append(resolved)
-            self.backend.keeping.change(self)
+            self.backend.handover.change(self)
             return resolved
 
     def serve_network(self) -> None:
@@ -431,14 +432,16 @@ class NativeSandbox(InCgroup):
 
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("network policy: the sandbox is terminated")
+                raise LifecycleError(
+                    "network policy: the sandbox is terminated", hint="create a new one"
+                )
             self.network.check(policy)
             if policy == self.spec.network:
                 return
             self.network.change(policy)
             self.spec = replace(self.spec, network=policy)
             self._environment = environment(self.spec, self.network.environment())
-            self.backend.keeping.change(self)
+            self.backend.handover.change(self)
 
     def connect(self, port: int) -> socket.socket:
         return self.network.dial(port)
@@ -472,5 +475,5 @@ class NativeSandbox(InCgroup):
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated")
+                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
             return self.backend.snapshot(self, metadata)

@@ -6,7 +6,7 @@ import os
 import time
 
 from ...errors import LifecycleError, ResourceExhausted, SnapshotCorrupt
-from ...model.ids import new_id
+from ...model.base.ids import new_id
 from ...model.state import State
 from ..local.answers import Refused
 from .inner import replay, send
@@ -61,7 +61,7 @@ def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, st
 
 
 def save_layer(sandbox: NativeSandbox, path: str) -> None:
-    """What was changed of the image, as a tar stream in the new file `path`."""
+    """Write the changes to the image as a tar stream to the new file `path`."""
     if sandbox.image is None:
         raise LifecycleError("this sandbox did not start from an image")
     names = sandbox.image.open_names()

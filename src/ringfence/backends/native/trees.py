@@ -8,8 +8,8 @@ import threading
 
 from ...errors import SandboxLost, file_error
 from ...model.state import State
+from ..local.agents.guest_trees import killed_inside
 from ..local.answers import Refused
-from ..local.guest_trees import killed_inside
 from .inner import replay, send
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def _request(
         "path": path,
         "as_root": as_root,
         "options": options,
-        # What is written counts as the sandbox's memory; a reader must not be frozen with it.
+        # Written data counts as the sandbox's memory; a reader must not be frozen with the sandbox.
         "cgroup_dirs": [] if direction.endswith("out") else sandbox.group.directories,
     }
 

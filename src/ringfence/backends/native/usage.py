@@ -1,4 +1,4 @@
-"""What a native sandbox uses, from the kernel."""
+"""Resource usage of a native sandbox, from the kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ..local.host import host
+from ..local.host.facts import host
 from .planner import LEAST_LANDLOCK_ABI
 
 TYPE_CHECKING = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...errors import Unsupported
-from ..local import identity
+from ..local.answers import bound_sends
+from ..local.host import identity
 from .inner import start_agent
 
 TYPE_CHECKING = False
@@ -36,6 +37,8 @@ def control_of(sandbox: NativeSandbox, uid: int) -> wire.Socket:
             hint=f"uids below {identity.LOW_IDS} and {identity.NOBODY} are; or create it with this user",
         )
     if uid not in sandbox.agents:
-        sandbox.agents[uid] = start_agent(sandbox, uid)
-        sandbox.backend.keeping.add_agent(sandbox, uid)
+        agent = start_agent(sandbox, uid)
+        bound_sends(agent)
+        sandbox.agents[uid] = agent
+        sandbox.backend.handover.add_agent(sandbox, uid)
     return sandbox.agents[uid]

@@ -7,7 +7,7 @@ import select
 from ...errors import SandboxLost
 from ...launcher import cgroups
 from ...launcher.spawn import ZYGOTE
-from ..local import owner
+from ..local.host import owner
 from ..local.launched import Launched
 
 _MOST_UNREAD = 512  # more than its socket holds
@@ -59,8 +59,8 @@ class Zygote(Launched):
         ready = [fd for fd, _ in found]
         return [] if self._pidfd in ready else ready
 
-    def bury(self) -> None:
-        super().bury()
+    def release(self) -> None:
+        super().release()
         self._watched.close()
 
     def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
@@ -69,7 +69,7 @@ class Zygote(Launched):
         It does so soon, and before anything else that it is told; where it is gone, it is done here.
         """
         try:
-            self._tell_of("bury", sandbox_id, directories, fds)
+            self._tell_of("release", sandbox_id, directories, fds)
         except SandboxLost:
             cgroups.remove(directories)
 

@@ -80,7 +80,7 @@ def cost(name: str) -> tuple[float, list[str]]:
 
 
 def framework_of(module: str) -> list[str]:
-    """What the adapter imports from others when it is imported, as statements."""
+    """List the foreign imports of an adapter, as statements."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None

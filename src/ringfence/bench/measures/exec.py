@@ -48,7 +48,7 @@ def _beside(
 
 
 def true_in(sandbox: Sandbox) -> Callable[[], None]:
-    """One exec, its result checked."""
+    """Return a function that runs an exec and checks its result."""
 
     def run() -> None:
         result = sandbox.exec(["/bin/true"])

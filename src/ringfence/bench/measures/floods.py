@@ -94,7 +94,7 @@ class Clients:
 
 @dataclass
 class Memory:
-    """What a process had in memory, looked at all the time while this is a context.
+    """Resident memory of a process, sampled while this context is open.
 
     Attributes:
         before, most: In bytes.

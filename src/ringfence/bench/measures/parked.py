@@ -20,7 +20,7 @@ WHAT_PARKED = "parked sandbox, PSS of its processes"
 WHAT_LIVE = "live sandboxes at once"
 _MIB = 1 << 20
 # After a burst the zygote keeps a process ready for a moment, which is no sandbox; and parked is
-# who has had nothing to do for a while: launcher.asleep.
+# who has had nothing to do for a while: launcher.hibernation.
 _CALM_S = 2.5
 
 

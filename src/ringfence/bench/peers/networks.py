@@ -1,4 +1,6 @@
-"""Peers that let a confined program out: user-mode network stacks, and one with proxies."""
+"""Peers with network access for a confined program: user-mode network stacks, and one with
+proxies.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ _NOBODY = 65534
 
 
 class Network:
-    """One way out; each run is a process of its own, timed inside it.
+    """A network peer; each run is a process of its own, timed inside it.
 
     Args:
         wrap: From a client's command line to that of the whole peer.
-        host: Where inside the host's loopback is found.
+        host: Address of the host's loopback from inside.
     """
 
     def __init__(self, name: str, wrap: Callable[[list[str]], list[str]], host: str) -> None:
@@ -133,7 +135,7 @@ def _usable(peer: Network, port: int) -> Network:
 
 
 def _python() -> str:
-    """One that any user may run."""
+    """Find a Python that any user may run."""
     return "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 

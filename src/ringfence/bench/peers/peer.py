@@ -1,4 +1,4 @@
-"""What every peer can be asked, and why one cannot be."""
+"""Interface of a peer, and the reason where one is missing."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from ...errors import InvalidRequest, SandboxNotFound
 from ...model.calls import make_spec, others_in
 from ...model.client_session import SessionTimeouts
 from ...model.event import Event
-from ...model.execution import ExecutionRequest, ExecutionResult
-from ...model.execution_config import ExecutionConfig
-from ...model.execution_info import ExecutionInfo
+from ...model.execution.config import ExecutionConfig
+from ...model.execution.execution import ExecutionRequest, ExecutionResult
+from ...model.execution.info import ExecutionInfo
 from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
 from ...model.snapshot import Snapshot
@@ -253,7 +253,7 @@ class AsyncClient:
     # -- the server -----------------------------------------------------------------------------
 
     async def health(self) -> Health:
-        """Whether everything that the server needs works."""
+        """Check everything that the server needs."""
         return Health.from_json(await self._transport.json("GET", "/v1/health"))
 
     async def stats(self) -> ManagerStats:
@@ -261,7 +261,9 @@ class AsyncClient:
         return ManagerStats.from_json(await self._transport.json("GET", "/v1/stats"))
 
     async def info(self) -> dict[str, Any]:
-        """What the server is, whom it takes us for, and what works on its host."""
+        """Return the server's version, the identity of this client, and the backends that work on
+        its host.
+        """
         found: dict[str, Any] = await self._transport.json("GET", "/v1/info")
         return found
 
@@ -325,7 +327,7 @@ class AsyncClient:
         await self._transport.request("DELETE", at, repeat=False)
 
     async def pool(self) -> dict[str, Any]:
-        """What is kept warm, and how that goes; for admins."""
+        """Return the configuration and the state of the pool; for admins."""
         found: dict[str, Any] = await self._transport.json("GET", "/v1/pools")
         return found
 
@@ -359,7 +361,7 @@ class AsyncClient:
 
 
 def _spec_of(view: SandboxView) -> SandboxSpec:
-    """What can be known of the spec of a sandbox that another client made."""
+    """Rebuild the known part of the spec of a sandbox that another client made."""
     return SandboxSpec(
         labels=view.labels,
         network=view.network,

@@ -6,10 +6,10 @@ import posixpath
 from contextlib import aclosing, asynccontextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
-from ...model import checks
+from ...model.base import checks
+from ...model.base.jsonform import loads
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
-from ...model.jsonform import loads
 from .. import copies
 from .pauses import blocking, pause
 from .transport import AsyncTransport
@@ -114,7 +114,7 @@ class AsyncRemoteFiles:
                 return found
 
     async def stat(self, path: str, *, follow: bool = False) -> FileInfo:
-        """One path; a symlink itself, or with `follow` what it leads to in the end.
+        """Stat one path; the symlink itself, or with `follow` its final target.
 
         Raises:
             FileError: Symlinks lead in a circle.
@@ -127,7 +127,7 @@ class AsyncRemoteFiles:
         raise FileError(f"{path}: too many levels of symbolic links", path=path)
 
     async def exists(self, path: str) -> bool:
-        """Whether something is there, be it a dangling symlink."""
+        """Return whether the path exists; a dangling symlink exists."""
         try:
             await self.stat(path)
         except (FileNotFound, NotADirectory):
@@ -198,13 +198,13 @@ class AsyncRemoteFiles:
     async def watch(
         self, path: str = ".", *, recursive: bool = False
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
-        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+        """Watch `path` and everything below it for changes until the block ends.
 
         Raises:
             ServerUnreachable: The stream broke off; what changed since is not known.
         """
         async with aclosing(self._watch(path, recursive)) as changes:
-            await changes.__anext__()  # it watches from here on
+            await changes.__anext__()  # the watch is active from here on
             yield changes
 
     async def _watch(self, path: str, recursive: bool) -> AsyncGenerator[FileChange, None]:

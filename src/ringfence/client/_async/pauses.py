@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import weakref
+from contextlib import suppress
 
 import anyio
 import anyio.to_thread
@@ -12,7 +14,7 @@ from ...errors import RingfenceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
     from typing import Any, TypeVar
 
     import httpx2
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 CANCELLABLE = True
-"""Whether a call can be ended from outside while it waits."""
+"""True: a waiting call can be cancelled from outside."""
 
 
 def twin(transport: AsyncTransport) -> Transport:
@@ -38,8 +40,59 @@ def let_go(_transport: AsyncTransport, its_twin: Transport) -> None:
     its_twin.close()
 
 
-def close_when_dropped(_transport: AsyncTransport, _client: httpx2.AsyncClient) -> None:
-    """Nothing: closing has to be awaited."""
+def close_when_dropped(transport: AsyncTransport, client: httpx2.AsyncClient) -> None:
+    """Close the connections with their last owner, and at the latest when the event loop ends."""
+    owner = weakref.ref(transport)
+    trio = _running_trio()
+    if trio is not None:
+        is_dropped = trio.Event()
+        trio.lowlevel.spawn_system_task(_close_under_trio, owner, client, is_dropped)
+        finish: tuple[Any, ...] = (_tell_trio, trio.lowlevel.current_trio_token(), is_dropped)
+    else:
+        guard = _guard(owner, client)
+        with suppress(StopIteration):  # it has reached its `yield`
+            guard.asend(None).send(None)
+        # An event loop closes the asynchronous generators that it began: one that is dropped at once, and
+        # what is left at its own end (PEP 525).
+        finish = (_drop, guard)
+    weakref.finalize(transport, *finish).atexit = False
+
+
+async def _guard(
+    owner: weakref.ref[AsyncTransport], client: httpx2.AsyncClient
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await _close(owner, client)
+
+
+def _drop(_guard: object) -> None:
+    """Nothing: the reference ends with the call."""
+
+
+async def _close_under_trio(
+    owner: weakref.ref[AsyncTransport], client: httpx2.AsyncClient, is_dropped: Any
+) -> None:
+    try:
+        await is_dropped.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _close(owner, client)
+
+
+def _tell_trio(token: Any, is_dropped: Any) -> None:
+    with suppress(RuntimeError):  # that loop has ended, and closed the connections
+        token.run_sync_soon(is_dropped.set)
+
+
+async def _close(owner: weakref.ref[AsyncTransport], client: httpx2.AsyncClient) -> None:
+    transport = owner()
+    if transport is not None:  # which may be asked again, under another event loop
+        with transport._lock:
+            if transport._client is client:
+                transport._client = None
+    await client.aclose()
 
 
 async def pause(seconds: float) -> None:
@@ -70,9 +123,11 @@ async def _seen_through(awaitable: Awaitable[T]) -> T:
 async def made(
     make: Callable[[], Coroutine[Any, Any, T]], end: Callable[[T], Awaitable[None]]
 ) -> T:
-    """What `make` makes on the server; when the caller is cancelled meanwhile, it is ended again.
+    """Run `make`, which creates something on the server; when the caller is cancelled, end the
+    result.
 
-    A request that is cut off may have been obeyed all the same: it is seen through, to know what to end.
+    The server may carry out a request whose connection is cut, so `make` runs to its end: only its
+    result says what to end.
     """
     trio = _running_trio()
     if trio is not None:

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
-from ...model.exec_view import ExecView
-from ...model.jsonform import bytes_from_json
+from ...model.base.jsonform import bytes_from_json
+from ...model.execs.exec_view import ExecView
 from ..answers import object_of, pause_s
 from ..watching import feed, watch
 from .pauses import pause, to_the_end
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from typing import Any
 
-    from ...model.exec import ExecRequest, ExecResult
+    from ...model.execs.exec import ExecRequest, ExecResult
 
     Callback = Callable[[bytes], None] | None
 
@@ -67,7 +67,7 @@ class AsyncRemoteProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process has ended."""
         return self.view.running
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult:

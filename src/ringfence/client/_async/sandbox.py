@@ -6,7 +6,7 @@ import os
 import uuid
 
 from ...errors import InvalidRequest, LifecycleError
-from ...model import checks
+from ...model.base import checks
 from ...model.calls import (
     check_callbacks,
     make_request,
@@ -16,11 +16,11 @@ from ...model.calls import (
     shell_argv,
 )
 from ...model.capabilities import Protection
-from ...model.exec import ExecResult
-from ...model.exec_view import ExecView
+from ...model.execs.exec import ExecResult
+from ...model.execs.exec_view import ExecView
 from ...model.granted import SandboxCapabilities
-from ...model.netlog import NetworkEvent
-from ...model.network import NetworkPolicy
+from ...model.net.netlog import NetworkEvent
+from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
 from ...model.session import ResolvedMount, Session
 from ...model.snapshot import Snapshot
@@ -50,12 +50,12 @@ _SPARE_S = 30.0  # beyond what a request was asked to wait
 
 
 class AsyncRemoteSandbox:
-    """One isolated environment of a server. As a context manager: leaving it terminates it.
+    """An isolated environment on a server. As a context manager: leaving it terminates it.
 
-    It does not end with the process that made it: the server's timeouts, and `terminate`, end it.
+    It outlives the process that made it: the server's timeouts, and `terminate`, end it.
 
     Attributes:
-        owns_transport: Whether its end closes the connections too.
+        owns_transport: True if `terminate` closes the connections too.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class AsyncRemoteSandbox:
         return AsyncRemoteProcess(self._transport, self._at, view, large_input)
 
     async def execs(self) -> list[ExecView]:
-        """What runs, and what ran, oldest first."""
+        """List the execs, running and ended, oldest first."""
         found, cursor = [], None
         while True:
             params = {"cursor": cursor}
@@ -209,17 +209,17 @@ class AsyncRemoteSandbox:
         return ResolvedMount.from_json(answer)
 
     async def apply_network_policy(self, network: Network) -> None:
-        """Change what the sandbox may reach, at once."""
+        """Change the network policy at once."""
         body = parse_network(network).to_json()
         await self._transport.json("PUT", f"{self._at}/network", body=body, repeat=True)
 
     async def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded."""
+        """List the network events so far, oldest first; bounded."""
         answer = await self._transport.json("GET", f"{self._at}/network/log")
         return [NetworkEvent.from_json(each) for each in answer["items"]]
 
     async def learned_policy(self) -> NetworkPolicy:
-        """The smallest policy that allows what was reached so far."""
+        """Build the smallest policy that allows the destinations reached so far."""
         answer = await self._transport.json("GET", f"{self._at}/network/learned")
         return NetworkPolicy.from_json(answer)
 
@@ -234,7 +234,7 @@ class AsyncRemoteSandbox:
         """An address of this machine that leads to a server inside; see `Sandbox.expose`."""
         checks.integer(port, "port", 1, 65535)
         if (await self._transport.json("GET", self._at))["state"] == "terminated":
-            raise LifecycleError("expose: the sandbox is terminated")
+            raise LifecycleError("expose: the sandbox is terminated", hint="create a new one")
         made = RemoteExposure(self._transport.blocking, self._at, port, host, host_port, unix)
         self._exposures.append(made)
         return made
@@ -276,16 +276,16 @@ class AsyncRemoteSandbox:
         return Snapshot.from_json(answer)
 
     async def stats(self) -> SandboxStats:
-        """What it uses, from the kernel."""
+        """Return the current resource usage, read from the kernel."""
         return SandboxStats.from_json(await self._transport.json("GET", f"{self._at}/stats"))
 
     async def capabilities(self) -> SandboxCapabilities:
-        """What it can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         answer = await self._transport.json("GET", f"{self._at}/capabilities")
         return SandboxCapabilities.from_json(answer)
 
     async def protections(self) -> tuple[Protection, ...]:
-        """What protects the host, read back from the kernel."""
+        """Read back from the kernel the protections of the host."""
         answer = await self._transport.json("GET", f"{self._at}/protections")
         return tuple(Protection.from_json(each) for each in answer["items"])
 
@@ -319,12 +319,12 @@ class AsyncRemoteSandbox:
 
 
 def body_of(spec: SandboxSpec, **others: Any) -> dict[str, Any]:
-    """What creating a sandbox is asked with; secrets are part of it."""
+    """Build the body of a create request, secrets included."""
     if spec.python_env:
         raise InvalidRequest("the server cannot show this machine's Python", field="python_env")
     return {**spec.to_json(with_secrets=True), **{k: v for k, v in others.items() if v is not None}}
 
 
 def new_key() -> str:
-    """What makes a request safe to repeat."""
+    """Make an idempotency key: a request with one is safe to repeat."""
     return f"{os.getpid():x}-{uuid.uuid4().hex}"

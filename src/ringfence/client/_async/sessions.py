@@ -48,7 +48,7 @@ class AsyncRemoteLease:
         return self.session.session_id
 
     async def capabilities(self) -> SandboxCapabilities:
-        """What the sandbox can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         return await self.sandbox.capabilities()
 
     async def release(self, *, keep_alive: bool = False) -> None:
@@ -175,7 +175,7 @@ class AsyncRemoteSessions:
         return await self._client.get(id_of(session))
 
     async def capabilities(self, session: SessionRef) -> SandboxCapabilities:
-        """What a sandbox can do, read back from the kernel."""
+        """Read back from the kernel what a sandbox can do."""
         return await (await self.sandbox(session)).capabilities()
 
     async def default_sandbox(self) -> ClientSession | None:

@@ -1,4 +1,6 @@
-"""One output stream of a process, read from the server's disk, through as many connections as it takes."""
+"""An output stream of a process, read from the server's disk across as many connections as
+needed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class AsyncRemoteStream:
 
     @property
     def dropped_bytes(self) -> int:
-        """What was missing between the bytes that were read."""
+        """Bytes missing between those that were read."""
         return self._dropped
 
     @property
@@ -40,7 +42,8 @@ class AsyncRemoteStream:
         return self._dropped
 
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """What came since the last read; waits for something; empty at the end of the stream.
+        """Read the bytes that arrived since the last read; wait for the first; empty at the end of
+        the stream.
 
         Raises:
             TimeoutError: Nothing came within `timeout_s` seconds.

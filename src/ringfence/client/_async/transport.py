@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 256
 _UNHEARD = 3
-# What a request that was not begun cannot have changed anything.
+# Errors before the request was sent: the server cannot have changed anything.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
@@ -32,8 +32,9 @@ class AsyncTransport:
 
     Args:
         timeout_s: Without a byte from the server. Waiting for a command is not bounded by it.
-        retries: How often a request that is safe to repeat is repeated. Of a server that has not answered
-            yet, three times at most: it may not be there at all.
+        retries: How often a request that is safe to repeat is repeated. Three times at most where no server
+            was seen yet: none may ever come. An answer, a connection and a Unix socket that refuses all
+            show one.
     """
 
     def __init__(self, server: str | None, key: str | None, timeout_s: float, retries: int) -> None:
@@ -43,7 +44,7 @@ class AsyncTransport:
         self._blocking: Transport | None = None
         self._lock, self._users = threading.Lock(), 0
         self._client: httpx2.AsyncClient | None = None
-        self._has_answered = self._is_released = False
+        self._was_seen = self._is_released = False
 
     def _take(self) -> httpx2.AsyncClient:
         """The connections; to be given back."""
@@ -62,7 +63,7 @@ class AsyncTransport:
             await unused.aclose()
 
     def _unused(self) -> httpx2.AsyncClient | None:
-        """What is to be closed now. `_lock` is held."""
+        """Take the client that must be closed now. `_lock` is held."""
         if self._users or not self._is_released:
             return None
         unused, self._client = self._client, None
@@ -174,12 +175,13 @@ class AsyncTransport:
             request = client.build_request(method, url, content=body, **more)
             try:
                 response = await client.send(request, stream=stream)
-                self._has_answered = True
+                self._was_seen = True
                 if response.status_code < 400:
                     return response
                 await response.aread()
                 await response.aclose()
             except httpx2.RequestError as exc:
+                self._was_seen |= not isinstance(exc, _NOT_SENT) or self._is_stale_socket(exc)
                 may = isinstance(exc, _NOT_SENT) or (
                     repeat and not isinstance(exc, httpx2.TimeoutException)
                 )
@@ -194,8 +196,16 @@ class AsyncTransport:
             attempt += 1
 
     def _most(self) -> int:
-        """How often to ask again: a server that has answered before may be just restarting."""
-        return self._retries if self._has_answered else min(self._retries, _UNHEARD)
+        """How often to ask again: a server that was seen before may be just restarting."""
+        return self._retries if self._was_seen else min(self._retries, _UNHEARD)
+
+    def _is_stale_socket(self, exc: BaseException | None) -> bool:
+        """Return whether a Unix socket file has no listener, as a killed daemon leaves it for the
+        next.
+        """
+        while exc is not None and not isinstance(exc, ConnectionRefusedError):
+            exc = exc.__context__
+        return bool(self.address.unix) and exc is not None
 
     @asynccontextmanager
     async def stream(

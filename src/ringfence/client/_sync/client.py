@@ -9,9 +9,9 @@ from ...errors import InvalidRequest, SandboxNotFound
 from ...model.calls import make_spec, others_in
 from ...model.client_session import SessionTimeouts
 from ...model.event import Event
-from ...model.execution import ExecutionRequest, ExecutionResult
-from ...model.execution_config import ExecutionConfig
-from ...model.execution_info import ExecutionInfo
+from ...model.execution.config import ExecutionConfig
+from ...model.execution.execution import ExecutionRequest, ExecutionResult
+from ...model.execution.info import ExecutionInfo
 from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
 from ...model.snapshot import Snapshot
@@ -248,7 +248,7 @@ class Client:
     # -- the server -----------------------------------------------------------------------------
 
     def health(self) -> Health:
-        """Whether everything that the server needs works."""
+        """Check everything that the server needs."""
         return Health.from_json(self._transport.json("GET", "/v1/health"))
 
     def stats(self) -> ManagerStats:
@@ -256,7 +256,9 @@ class Client:
         return ManagerStats.from_json(self._transport.json("GET", "/v1/stats"))
 
     def info(self) -> dict[str, Any]:
-        """What the server is, whom it takes us for, and what works on its host."""
+        """Return the server's version, the identity of this client, and the backends that work on
+        its host.
+        """
         found: dict[str, Any] = self._transport.json("GET", "/v1/info")
         return found
 
@@ -320,7 +322,7 @@ class Client:
         self._transport.request("DELETE", at, repeat=False)
 
     def pool(self) -> dict[str, Any]:
-        """What is kept warm, and how that goes; for admins."""
+        """Return the configuration and the state of the pool; for admins."""
         found: dict[str, Any] = self._transport.json("GET", "/v1/pools")
         return found
 
@@ -352,7 +354,7 @@ class Client:
 
 
 def _spec_of(view: SandboxView) -> SandboxSpec:
-    """What can be known of the spec of a sandbox that another client made."""
+    """Rebuild the known part of the spec of a sandbox that another client made."""
     return SandboxSpec(
         labels=view.labels,
         network=view.network,

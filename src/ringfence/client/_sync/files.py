@@ -7,10 +7,10 @@ import posixpath
 from contextlib import closing, contextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
-from ...model import checks
+from ...model.base import checks
+from ...model.base.jsonform import loads
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
-from ...model.jsonform import loads
 from .. import copies
 from .pauses import blocking, pause
 from .transport import Transport
@@ -115,7 +115,7 @@ class RemoteFiles:
                 return found
 
     def stat(self, path: str, *, follow: bool = False) -> FileInfo:
-        """One path; a symlink itself, or with `follow` what it leads to in the end.
+        """Stat one path; the symlink itself, or with `follow` its final target.
 
         Raises:
             FileError: Symlinks lead in a circle.
@@ -128,7 +128,7 @@ class RemoteFiles:
         raise FileError(f"{path}: too many levels of symbolic links", path=path)
 
     def exists(self, path: str) -> bool:
-        """Whether something is there, be it a dangling symlink."""
+        """Return whether the path exists; a dangling symlink exists."""
         try:
             self.stat(path)
         except (FileNotFound, NotADirectory):
@@ -197,13 +197,13 @@ class RemoteFiles:
 
     @contextmanager
     def watch(self, path: str = ".", *, recursive: bool = False) -> Iterator[Iterator[FileChange]]:
-        """What changes at and below `path`, as it happens, from the beginning of the block to its end.
+        """Watch `path` and everything below it for changes until the block ends.
 
         Raises:
             ServerUnreachable: The stream broke off; what changed since is not known.
         """
         with closing(self._watch(path, recursive)) as changes:
-            changes.__next__()  # it watches from here on
+            changes.__next__()  # the watch is active from here on
             yield changes
 
     def _watch(self, path: str, recursive: bool) -> Generator[FileChange, None, None]:

@@ -1,5 +1,5 @@
 # Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
-"""What happens on a server, as server-sent events that go on where they broke off."""
+"""Events of a server, as a stream of server-sent events that reconnects and resumes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from contextlib import closing
 
 from ...errors import ServerUnreachable
+from ...model.base.jsonform import loads
 from ...model.event import GAP, Event
-from ...model.jsonform import loads
 from ..answers import pause_s
 from .pauses import pause
 from .transport import Transport

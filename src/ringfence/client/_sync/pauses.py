@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 CANCELLABLE = False
-"""Whether a call can be ended from outside while it waits."""
+"""False: a blocking call cannot be cancelled from outside while it waits."""
 
 
 def twin(transport: Transport) -> Transport:
@@ -45,7 +45,7 @@ def to_the_end(function: Callable[[], T]) -> T:
 
 
 def made(make: Callable[[], T], _end: Callable[[T], None]) -> T:
-    """What `make` makes."""
+    """Run `make`; a blocking caller cannot be cancelled."""
     return make()
 
 

@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
-from ...model.exec_view import ExecView
-from ...model.jsonform import bytes_from_json
+from ...model.base.jsonform import bytes_from_json
+from ...model.execs.exec_view import ExecView
 from ..answers import object_of, pause_s
 from ..watching import feed, watch
 from .pauses import pause, to_the_end
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-    from ...model.exec import ExecRequest, ExecResult
+    from ...model.execs.exec import ExecRequest, ExecResult
 
     Callback = Callable[[bytes], None] | None
 
@@ -68,7 +68,7 @@ class RemoteProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process has ended."""
         return self.view.running
 
     def wait(self, timeout_s: float | None = None) -> ExecResult:

@@ -7,7 +7,7 @@ import os
 import uuid
 
 from ...errors import InvalidRequest, LifecycleError
-from ...model import checks
+from ...model.base import checks
 from ...model.calls import (
     check_callbacks,
     make_request,
@@ -17,11 +17,11 @@ from ...model.calls import (
     shell_argv,
 )
 from ...model.capabilities import Protection
-from ...model.exec import ExecResult
-from ...model.exec_view import ExecView
+from ...model.execs.exec import ExecResult
+from ...model.execs.exec_view import ExecView
 from ...model.granted import SandboxCapabilities
-from ...model.netlog import NetworkEvent
-from ...model.network import NetworkPolicy
+from ...model.net.netlog import NetworkEvent
+from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
 from ...model.session import ResolvedMount, Session
 from ...model.snapshot import Snapshot
@@ -51,12 +51,12 @@ _SPARE_S = 30.0  # beyond what a request was asked to wait
 
 
 class RemoteSandbox:
-    """One isolated environment of a server. As a context manager: leaving it terminates it.
+    """An isolated environment on a server. As a context manager: leaving it terminates it.
 
-    It does not end with the process that made it: the server's timeouts, and `terminate`, end it.
+    It outlives the process that made it: the server's timeouts, and `terminate`, end it.
 
     Attributes:
-        owns_transport: Whether its end closes the connections too.
+        owns_transport: True if `terminate` closes the connections too.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class RemoteSandbox:
         return RemoteProcess(self._transport, self._at, view, large_input)
 
     def execs(self) -> list[ExecView]:
-        """What runs, and what ran, oldest first."""
+        """List the execs, running and ended, oldest first."""
         found, cursor = [], None
         while True:
             params = {"cursor": cursor}
@@ -210,17 +210,17 @@ class RemoteSandbox:
         return ResolvedMount.from_json(answer)
 
     def apply_network_policy(self, network: Network) -> None:
-        """Change what the sandbox may reach, at once."""
+        """Change the network policy at once."""
         body = parse_network(network).to_json()
         self._transport.json("PUT", f"{self._at}/network", body=body, repeat=True)
 
     def network_log(self) -> list[NetworkEvent]:
-        """What was asked of the network so far, oldest first; bounded."""
+        """List the network events so far, oldest first; bounded."""
         answer = self._transport.json("GET", f"{self._at}/network/log")
         return [NetworkEvent.from_json(each) for each in answer["items"]]
 
     def learned_policy(self) -> NetworkPolicy:
-        """The smallest policy that allows what was reached so far."""
+        """Build the smallest policy that allows the destinations reached so far."""
         answer = self._transport.json("GET", f"{self._at}/network/learned")
         return NetworkPolicy.from_json(answer)
 
@@ -235,7 +235,7 @@ class RemoteSandbox:
         """An address of this machine that leads to a server inside; see `Sandbox.expose`."""
         checks.integer(port, "port", 1, 65535)
         if (self._transport.json("GET", self._at))["state"] == "terminated":
-            raise LifecycleError("expose: the sandbox is terminated")
+            raise LifecycleError("expose: the sandbox is terminated", hint="create a new one")
         made = RemoteExposure(self._transport.blocking, self._at, port, host, host_port, unix)
         self._exposures.append(made)
         return made
@@ -275,16 +275,16 @@ class RemoteSandbox:
         return Snapshot.from_json(answer)
 
     def stats(self) -> SandboxStats:
-        """What it uses, from the kernel."""
+        """Return the current resource usage, read from the kernel."""
         return SandboxStats.from_json(self._transport.json("GET", f"{self._at}/stats"))
 
     def capabilities(self) -> SandboxCapabilities:
-        """What it can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         answer = self._transport.json("GET", f"{self._at}/capabilities")
         return SandboxCapabilities.from_json(answer)
 
     def protections(self) -> tuple[Protection, ...]:
-        """What protects the host, read back from the kernel."""
+        """Read back from the kernel the protections of the host."""
         answer = self._transport.json("GET", f"{self._at}/protections")
         return tuple(Protection.from_json(each) for each in answer["items"])
 
@@ -318,12 +318,12 @@ class RemoteSandbox:
 
 
 def body_of(spec: SandboxSpec, **others: Any) -> dict[str, Any]:
-    """What creating a sandbox is asked with; secrets are part of it."""
+    """Build the body of a create request, secrets included."""
     if spec.python_env:
         raise InvalidRequest("the server cannot show this machine's Python", field="python_env")
     return {**spec.to_json(with_secrets=True), **{k: v for k, v in others.items() if v is not None}}
 
 
 def new_key() -> str:
-    """What makes a request safe to repeat."""
+    """Make an idempotency key: a request with one is safe to repeat."""
     return f"{os.getpid():x}-{uuid.uuid4().hex}"

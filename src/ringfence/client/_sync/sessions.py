@@ -49,7 +49,7 @@ class RemoteLease:
         return self.session.session_id
 
     def capabilities(self) -> SandboxCapabilities:
-        """What the sandbox can do, read back from the kernel."""
+        """Read back from the kernel what the sandbox can do."""
         return self.sandbox.capabilities()
 
     def release(self, *, keep_alive: bool = False) -> None:
@@ -176,7 +176,7 @@ class RemoteSessions:
         return self._client.get(id_of(session))
 
     def capabilities(self, session: SessionRef) -> SandboxCapabilities:
-        """What a sandbox can do, read back from the kernel."""
+        """Read back from the kernel what a sandbox can do."""
         return (self.sandbox(session)).capabilities()
 
     def default_sandbox(self) -> ClientSession | None:

@@ -1,5 +1,7 @@
 # Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
-"""One output stream of a process, read from the server's disk, through as many connections as it takes."""
+"""An output stream of a process, read from the server's disk across as many connections as
+needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class RemoteStream:
 
     @property
     def dropped_bytes(self) -> int:
-        """What was missing between the bytes that were read."""
+        """Bytes missing between those that were read."""
         return self._dropped
 
     @property
@@ -41,7 +43,8 @@ class RemoteStream:
         return self._dropped
 
     def read(self, timeout_s: float | None = None) -> bytes:
-        """What came since the last read; waits for something; empty at the end of the stream.
+        """Read the bytes that arrived since the last read; wait for the first; empty at the end of
+        the stream.
 
         Raises:
             TimeoutError: Nothing came within `timeout_s` seconds.

@@ -1,4 +1,4 @@
-"""What the tools answer: structured for programs, and the same as plain text for models."""
+"""Results of the tools: structured for programs, and the same as plain text for models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from .. import outcome
 
 if TYPE_CHECKING:
-    from ...model.exec import ExecResult
+    from ...model.execs.exec import ExecResult
     from ...model.files import FileInfo
 
 _SANDBOX = Field("", description="Give this as `sandbox` to further calls; absent: not needed.")
@@ -102,7 +102,7 @@ class ChangeAnswer(Answer):
 
 
 class Entry(BaseModel):
-    """One directory entry."""
+    """A directory entry."""
 
     name: str
     kind: str = "file"
@@ -137,7 +137,7 @@ class ListAnswer(Answer):
     left_out: int = Field(0, description="Entries beyond these.")
 
     def lines(self) -> list[str]:
-        """One entry a line."""
+        """Format one entry per line."""
         more = f"[{self.left_out} more entries: list a directory below]" if self.left_out else ""
         return [*(each.line() for each in self.entries), more] if self.entries else ["[empty]"]
 
@@ -167,5 +167,5 @@ class ResetAnswer(Answer):
     ended: bool
 
     def lines(self) -> list[str]:
-        """One sentence."""
+        """Say that the sandbox has ended."""
         return ["The sandbox has ended. The next call gets a fresh one."]

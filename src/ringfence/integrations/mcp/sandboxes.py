@@ -36,7 +36,7 @@ _KEY = "ringfence"
 
 @dataclass(eq=False)
 class Held:
-    """One client's sandbox and what it started in the background; `name` is empty where calls need none."""
+    """A client's sandbox and its background processes; `name` is empty where calls need none."""
 
     name: str = ""
     sandbox: AsyncSandbox | None = None
@@ -81,7 +81,7 @@ class Sandboxes:
 
     @property
     def are_one(self) -> bool:
-        """Whether every call is for the same sandbox, and none names it."""
+        """True if all calls use the same sandbox, and none names it."""
         return self._only is not None
 
     @asynccontextmanager

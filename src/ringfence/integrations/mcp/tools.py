@@ -31,7 +31,7 @@ from .results import (
     ResetAnswer,
 )
 from .strict import StrictTool, answered
-from .watching import keeper_of, look, progress, remember
+from .watching import jailer_of, look, progress, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,7 +225,9 @@ class Tools:
         wait_s: Annotated[float, Field(ge=0, le=300, description="For new output.")] = 1.0,
         sandbox: Name = "",
     ) -> ProcessAnswer:
-        """What a background process wrote since the last look, and whether it still runs."""
+        """Return the output of a background process since the last look, and whether it is still
+        running.
+        """
         async with self._sandboxes.serving(ctx, sandbox) as held:
             return await look(held, process, wait_s)
 
@@ -307,7 +309,7 @@ async def _run(
             stdin=stdin or None,
             timeout_s=timeout_s,
             max_output_bytes=OUTPUT_BYTES,
-            on_stdout=keeper_of(last),
+            on_stdout=jailer_of(last),
         )
     return CommandAnswer.of(held.name, result)
 

@@ -54,7 +54,7 @@ async def progress(ctx: Context[Any, Any], what: str, last: list[str]) -> AsyncI
         raise failure
 
 
-def keeper_of(last: list[str]) -> Any:
+def jailer_of(last: list[str]) -> Any:
     """A callback that keeps the last line of the output in `last`."""
 
     def keep(data: bytes) -> None:
@@ -80,10 +80,10 @@ def remember(held: Held, process: AsyncProcess) -> str:
 
 
 async def look(held: Held, name: str, wait_s: float) -> ProcessAnswer:
-    """What a process wrote since the last look, waiting until it writes or ends.
+    """Wait until a process writes or ends; return its output since the last look.
 
     Raises:
-        RingfenceError: There is none of that name.
+        RingfenceError: No process has that name.
     """
     process = held.processes.get(name)
     if process is None:
@@ -98,7 +98,7 @@ async def look(held: Held, name: str, wait_s: float) -> ProcessAnswer:
         sandbox=held.name,
         process=name,
         running=False,
-        stdout=out + await _news(process.stdout, 0.0),  # what came between the look and the end
+        stdout=out + await _news(process.stdout, 0.0),  # output between the look and the end
         stderr=err + await _news(process.stderr, 0.0),
         exit_code=outcome.exit_code(result),
     )

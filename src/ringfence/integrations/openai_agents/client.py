@@ -1,4 +1,4 @@
-"""The client: makes sandboxes, ends them, and goes on with sessions that were put aside.
+"""The client: makes, ends and resumes the sandboxes of sessions.
 
 Source: agents.sandbox.session.sandbox_client (0.24).
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class RingfenceSandboxClientOptions(BaseSandboxClientOptions):
-    """What a run may ask for beyond what the client was made with; JSON all of it.
+    """Options of a run beyond those of the client; all of them JSON.
 
     Attributes:
-        exposed_ports: What `resolve_exposed_port` may be asked for.
+        exposed_ports: Ports that `resolve_exposed_port` accepts.
         create: Further keyword arguments of `Sandbox.create`.
     """
 
@@ -128,10 +128,10 @@ async def _make(create: dict[str, Any], server: str | None, manifest: Manifest) 
 
 
 def _check_grants(sandbox: AsyncSandbox, grants: list[Mount]) -> None:
-    """What the host grants may have changed since; a sandbox's mounts do not."""
+    """Refuse changed host grants: a running sandbox's mounts do not change."""
     for mount in grants:
         if mount not in sandbox.spec.mounts:
             raise ValueError(
-                f"{mount.target} of the sandbox that lives is not what the manifest grants now: "
+                f"the manifest's grant of {mount.target} changed since the sandbox was made: "
                 "make a new session"
             )

@@ -1,4 +1,4 @@
-"""Processes that an agent looks at again and again: their output is gathered while they run."""
+"""Processes that an agent polls repeatedly: their output is gathered while they run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _YIELD_S = 0.25
 
 @dataclass(eq=False)
 class Entry:
-    """One process. `closed` is set when it has ended and all its output is in `chunks`."""
+    """A process. `closed` is set when it has ended and all its output is in `chunks`."""
 
     process: AsyncProcess
     tty: bool
@@ -67,7 +67,7 @@ class Entry:
 
 
 class Processes:
-    """Those of one session, by the number that the framework gave them."""
+    """Processes of a session, by the number that the framework gave them."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -85,7 +85,7 @@ class Processes:
             wait_ms = clamp_pty_yield_time_ms(_ms(yield_s, _FIRST_YIELD_S))
             return await self._update(number, entry, wait_ms, most_tokens)
         except BaseException:
-            # Nobody has its number: it could never be ended.
+            # The caller never got its number, so it could not end it.
             self.entries = {n: each for n, each in self.entries.items() if each is not entry}
             await asyncio.shield(entry.end())
             raise

@@ -1,4 +1,4 @@
-"""One sandbox as a session of the framework: commands, files, ports, and the workspace as a tar.
+"""A sandbox as a session of the framework: commands, files, ports, and the workspace as a tar.
 
 Source: agents.sandbox.session.base_sandbox_session (0.24).
 """
@@ -26,7 +26,7 @@ from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER
 from agents.sandbox.types import ExecResult, ExposedPortEndpoint
 
 from ...errors import FileNotFound, NotADirectory, RingfenceError
-from ...model.exec import KILLED_BY_TERMINATE
+from ...model.execs.exec import KILLED_BY_TERMINATE
 from .. import outcome
 from . import workspace
 from .processes import Processes
@@ -43,7 +43,7 @@ OUTPUT_BYTES = 16 << 20
 
 
 class RingfenceSandboxSessionState(SandboxSessionState):
-    """What a session is resumed from. The sandbox itself may be gone by then; its snapshot is not.
+    """State that a session is resumed from. The sandbox may be gone by then; its snapshot is not.
 
     Attributes:
         create: Keyword arguments of `Sandbox.create`.
@@ -196,7 +196,7 @@ class RingfenceSandboxSession(BaseSandboxSession):
             raise WorkspaceStartError(path=self._workspace_root_path(), cause=exc) from exc
 
     async def running(self) -> bool:
-        """Whether commands can run."""
+        """Return whether commands can run."""
         return self.sandbox.state == "running"
 
     async def _shutdown_backend(self) -> None:

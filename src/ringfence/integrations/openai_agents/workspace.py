@@ -1,8 +1,7 @@
-"""What is mounted in a session, and what of its workspace goes into a snapshot and comes back.
+"""Mounts of a session, and the part of its workspace that is saved and restored.
 
-What is mounted from outside stays outside: it is neither packed, nor cleared for what was packed.
-
-Source: agents.sandbox.workspace_paths, agents.sandbox.session.snapshot_lifecycle (0.24).
+Mounts from outside are neither packed, nor cleared for a restore. Source:
+agents.sandbox.workspace_paths, agents.sandbox.session.snapshot_lifecycle (0.24).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ exec tar $links {skip} -cf "$1" ."""
 
 
 def mounts_of(create: Mapping[str, Any], server: str | None, manifest: Manifest) -> list[Mount]:
-    """What the caller mounts, what the manifest grants of the host, and a workspace if neither is one.
+    """List the mounts: the caller's, the manifest's grants, and a workspace if neither has one.
 
     Raises:
         InvalidRequest: A grant is of this host's, and the sandbox would be on another one.

@@ -20,9 +20,9 @@ from .base import PROGRAMS, ConformanceBase, needs
 from .checkpoints import Checkpoints
 from .endings import Endings
 from .environment import Environment
-from .errands import Errands
 from .execs import Execs
 from .files import Files
+from .helper_tasks import HelperTasks
 from .lifecycle import Lifecycle
 from .limits import LimitsThatBite
 from .mounts import Mounts
@@ -44,7 +44,7 @@ class BackendConformance(
     Requests,
     Files,
     Trees,
-    Errands,
+    HelperTasks,
     Mounts,
     Network,
     Checkpoints,

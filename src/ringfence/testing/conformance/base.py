@@ -64,7 +64,9 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
 
 
 def _lacking(backend: Backend, capabilities: tuple[str, ...]) -> list[str]:
-    """Those that the backend does not have here; each must come with a reason."""
+    """Return the capabilities that the backend lacks here; the report must give a reason for
+    each.
+    """
     report = backend.report()
     reasons = {each.name: each.reason for each in report.capabilities}
     lacking = [name for name in capabilities if not report.can(name)]
@@ -74,15 +76,15 @@ def _lacking(backend: Backend, capabilities: tuple[str, ...]) -> list[str]:
 
 
 class ConformanceBase:
-    """What the parts of the suite share.
+    """Shared base of the suite's parts.
 
     Attributes:
-        patience_s: How long anything may take; raise it for a slow backend.
-        soon_s: After so long a command runs out of its time that has to have begun by then.
-        big_bytes: Size of what has to be streamed rather than held.
+        patience_s: Timeout of any single operation; raise it for a slow backend.
+        soon_s: Timeout of commands that must have begun when it passes.
+        big_bytes: Size of data that has to be streamed rather than held in memory.
         refusals: How often each missing capability was refused clearly.
-        one_sandbox: Whether a part's tests find the same `sandbox` one after the other, as new each
-            time. It is the part's own: what inherits it does not.
+        one_sandbox: The part's tests share one `sandbox`, tidied between tests. Subclasses of the part
+            do not share it.
     """
 
     patience_s: ClassVar[float] = 60.0

@@ -1,4 +1,4 @@
-"""What a command finds around it: variables, directory, user."""
+"""Environment of a command: variables, directory, user."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from ...errors import InvalidRequest, LifecycleError
 from ...model import capabilities as can
-from ...model.exec import ResourceUsage
+from ...model.execs.exec import ResourceUsage
 from ..running import is_readable, read_until, wait_done
 from .base import ConformanceBase, needs
 
@@ -109,7 +109,7 @@ class Execs(ConformanceBase):
         assert sandbox.run("true", stdin=bytes(self.big_bytes)).ok
 
     def test_stdin_can_be_streamed(self, sandbox: Lab) -> None:
-        """What is written comes back before stdin ends."""
+        """`cat` echoes each chunk before stdin is closed."""
         process = sandbox.start("cat", stream_stdin=True)
         assert process.stdin is not None
 

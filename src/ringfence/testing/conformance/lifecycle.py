@@ -14,9 +14,9 @@ from ...errors import (
     Unsupported,
 )
 from ...model import capabilities as can
-from ...model.ids import check_id
+from ...model.base.ids import check_id
 from ...model.mount import MEMORY_DIR, OUTPUTS_DIR, Mount
-from ...model.network import NetworkPolicy
+from ...model.net.network import NetworkPolicy
 from ...model.session import Session
 from ...model.state import State
 from ..running import read_to_end, wait_done

@@ -60,7 +60,7 @@ class Mounts(ConformanceBase):
 
     @needs(can.MOUNT)
     def test_read_write(self, make_sandbox: MakeSandbox, source: Path) -> None:
-        """What is made inside is there outside, and belongs to the source's owner."""
+        """Files made inside appear outside, owned by the source's owner."""
         lab = make_sandbox(mounts=(Mount("/data", str(source), READ_WRITE, protect=()),))
 
         assert lab.sh("echo made > /data/made; echo more >> /data/file").ok
@@ -416,7 +416,7 @@ class Mounts(ConformanceBase):
 
     @needs(can.MOUNT, can.PROTECTED_PATHS)
     def test_protected_paths_stay(self, make_sandbox: MakeSandbox, source: Path) -> None:
-        """Those that exist, and those that do not exist yet; the rest is writable."""
+        """Existing and not yet existing protected paths stay read-only; the rest is writable."""
         (source / "hooks").mkdir()
         (source / "hooks" / "old").write_text("old")
         mount = Mount("/data", str(source), READ_WRITE, protect=("hooks", "agent/settings"))

@@ -1,4 +1,4 @@
-"""What a sandbox can reach: what it was given, or a refusal."""
+"""Network of a sandbox: allowed destinations are reached, all others refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ...errors import ConnectError
 from ...model import capabilities as can
-from ...model.network import NetworkPolicy
+from ...model.net.network import NetworkPolicy
 from ..lab import Lab
 from ..running import read_until
 from .base import ConformanceBase, needs

@@ -1,4 +1,4 @@
-"""What a backend says of itself and of its sandboxes."""
+"""Reports of a backend about itself and its sandboxes."""
 
 from __future__ import annotations
 

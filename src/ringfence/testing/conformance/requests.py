@@ -9,7 +9,7 @@ import pytest
 
 from ...errors import ImageNotFound, InvalidRequest, Unsupported
 from ...model import capabilities as can
-from ...model.exec import ExecRequest
+from ...model.execs.exec import ExecRequest
 from ...model.limits import Limits
 from ...model.mount import Mount
 from .base import ConformanceBase
@@ -144,7 +144,9 @@ class Requests(ConformanceBase):
     def test_a_limit_holds_or_is_refused(
         self, backend: Backend, make_sandbox: MakeSandbox, name: str
     ) -> None:
-        """What cannot be enforced is refused, unless it was allowed by name; then it is told."""
+        """A limit that cannot be enforced is refused; allowed by name, it is reported as
+        degraded.
+        """
         capability = can.LIMITED_BY[name]
         limits = Limits(**{name: _SOME[name]})
         if backend.report().can(capability):

@@ -92,7 +92,7 @@ class Trees(ConformanceBase):
             sandbox.get("tree/link")
 
     def test_uploads_do_not_write_through_links(self, sandbox: Lab, tmp_path: Path) -> None:
-        """What the sandbox planted in the way is replaced, not followed."""
+        """A link planted by the sandbox is replaced, not followed."""
         sandbox.put("victim", b"precious")
         sandbox.files.make_dir("tree")
         sandbox.run("ln", "-s", "../victim", "tree/file")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class Warmth(ConformanceBase):
     binds_late: ClassVar[bool] = True
-    """Whether a claim also decides mounts, limits and the root; else `fits` refuses what differs."""
+    """True if a claim can set mounts, limits and the root; else `fits` refuses a different spec."""
 
     def claim(self, warm: WarmSandbox, spec: SandboxSpec) -> Lab:
         return Lab(warm.claim(spec), self.patience_s)

@@ -11,7 +11,7 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.egress.client import Egress
+from ringfence.egress.host.client import Egress
 from tests.egress.inside.conftest import new_sandbox
 from tests.egress.world import World
 

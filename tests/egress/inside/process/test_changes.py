@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ringfence import NetworkPolicy, NetworkRule, Sandbox
-from ringfence.egress.client import Egress
+from ringfence.egress.host.client import Egress
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 
 def change(egress: Egress, sandbox: Sandbox, *rules: str, **more: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import ringfence
 from ringfence import NetworkLimits, NetworkPolicy, Sandbox
-from ringfence.egress.client import Egress
+from ringfence.egress.host.client import Egress
 from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
@@ -20,7 +20,7 @@ from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.inside.process.test_faults import _open_files
 from tests.egress.world import World, places
 
-pytestmark = [pytest.mark.in_world, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.in_world, pytest.mark.timeout(180), pytest.mark.anyone, pytest.mark.full]
 
 _SEQUENCE = """
 import socket, sys
@@ -185,7 +185,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
 from ringfence import NetworkLimits, NetworkPolicy, Sandbox
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.egress import client
+from ringfence.egress.host import client
 backend = NativeBackend(egress=client.shared)
 limits = NetworkLimits(connections=9999)
 policy = NetworkPolicy(allowed_hosts=("echo.test:7",), limits=limits)

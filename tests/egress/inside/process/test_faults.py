@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import NetworkPolicy, NetworkRule
-from ringfence.egress import line as egress_line
-from ringfence.egress.client import Egress
+from ringfence.egress.host import line as egress_line
+from ringfence.egress.host.client import Egress
 from ringfence.errors import NetworkPolicyError
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
@@ -23,7 +23,7 @@ from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import World, places
 from tests.native.outside import until
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
@@ -214,7 +214,7 @@ def test_a_forked_child_lets_go(egress: Egress, box: MakeBox) -> None:
     (pid,) = egress.processes
     script = (
         "import os, sys, time\n"
-        "from ringfence.egress import client\n"
+        "from ringfence.egress.host import client\n"
         "from ringfence import NetworkPolicy\n"
         "import socket\n"
         "tcp = socket.create_server(('127.0.0.1', 0)); udp = socket.socket(type=socket.SOCK_DGRAM)\n"
@@ -244,8 +244,8 @@ def test_a_forked_child_lets_go(egress: Egress, box: MakeBox) -> None:
 def test_it_ends_with_its_host_process() -> None:
     script = (
         "import os\n"
-        "from ringfence.egress import client\n"
-        "from ringfence.egress.line import Line\n"
+        "from ringfence.egress.host import client\n"
+        "from ringfence.egress.host.line import Line\n"
         "line = Line('plain'); line.flush()\n"
         "print(line.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

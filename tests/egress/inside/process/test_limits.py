@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, NetworkLimits, NetworkPolicy
-from ringfence.egress.client import Egress
+from ringfence.egress.host.client import Egress
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import places
 from tests.native.outside import until
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 
 def policy(*rules: str, **limits: Any) -> NetworkPolicy:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.egress.client import Egress
+from ringfence.egress.host.client import Egress
 from tests.egress.inside.attempts import AT_ONCE_S
 from tests.egress.inside.conftest import attempt
 from tests.egress.inside.process.clients import Client
 from tests.egress.inside.process.conftest import MakeBox
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
 
 
 def request(host: str, path: str = "/", method: str = "GET") -> str:

@@ -1,0 +1,1 @@
+"""Access to the API: keys, permissions, the middleware before every route, the audit log."""

@@ -1,0 +1,64 @@
+"""The model classes in FastAPI: their own JSON form is read, written and documented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic_core import core_schema
+from starlette.responses import Response
+
+from ..model.base.model import Model
+
+_as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+MARK = "x-ringfence-model"
+"""Stands for a reference to the schema of a model until `openapi` puts it there."""
+
+
+class AsModel:
+    """Makes pydantic read a model by `from_json`; its errors are ours, with the field's name."""
+
+    def __get_pydantic_core_schema__(self, source: Any, _handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda given: given if type(given) is source else source.from_json(given),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda model: model.to_json()
+            ),
+            metadata={"model": source},
+        )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        model: type[Model] = schema["metadata"]["model"]
+        return {MARK: model.__name__, "x-mode": handler.mode}
+
+
+def answer(model: Model, status: int = 200, **options: Any) -> Response:
+    """A model as the response; `options` go to `to_json`."""
+    return json_answer(model.to_json(**options), status)
+
+
+def json_answer(form: Any, status: int = 200) -> Response:
+    """Plain data as the response."""
+    return Response(_as_json(form), status, media_type="application/json")
+
+
+def page(items: list[Any], next_cursor: str | None = None) -> Response:
+    """Build the response for a page of a list."""
+    return json_answer({"items": items, "next_cursor": next_cursor})
+
+
+def page_of(models: Iterable[Model], next_cursor: str | None = None, **options: Any) -> Response:
+    """Build the response for a page of many model objects; call it in a thread, as it may take
+    long.
+
+    Each object is encoded by a call of its own: the C encoder holds the GIL for a whole call.
+    `options` go to `to_json`.
+    """
+    items = ",".join([_as_json(each.to_json(**options)) for each in models])
+    text = f'{{"items":[{items}],"next_cursor":{_as_json(next_cursor)}}}'
+    return Response(text, media_type="application/json")
+
+
+__all__ = ["MARK", "Annotated", "AsModel", "answer", "json_answer", "page", "page_of"]

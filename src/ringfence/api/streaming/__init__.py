@@ -1,0 +1,1 @@
+"""Streams over HTTP and WebSocket: output, attachments, previews, uploads."""

@@ -1,0 +1,99 @@
+"""Facts about this host: read once, from the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ....errors import IsolationError, ResourceExhausted
+from ....linux import landlock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_GIB = 1 << 30
+_CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
+
+
+class Host:
+    """Facts that plans depend on.
+
+    Attributes:
+        trusted_root: We may use host uid 0's powers: own uid ranges, idmapped mounts, any cgroup.
+        opens_namespaces: Those of processes that nobody may trace, too, for as long as we need them.
+        memory_bytes: Of the whole machine.
+    """
+
+    def __init__(self) -> None:
+        _check_proc()
+        self.uid, self.gid = os.geteuid(), os.getegid()
+        self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
+        self.opens_namespaces = self.trusted_root and _has_capability(_CAP_SYS_PTRACE)
+        self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.landlock_abi = landlock.abi_version()
+        self.scratch = next(p for p in ("/tmp", "/var/tmp", "/mnt", "/run") if os.path.isdir(p))
+
+
+def _check_proc() -> None:
+    """Refuse to work where /proc tells of other processes: what is written there would be theirs.
+
+    So it is after `unshare --pid --fork` without `--mount-proc`.
+
+    Raises:
+        IsolationError: It is none, or that of another PID namespace.
+    """
+    try:
+        seen = os.readlink("/proc/self")
+    except OSError:
+        seen = "nobody"
+    if seen != str(os.getpid()):
+        raise IsolationError(
+            f"/proc is not of the PID namespace that this process is in, as {os.getpid()}: "
+            f"there it is {seen}",
+            hint="mount its own, `mount -t proc proc /proc` (with unshare: `--mount-proc`), and try again",
+        )
+
+
+def _owns_initial_user_namespace() -> bool:
+    """Root inside somebody's user namespace can map only itself; root of the host can map anything."""
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
+        inside, outside, count = (int(word) for word in file.read().split()[:3])
+    return (inside, outside) == (0, 0) and count >= 1 << 31
+
+
+def _has_capability(number: int) -> bool:
+    with open("/proc/self/status", encoding="utf-8") as file:
+        found = [line.split()[1] for line in file if line.startswith("CapEff:")]
+    return bool(int(found[0], 16) >> number & 1)
+
+
+def out_of_files(exc: OSError) -> ResourceExhausted | None:
+    """Map EMFILE and its like to an error with the fix; None for other errors."""
+    if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
+        return None
+    return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
+
+
+def with_files(make: Callable[[], T]) -> T:
+    """`make()`; that this process has too many files open is said as such."""
+    try:
+        return make()
+    except OSError as exc:
+        if problem := out_of_files(exc):
+            raise problem from exc
+        raise
+
+
+_current: Host | None = None
+
+
+def host() -> Host:
+    """The facts of this host, read on first use; read again when the identity changed."""
+    global _current
+    if _current is None or _current.uid != os.geteuid():
+        _current = Host()
+    return _current

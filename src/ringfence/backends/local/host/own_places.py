@@ -1,0 +1,56 @@
+"""Private directories of this user inside directories writable by every user.
+
+Another user may have made the name first. Then a directory of another name is taken: one of ours
+that is there already, so that all processes of this user find the same, or a new one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ....errors import IsolationError
+
+
+def place_in(shared: str, name: str, mode: int = 0o700) -> str:
+    """The directory `name` in `shared`, or one in its stead; made if need be.
+
+    Raises:
+        IsolationError: None can be made.
+    """
+    base = os.path.join(shared, name)
+    if own_directory(base, mode):
+        return base
+    try:
+        if not (there := _in_its_stead(shared, name, mode)):
+            made = f"{base}.{os.urandom(8).hex()}"
+            os.mkdir(made, mode)
+            there = _in_its_stead(shared, name, mode)  # another process may have made one as well
+            if there and made != there[0]:
+                os.rmdir(made)
+        return there[0]
+    except (OSError, IndexError) as exc:
+        raise IsolationError(
+            f"{base} belongs to another user, and no directory can be made beside it: {exc}",
+            hint=f"remove {base}, or make {shared} writable for this user",
+        ) from exc
+
+
+def own_directory(base: str, mode: int = 0o700) -> bool:
+    """Make `base` if needed; return whether it is this user's and writable by nobody else."""
+    try:
+        os.makedirs(base, mode=mode, exist_ok=True)
+        info = os.lstat(base)
+        # In a shared /tmp another user may have made it first.
+        if info.st_uid != os.geteuid() or info.st_mode & 0o170022 != 0o040000:
+            return False
+        if info.st_mode & mode != mode:
+            os.chmod(base, mode)  # made under a strange umask: we could not enter it ourselves
+    except OSError:
+        return False
+    return True
+
+
+def _in_its_stead(shared: str, name: str, mode: int) -> list[str]:
+    """List our own directories, in an order that is the same for all processes."""
+    names = sorted(each for each in os.listdir(shared) if each.startswith(f"{name}."))
+    return [path for each in names if own_directory(path := os.path.join(shared, each), mode)]

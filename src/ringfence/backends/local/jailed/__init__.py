@@ -1,0 +1,1 @@
+"""Backends whose guest runs in a jail: a program with isolation of its own."""

@@ -1,0 +1,126 @@
+"""A sandbox in a jailed program with its own kernel; the host and the guest's kernel both count its
+usage.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ....model.state import State
+from ....model.stats import SandboxStats
+from .. import journal
+from ..agents.guest import GuestSandbox
+from ..host.facts import host
+from ..mounts.mounting import OrNothing
+from ..sandbox import InCgroup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ....model.mount import Mount
+    from ....model.session import ResolvedMount
+    from ..launched import Launched
+    from ..mounts.protect import Protected
+    from .jail_mounts import JailMounts
+
+
+class JailedSandbox(InCgroup, GuestSandbox):
+    """The part of `BackendSandbox` that is the same for all of them.
+
+    Attributes:
+        jailer: Who has started the program, and can let somebody in to it.
+        protected: What keeps paths in its mounts as they are; `note` is the journal's of that.
+    """
+
+    jailer: Launched
+    protected: list[Protected]
+    note: str | None
+
+    def _read_stats(self, state: State) -> SandboxStats:
+        """The host's counters for all of the program; the guest's for what is inside."""
+        pids = memory = disk = inodes = None
+        if state in (State.PROVISIONED, State.RUNNING):
+            pids, memory, disk, inodes = (int(word) for word in self.ask("usage")[0].split())
+        return SandboxStats(
+            state=state,
+            cpu_ns=self.group.cpu_ns(),
+            memory_bytes=memory if memory is not None else self.group.memory_bytes(),
+            peak_memory_bytes=self.group.peak_memory_bytes(),
+            pids=pids,
+            forks_refused=self.crowded
+            or None,  # what the guest's kernel refuses by itself is not told
+            disk_bytes=disk,
+            inodes=inodes,
+            uptime_s=time.monotonic() - self._created,
+            execs=self._execs,
+            degraded=self._degraded(),
+        )
+
+    def enter(self, op: str, request: Mapping[str, Any], fds: list[int]) -> tuple[bytes, list[int]]:
+        """Let a helper of the jailer's go into the jail; see `launcher.jail.aboard`.
+
+        Raises:
+            Refused: As the kernel told the helper.
+            SandboxLost: The sandbox ended meanwhile.
+        """
+        pidfd = self.borrow_pidfd()
+        try:
+            return self.jailer.ask("enter", {"op": op, **request}, [pidfd, *fds], timeout_s=None)
+        finally:
+            os.close(pidfd)
+
+    # -- mounts ---------------------------------------------------------------------------------
+
+    def attach(self, mount: Mount) -> ResolvedMount:
+        with self._lock:
+            self._require(self._state, "mount")
+            more = self._more_mounts()
+            with OrNothing(mount.target, more):
+                self._attach(mount, more)
+            self._keep(more)
+            self.mounts.append(more.mounts[-1])
+            return more.mounts[-1]
+
+    def _more_mounts(self) -> JailMounts:
+        """To decide another one."""
+        raise NotImplementedError
+
+    def _attach(self, mount: Mount, more: JailMounts) -> None:
+        """Do it, or leave nothing of it.
+
+        Raises:
+            InvalidRequest: The source does not exist, or it cannot be mounted there.
+            Refused: As the kernel told it.
+        """
+        raise NotImplementedError
+
+    def mount_in_jail(self, more: JailMounts) -> None:
+        """Do what was decided for there."""
+        made = [made for each in self.protected for made in each.placeholders]
+        request = {
+            "trusted_root": host().trusted_root,
+            "uid": 0,
+            "gid": 0,
+            "trees": more.mounted,
+            "steps": more.after,
+            "id": self.id,
+            "placeholders": [*made, *more.placeholders],
+            "note": (journal.path_of(self.id) or "") if more.placeholders else self.note or "",
+        }
+        self.enter("mount", request, more.fds)
+
+    def _keep(self, more: JailMounts) -> None:
+        """Keep a mount's protection until the end of the sandbox."""
+        self.protected += more.protected
+        if more.protected:
+            made = [made for each in self.protected for made in each.placeholders]
+            journal.erase(self.note)
+            self.note = journal.note(self.id, made)
+
+    def _degraded(self) -> tuple[str, ...]:
+        """Limits that were asked for, and do not hold."""
+        asked = self.spec.limits.cpus and not self.group.holds_cpus
+        return ("cpu_limit",) if asked else ()

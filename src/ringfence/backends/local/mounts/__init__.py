@@ -1,0 +1,1 @@
+"""Files of a sandbox decided on the host: mounts, protected and denied paths, the template, images."""

@@ -1,0 +1,1 @@
+"""Native sandboxes that outlive their process: descriptors handed over, and taken back by a later process."""

@@ -1,0 +1,48 @@
+"""Null object for a process without an fd store: its sandboxes end with it."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...local.agents.execs import LocalExec
+    from ...local.host import cgroups
+    from ..sandbox import NativeSandbox
+    from ..zygote import Zygote
+
+
+class NoHandover:
+    """The same as `Handover`, for a backend without an fd store."""
+
+    outlives = False
+    layout: tuple[int, dict[str, str], str] | None = None
+
+    def open(self) -> None:
+        """There is no earlier process."""
+
+    def change_zygote(self, zygote: Zygote) -> None: ...
+
+    def change_layout(self, layout: cgroups.Layout) -> None: ...
+
+    def add_ids(self, lock_fd: int) -> None: ...
+
+    def expect(self, sandbox: NativeSandbox) -> None: ...
+
+    def begin(self, sandbox: NativeSandbox, sockets: list[int]) -> None: ...
+
+    def change(self, sandbox: NativeSandbox) -> None: ...
+
+    def change_network(self, sandbox: NativeSandbox, sockets: list[int]) -> None: ...
+
+    def add_agent(self, sandbox: NativeSandbox, uid: int) -> None: ...
+
+    def begin_exec(self, sandbox: NativeSandbox, run: LocalExec) -> None: ...
+
+    def change_paused(self, sandbox: NativeSandbox, paused: bool) -> None: ...
+
+    def end(self, sandbox: NativeSandbox) -> None: ...
+
+    def leave(self) -> None:
+        """Preconditions: there is an fd store."""
+        raise AssertionError("without an fd store nothing lives on")
+
+    def close(self) -> None: ...

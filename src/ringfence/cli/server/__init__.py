@@ -1,0 +1,1 @@
+"""Commands that speak to a server."""

@@ -1,0 +1,1 @@
+"""Names: questions read and answered, synthetic addresses, resolving on the host."""

@@ -1,0 +1,1 @@
+"""TLS: the first message read strictly, termination, and the authorities trusted."""

@@ -1,0 +1,1 @@
+"""Helpers that run inside a sandbox: trees as tar streams, search, watch, layers."""

@@ -1,0 +1,353 @@
+"""Directory trees as tar streams, made and unpacked inside a sandbox."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tarfile
+
+from . import tars
+from .descent import Descent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Of the kernel's making, and of the network's: a restored sandbox may have another one.
+_NOT_SAVED = (
+    *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence"),
+    "/.ringfence-mounts",  # in gVisor, where what is attached comes from
+)
+_REPLACED = (FileNotFoundError, NotADirectoryError)
+_TYPES = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+}
+_MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
+
+
+def pack(
+    stream: int, path: str, *, one_file_system: bool, progress: Any = None, holds: bool = False
+) -> None:
+    """Write the tree at `path` to descriptor `stream`, which stays open.
+
+    Args:
+        one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
+        holds: See `Packer`; for whoever may read more than those who can change the tree.
+    """
+    device = os.lstat(path).st_dev
+    with tars.Writer(stream) as tar:
+        packer = Packer(tar, device if one_file_system else -1, progress)
+        packer.holds = holds
+        packer.add(path, ".")
+
+
+class Packer:
+    """Writes trees as members of a tar stream.
+
+    Attributes:
+        holds: Take every name in its directory, which is held open. A directory of the host may be mounted
+            in a sandbox: if it were packed by paths, a guest could lead us out of it, with a symlink in the
+            place of a directory between two looks. It takes a descriptor for each level.
+    """
+
+    holds = False
+
+    def __init__(self, tar: tars.Writer, device: int, progress: Any) -> None:
+        self._tar, self._device, self._progress = tar, device, progress
+        self._names: dict[tuple[int, int], str] = {}  # of files with several, by inode and device
+        self._inside: int | None = None  # the directory that is looked at, where we hold it
+        self._holes = 0
+
+    def add(self, path: str, name: str) -> None:
+        """Add what is at `path`, and all below it."""
+        entries = self._add_one(path, name)
+        if not entries:
+            return
+        outer = self._inside
+        try:
+            self._inside = self._open(path, os.O_DIRECTORY) if self.holds else None
+        except _REPLACED:
+            return
+        try:
+            for entry in entries:
+                self.add(os.path.join(path, entry), f"{name}/{entry}")
+        finally:
+            if self._inside is not None:
+                os.close(self._inside)
+            self._inside = outer
+
+    def _add_one(self, path: str, name: str) -> list[str]:
+        try:
+            info = os.stat(self._at(path), dir_fd=self._inside, follow_symlinks=False)
+            elsewhere = self._device_of(info) != self._device
+            if self._device >= 0 and (elsewhere or path in _NOT_SAVED):
+                return []
+            member = self._member(path, name, info)
+            if member is None:
+                return []
+            if member.isreg():
+                self._add_file(path, info, member)
+            else:
+                self._tar.add(member)
+            return self._entries(path) if stat.S_ISDIR(info.st_mode) else []
+        except FileNotFoundError:
+            return []  # it went away while we looked: a running sandbox may do that
+
+    def _at(self, path: str) -> str:
+        """Return the name relative to the directory that this process is in."""
+        return path if self._inside is None else os.path.basename(path)
+
+    def _open(self, path: str, flags: int) -> int:
+        flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self._at(path), flags, dir_fd=self._inside)
+
+    def _entries(self, path: str) -> list[str]:
+        """The names in a directory; none of what a symlink leads to that has just taken its place."""
+        try:
+            fd = self._open(path, os.O_DIRECTORY)
+        except NotADirectoryError:
+            return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def _device_of(self, info: os.stat_result) -> int:
+        return info.st_dev
+
+    def _member(self, path: str, name: str, info: os.stat_result) -> tarfile.TarInfo | None:
+        """Build the header for `path`; None for a file that means nothing elsewhere."""
+        member = tarfile.TarInfo(name)
+        member.type = _TYPES.get(stat.S_IFMT(info.st_mode), b"")
+        one_system = self._device >= 0
+        if not member.type and one_system:
+            return None  # a socket: it means nothing without its process
+        if not one_system and not (member.isreg() or member.isdir() or member.issym()):
+            raise OSError(errno.EINVAL, "is not a file, directory or link", path)
+        member.mode, member.mtime = info.st_mode, info.st_mtime
+        member.uid, member.gid = info.st_uid, info.st_gid
+        if member.isreg():
+            self._name_inode(member, info)
+        elif member.issym():
+            member.linkname = self._target(path)
+        elif member.ischr() or member.isblk():
+            member.devmajor, member.devminor = os.major(info.st_rdev), os.minor(info.st_rdev)
+        return member
+
+    def _name_inode(self, member: tarfile.TarInfo, info: os.stat_result) -> None:
+        """A file; or another name of one that has been written."""
+        first = member.name
+        if info.st_nlink > 1:
+            first = self._names.setdefault((info.st_ino, info.st_dev), first)
+        if first != member.name:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+        else:
+            member.size = info.st_size
+
+    def _target(self, path: str) -> str:
+        try:
+            return os.readlink(self._at(path), dir_fd=self._inside)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            # Something else has taken its place; as good as gone.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from exc
+
+    def _add_file(self, path: str, info: os.stat_result, member: tarfile.TarInfo) -> None:
+        self._holes += max(0, info.st_size - info.st_blocks * 512)
+        if self._holes > _MOST_HOLES:
+            raise OSError(errno.EFBIG, f"sparse files claim more than {_MOST_HOLES} bytes", path)
+        fd = self._open(path, os.O_NONBLOCK)
+        try:
+            self._tar.add(member, fd)
+        finally:
+            os.close(fd)
+        if self._progress:
+            self._progress(self._tar.offset, path)
+
+
+def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None) -> None:
+    """Unpack a tar stream below `path`, creating it; existing files are replaced.
+
+    Whoever sent the stream may write below `path` and nowhere else: a name that climbs, or that goes
+    through a symlink, is refused.
+
+    Args:
+        one_file_system: Restoring a snapshot: owners are restored too.
+        prepare: Called with each member and its path; false where there is nothing to extract.
+    """
+    try:
+        _unpack(stream, path, one_file_system, prepare)
+    except tarfile.TarError as exc:
+        raise OSError(errno.EINVAL, f"is not a whole, uncompressed tar stream: {exc}") from exc
+
+
+def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None:
+    os.umask(0)
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    directories = []
+    way = _Way(path, trusted=one_file_system)
+    with tars.Reader(stream, closefd=True) as tar:
+        for member in tar:
+            member.mode &= 0o1777  # no setuid: the filter would refuse it too
+            target = way.to(member.name)
+            if prepare is not None and not prepare(member, target):
+                continue
+            _extract(tar, member, way, target, one_file_system)
+            if member.isdir():
+                directories.append((target, member))
+            elif member.issym() or member.islnk():
+                way.forget()
+    for target, member in reversed(directories):
+        _finish_directory(target, member)
+
+
+class _Way:
+    """From the names in a stream to paths below `root`; no symlink is on the way to any of them."""
+
+    def __init__(self, root: str, *, trusted: bool = False) -> None:
+        self._root, self._trusted = os.path.realpath(root), trusted
+        self._seen = {self._root}
+        self._last = "", ""  # a directory in the stream, and where it is: files come together
+
+    def to(self, name: str) -> str:
+        """The path of that name.
+
+        Raises:
+            OSError: EINVAL for a name that is absolute or climbs, ELOOP where a symlink is on the way.
+        """
+        directory, _, last = name.rpartition("/")
+        is_plain = last not in ("", ".", "..") and "\0" not in last
+        if is_plain and directory and directory == self._last[0]:
+            return f"{self._last[1]}/{last}"
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts or "\0" in name:
+            raise OSError(errno.EINVAL, "would lead outside the destination", name)
+        here = self._root
+        for part in parts[:-1]:
+            here = f"{here.rstrip('/')}/{part}"
+            if here not in self._seen and not self._trusted:
+                if os.path.islink(here):
+                    raise OSError(errno.ELOOP, "would go through a symlink", name)
+                self._seen.add(here)
+        self._last = directory, here.rstrip("/")
+        return os.path.join(here, *parts[-1:])
+
+    def forget(self) -> None:
+        """A link was made: what was a directory may be one no more."""
+        self._seen = {self._root}
+        self._last = "", ""
+
+
+def _extract(
+    tar: tars.Reader, member: tarfile.TarInfo, way: _Way, target: str, owners: bool
+) -> None:
+    if member.isdir():
+        if os.path.islink(target):
+            raise OSError(errno.ELOOP, "would go through a symlink", member.name)
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    elif member.isreg():
+        _extract_file(tar, member, target, owners)
+        return
+    elif member.issym():
+        _clear(target)
+        os.symlink(member.linkname, target)
+    elif member.islnk():
+        _clear(target)
+        os.link(way.to(member.linkname), target, follow_symlinks=False)
+        return
+    elif not owners:
+        raise OSError(errno.EINVAL, "is not a file, directory or link", member.name)
+    elif member.isfifo():
+        _clear(target)
+        os.mkfifo(target, member.mode)
+    else:
+        return  # a device: what is restored has those of the sandbox
+    if owners:
+        _own(target, member)
+    if not member.isdir():
+        os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
+
+
+def _extract_file(tar: tars.Reader, member: tarfile.TarInfo, target: str, owners: bool) -> None:
+    try:
+        fd = os.open(target, _NEW, member.mode)
+    except FileExistsError:
+        _clear(target)
+        fd = os.open(target, _NEW, member.mode)
+    try:
+        tar.copy(fd)
+        if owners:
+            _own(fd, member)
+        os.utime(fd, (member.mtime, member.mtime))
+    finally:
+        os.close(fd)
+
+
+def _clear(target: str) -> None:
+    try:
+        os.unlink(target)
+    except FileNotFoundError:
+        pass
+
+
+def _own(target: str | int, member: tarfile.TarInfo) -> None:
+    follows = isinstance(target, int)  # a descriptor has nothing to follow
+    found = os.stat(target, follow_symlinks=follows)
+    if (found.st_uid, found.st_gid) != (member.uid, member.gid):
+        os.chown(target, member.uid, member.gid, follow_symlinks=follows)
+
+
+def _finish_directory(target: str, member: tarfile.TarInfo) -> None:
+    """Last, so that a read-only directory does not refuse its own content."""
+    try:
+        if stat.S_IMODE(os.lstat(target).st_mode) != member.mode:
+            os.chmod(target, member.mode)
+        os.utime(target, (member.mtime, member.mtime))
+    except PermissionError:
+        return  # /tmp and the like: not the sandbox user's, and already as they should be
+
+
+def remove(path: str, *, one_file_system: bool) -> None:
+    """Remove a directory and all below it; symlinks are removed, never followed.
+
+    Without recursion and without paths, for a guest's tree may be deeper than any stack and longer than any
+    path; and with an end: who adds files meanwhile gets ENOTEMPTY.
+    """
+    del one_file_system
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = Descent(os.open(path, flags))
+    try:
+        waiting = [_empty(place.fd)]
+        while waiting:
+            if waiting[-1]:
+                place.enter(waiting[-1][-1])
+                waiting.append(_empty(place.fd))
+                continue
+            waiting.pop()
+            if waiting:
+                place.leave()
+                os.rmdir(waiting[-1].pop(), dir_fd=place.fd)
+    finally:
+        place.close()
+    os.rmdir(path)
+
+
+def _empty(directory: int) -> list[str]:
+    """Remove what is no directory; returns the directories."""
+    with os.scandir(directory) as found:
+        entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+    for name, is_directory in entries:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+    return [name for name, is_directory in entries if is_directory]
+
+
+OPERATIONS: dict[str, Any] = {"out": pack, "in": unpack, "remove": remove}

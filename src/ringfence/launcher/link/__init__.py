@@ -1,0 +1,1 @@
+"""Framing of many channels over one byte stream, and the relay of a machine's connections."""

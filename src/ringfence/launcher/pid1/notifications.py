@@ -1,0 +1,109 @@
+"""System calls of a sandbox that wait for PID 1: a first filter asks, and `Listener` answers.
+
+It asks about netlink sockets, of which there may be few (`netlink_sockets`), and, where a directory of
+the host is shown, about each connect(2) (`connects`). A process can have one filter that asks.
+Source: seccomp_unotify(2).
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+import errno
+
+from ...linux import libc, seccomp
+from . import connects, netlink_sockets
+
+_AF_UNIX, _AF_NETLINK = 1, 16  # include/linux/socket.h
+# include/uapi/linux/bpf_common.h
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+# struct seccomp_data: nr, arch, instruction_pointer, args[6]; the lower half of each comes first.
+_NUMBER_AT, _ARCH_AT, _FAMILY_AT, _KEY_AT = 0, 4, 16, 16 + 4 * 8
+
+
+def program(verdicts: list[tuple[list[tuple[int, int]], int]]) -> bytes:
+    """A filter that gives each verdict to the calls whose words are as listed; all else passes.
+
+    Args:
+        verdicts: The first one that fits counts: where in struct seccomp_data, and what is there.
+    """
+    code: list[tuple[int, int, int, int]] = [
+        (_LOAD, 0, 0, _ARCH_AT),  # of another one, our main filter ends the process
+        (_JUMP_IF_EQUAL, 1, 0, libc.AUDIT_ARCH),
+        (_RETURN, 0, 0, seccomp.RET_ALLOW),
+    ]
+    for words, verdict in verdicts:
+        for i, (at, value) in enumerate(words):
+            code += [
+                (_LOAD, 0, 0, at),
+                (_JUMP_IF_EQUAL, 0, 2 * (len(words) - i) - 1, value),
+            ]
+        code.append((_RETURN, 0, 0, verdict))
+    code.append((_RETURN, 0, 0, seccomp.RET_ALLOW))
+    return b"".join(struct.pack("=HBBI", *each) for each in code)
+
+
+def guard(*, serves: bool, connect_key: int = 0) -> int:
+    """Put the caller and all that it starts under that filter. Precondition: no_new_privs.
+
+    Args:
+        serves: The caller goes on as who answers: see `Listener`.
+        connect_key: Ask about connect(2) as well; PID 1's own calls carry this key. 0: do not ask.
+
+    Returns:
+        The descriptor at which questions arrive; -1: there is none, no netlink socket, and, where
+        connect(2) was to be asked about, no Unix socket either.
+    """
+    netlink = [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_NETLINK)]
+    if serves:
+        asked = [(netlink, seccomp.RET_USER_NOTIF), *_asking(connect_key)]
+        try:
+            return seccomp.install_listener(program(asked))
+        except OSError:
+            pass  # a kernel before 5.5; or the filter of who runs us has a listener already
+    refused = [(netlink, seccomp.RET_ERRNO | errno.EAFNOSUPPORT)]
+    if connect_key:
+        unix = [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_UNIX)]
+        getfd = [(_NUMBER_AT, libc.number("pidfd_getfd"))]
+        refused.append((unix, seccomp.RET_ERRNO | errno.EAFNOSUPPORT))
+        refused.append((getfd, seccomp.RET_ERRNO | errno.EPERM))
+    seccomp.install_filter(program(refused))
+    return -1
+
+
+def _asking(key: int) -> list[tuple[list[tuple[int, int]], int]]:
+    """Ask about connect(2), let nobody take descriptors of others; PID 1, with its key, may do both."""
+    if not key:
+        return []
+    with_key = [(_KEY_AT, key & 0xFFFFFFFF), (_KEY_AT + 4, key >> 32)]
+    calls = (("connect", seccomp.RET_USER_NOTIF), ("pidfd_getfd", seccomp.RET_ERRNO | errno.EPERM))
+    verdicts = []
+    for name, verdict in calls:
+        number = (_NUMBER_AT, libc.number(name))
+        verdicts += [([number, *with_key], seccomp.RET_ALLOW), ([number], verdict)]
+    return verdicts
+
+
+class Listener:
+    """Answers each question.
+
+    Args:
+        fd: Of `guard`; -1: nobody asks.
+        netlink_sockets: So many may be open in the network namespace.
+        connect_key: Of `guard`.
+    """
+
+    def __init__(self, fd: int, most_netlink_sockets: int, connect_key: int = 0) -> None:
+        self.fd = fd
+        self._netlink = netlink_sockets.NetlinkSockets(fd, most_netlink_sockets)
+        self.connects = connects.Connects(fd, connect_key) if connect_key and fd >= 0 else None
+
+    def serve_one(self) -> None:
+        """Answer one question. Precondition: there is one to read."""
+        try:
+            asked = seccomp.receive(self.fd)
+        except OSError:
+            return  # who asked has ended, or was interrupted
+        if self.connects is not None and asked.number == libc.number("connect"):
+            self.connects.answer(asked)
+        else:
+            self._netlink.answer(asked)

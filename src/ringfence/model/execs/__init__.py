@@ -1,0 +1,1 @@
+"""Processes as models: the request, the result, the server's view."""

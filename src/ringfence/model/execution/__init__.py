@@ -1,0 +1,1 @@
+"""The execution service as models."""

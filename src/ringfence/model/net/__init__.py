@@ -1,0 +1,1 @@
+"""The network as models: policies, rules, hosts, paths, limits and the log."""

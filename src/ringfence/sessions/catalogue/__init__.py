@@ -1,0 +1,1 @@
+"""Sandboxes and sessions by id, client and key: those alive, and records of those that ended."""

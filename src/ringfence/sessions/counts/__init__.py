@@ -1,0 +1,1 @@
+"""Counts, times and health of a manager."""

@@ -1,0 +1,89 @@
+"""Looking at a session: is it in use, is it there at all, is anything due?"""
+
+from __future__ import annotations
+
+from ..errors import RingfenceError
+from ..model.client_session import DETACH, SUSPEND, SessionState
+from . import expiry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..backends.protocol import BackendSandbox
+    from .live import Live
+    from .manager import SessionManager
+
+
+def look_at(manager: SessionManager, live: Live) -> bool:
+    """See whether a session is in use, and do what is due; whether it has ended by it."""
+    if live.state == SessionState.TERMINATED:
+        return False
+    if notice_loss(manager, live):
+        return True
+    now = manager.clock.now()
+    if live.state != SessionState.SUSPENDED:
+        live.activity.look(now, busy=live.use.busy, cpu_ns=cpu_ns(live.inner))
+    due = _due(manager, live)
+    return due is not None and _carry_out(manager, live)
+
+
+def notice_loss(manager: SessionManager, live: Live) -> bool:
+    """End a session whose sandbox went away by itself; whether it did."""
+    if live.state == SessionState.TERMINATED or not is_gone(live.inner):
+        return False
+    # False when its end was under way, and the sandbox gone by that.
+    return manager.end(live, expiry.LOST)
+
+
+def is_gone(inner: BackendSandbox) -> bool:
+    """Return whether the sandbox is terminated."""
+    return str(inner.session.state) == "terminated"
+
+
+def _due(manager: SessionManager, live: Live) -> tuple[str, str] | None:
+    now = manager.clock.now()
+    unused, left = live.activity.unused_s(now), live.left_s(now)
+    return expiry.verdict(live.state, live.timeouts, unused, left)
+
+
+def _carry_out(manager: SessionManager, live: Live) -> bool:
+    with live.lock:
+        due = _due(manager, live)
+        if due is None:
+            return False  # somebody came back while we looked
+        action, reason = due
+        if action in (SUSPEND, DETACH):
+            try:
+                (manager.suspend if action == SUSPEND else manager.detach)(live.id)
+                return False
+            except RingfenceError:
+                pass  # it cannot be suspended here: then it ends
+        return manager.end(live, reason)
+
+
+def cpu_ns(inner: BackendSandbox) -> int | None:
+    """Processor time that a sandbox has used; None where it cannot be told now."""
+    light = getattr(inner, "cpu_ns", None)
+    try:
+        found: int | None = light() if light is not None else inner.stats().cpu_ns
+    except (RingfenceError, OSError):
+        return None
+    return found
+
+
+def tidy(manager: SessionManager) -> None:
+    """Write down who was active, forget what ended long ago, and look over the pool."""
+    store, clock = manager.store, manager.clock
+    try:
+        with store.together():
+            for live in manager.index.all():
+                last = live.activity.last
+                if last != live.saved_activity:
+                    store.change_session(
+                        live.id, active_ns=int(last * 1e9), active_at=clock.wall_at(last)
+                    )
+                    live.saved_activity = last
+            store.prune(clock.ago(manager.config.keep_ended_s))
+        store.checkpoint()
+    except RingfenceError:
+        pass  # no room now; `health` tells
+    manager.pool.wake()

@@ -1,0 +1,1 @@
+"""Persistent shells and the bash tool for agents."""

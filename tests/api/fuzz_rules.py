@@ -1,0 +1,43 @@
+"""What a server refuses although its OpenAPI document allows it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# The field that the answer names, what it says, and the row of docs/reference/http-api.md, "What the
+# document does not say", that gives the reason.
+CANNOT_BE_SAID = [
+    (".*", "NUL byte|lone surrogate", "text"),
+    (".*", "printable|cannot be printed", "text"),
+    (".*", "bytes are more than|is longer than|has a part longer", "sizes in bytes"),
+    (".*", r"has a '\.\.' segment|session's root itself|path below the mount", "paths"),
+    (
+        r".*(target|deny\[\d+\])",
+        "cannot be covered|holds the sandbox's|would hide|lies in",
+        "paths",
+    ),
+    (".*", "is the target of|together with|means nothing unless|is more than|no profile", "pairs"),
+    (".*", "watches nothing|no list of hosts|every rule denies|a rule that denies", "pairs"),
+    (".*", "there is no host path|is an address: methods|allows nothing|refused with", "pairs"),
+    (r".*(allowed_hosts|host|ports|paths|methods|header)(\[\d+\])?", "", "rules of the network"),
+    (".*cursor|offset|last_event_id", "next_cursor|is beyond|bytes have come|must be", "cursors"),
+    (".*", r"must be a whole number, not \d+\.0$", "whole numbers"),
+    (".*", "lives in it too", "limits"),
+    (".*", "named by options", "pairs"),
+    ("signal", "is not a signal", "signals"),
+    ("pattern|glob|replacement|regex", "", "patterns"),
+    ("preferred_id|id|snapshot_id|key|idempotency_key", "is or was|used for another", "identity"),
+]
+
+
+def cannot_be_said(problem: dict[str, Any]) -> bool:
+    """Whether a well-formed request was refused for what no schema says.
+
+    Only `invalid_request` is about the form: other codes tell of the state of things, such as what the
+    sandbox's backend can do.
+    """
+    if problem.get("code") != "invalid_request":
+        return True
+    field, said = problem["field"], problem["detail"]
+    return any(re.fullmatch(at, field) and re.search(what, said) for at, what, _ in CANNOT_BE_SAID)

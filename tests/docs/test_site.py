@@ -1,0 +1,31 @@
+"""What the hooks of the documentation site put together; `make docs` builds the site itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools import site
+
+import ringfence
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_index_names_every_page() -> None:
+    """Decisions are added by their directory."""
+    named = {path for pages in site.sections_of_index().values() for _, path, _ in pages}
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+    assert {"index.md"} == {page for page in pages - named if not page.startswith("decisions/")}
+
+
+def _public_names() -> list[str]:
+    """`__all__`, which the package makes when it is asked for."""
+    names: list[str] = getattr(ringfence, "__all__")  # noqa: B009
+    return names
+
+
+def test_the_reference_has_every_public_name() -> None:
+    directives = [line for line in "".join(site.public_names()).splitlines() if line[:3] == ":::"]
+
+    assert sorted(f"::: ringfence.{name}" for name in _public_names()) == sorted(directives)
