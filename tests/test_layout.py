@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,20 @@ SERVER = {
 }
 """What the extra `server` brings."""
 
+# Import cycles of more than three files, by the package around them: how many files. None may be added.
+CYCLES = [
+    ("ringfence", 4),
+    ("ringfence.backends.docker", 4),
+    ("ringfence.backends.gvisor", 11),
+    ("ringfence.backends.microvm", 6),
+    ("ringfence.backends.native", 21),
+    ("ringfence.egress", 11),
+    ("ringfence.model", 18),
+    ("ringfence.sandbox", 4),
+    ("ringfence.sessions", 8),
+    ("ringfence.store", 4),
+]
+
 
 def _imported(path: Path) -> set[str]:
     """Every module that a file imports by its full name, anywhere in it."""
@@ -88,6 +103,58 @@ def test_the_core_imports_only_the_standard_library(path: Path) -> None:
         )
 
     assert set() == {name.split(".")[0] for name in _imported(path)} - allowed
+
+
+def test_files_import_one_another_in_no_large_cycle() -> None:
+    """Imports for type checkers count: they too tell which files have to be read together."""
+    cycles = [names for names in _cycles(_import_graph()) if len(names) > 3]
+
+    assert sorted((_package_of(names), len(names)) for names in cycles) == CYCLES
+
+
+def _import_graph() -> dict[str, set[str]]:
+    """Each module of the package, and the modules that it imports anywhere in its file."""
+    paths = {_name_of(path): path for path in PACKAGE.rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        parents = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        found = graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = parents[: len(parents) - node.level + 1] if node.level else []
+                base = ".".join([*above, *filter(None, [node.module])])
+                for alias in node.names:
+                    module = f"{base}.{alias.name}"
+                    found.add(module if module in paths else base)
+        found &= paths.keys() - {name}
+    return graph
+
+
+def _name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The largest sets of modules in which each one leads to each other one."""
+    reached = {name: _reached_from(name, graph) for name in graph}
+    return {frozenset(b for b in reached[a] if a in reached[b]) for a in graph}
+
+
+def _reached_from(name: str, graph: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    ahead = [*graph[name]]
+    while ahead:
+        if (module := ahead.pop()) not in found:
+            found.add(module)
+            ahead += graph[module]
+    return found
+
+
+def _package_of(names: frozenset[str]) -> str:
+    return os.path.commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
 
 
 def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
