@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -188,7 +189,11 @@ def test_a_crash_says_what_to_do() -> None:
     require("user namespaces")
     backend, said = NativeBackend(), set()
     words = [sys.executable, "-c", KILLER, str(backend.zygote().pid)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as killer:
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE) as killer,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(killer.kill)
         assert killer.stdout is not None
         assert b"ready\n" == killer.stdout.readline()
         for _ in range(MOST_TRIES):
@@ -198,7 +203,6 @@ def test_a_crash_says_what_to_do() -> None:
                 said.add(exc)
             if len(said) == ENOUGH:
                 break
-        killer.kill()
 
     assert ENOUGH == len(said)
     assert [each for each in said if "first process ended while it was made" not in str(each)] == []

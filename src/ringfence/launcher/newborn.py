@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import posix as os
 
 from ..linux import namespaces
 from . import boot, cgroups, wire
+from .pid1 import processes
 from .pid1.init import SPARED
 
 TYPE_CHECKING = False
@@ -38,6 +40,11 @@ class Newborn:
             self.map_ids(shape)
             # With it, its own pidfd, for the host: one wake-up of the host is enough.
             wire.send_raw(self.go, b"%d" % self.pid, [self.pidfd, *tasks])
+        except OSError as exc:
+            if processes.is_exiting(self.pid):
+                # Without its memory its files in /proc are root's: an ordinary user gets EACCES.
+                raise OSError(errno.ESRCH, os.strerror(errno.ESRCH)) from exc
+            raise
         finally:
             for fd in tasks:
                 os.close(fd)

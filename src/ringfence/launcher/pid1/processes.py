@@ -16,6 +16,7 @@ RLIMIT_RTTIME = (
     15  # include/uapi/asm-generic/resource.h; means nothing without real-time scheduling
 )
 CROWD = 64  # of more processes than these, only some are looked at closely
+_PF_EXITING = 0x4
 _SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 
 
@@ -80,6 +81,15 @@ def is_zombie(pid: int) -> bool:
     """Return whether all threads of `pid` have ended: the first may end before the others."""
     fields = _stat_fields(pid)
     return not fields or (fields[0] in b"ZX" and int(fields[17]) <= 1)
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether `pid` has begun to exit, or is gone: before its memory is, and it is a zombie.
+
+    Source: proc(5), stat, flags; PF_EXITING in include/linux/sched.h.
+    """
+    fields = _stat_fields(pid)
+    return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def cpu_ticks(pid: int) -> int:
