@@ -16,6 +16,8 @@ from websockets.sync.client import ClientConnection, connect, unix_connect
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_streams import CHATTER, Sandbox
 
+pytestmark = pytest.mark.anyone
+
 IN, OUT, ERR = b"\x00", b"\x01", b"\x02"
 PATIENCE_S = 60.0
 

@@ -17,6 +17,8 @@ from ringfence.api.access.audit import Audit, LogFile, address_of
 from tests.api.conftest import Daemon, StartDaemon
 from tests.native.outside import until
 
+pytestmark = pytest.mark.anyone
+
 FLOOD = 400
 
 

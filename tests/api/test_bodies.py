@@ -16,6 +16,8 @@ from ringfence.api import bodies
 from ringfence.api.access import permissions
 from ringfence.errors import BadJson, TooLarge
 
+pytestmark = pytest.mark.anyone
+
 NOTES = 256 << 10
 
 

@@ -15,6 +15,8 @@ import pytest
 from ringfence.bench.flooding import Wire, frame
 from tests.api.conftest import Daemon
 
+pytestmark = pytest.mark.anyone
+
 PATIENCE_S = 60.0
 _UPGRADE = (
     "Upgrade: websocket",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.mark.parametrize(
     ("method", "path"),

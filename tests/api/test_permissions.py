@@ -33,6 +33,8 @@ from ringfence.model.net.rules import NetworkRule
 from ringfence.model.spec import SandboxSpec
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 MOST = {"memory_bytes": 2**28, "pids": 64, "wall_time_s": 60, "ttl_s": 3600, "idle_timeout_s": 900}
 MOST |= {"disk_bytes": 2**26, "open_files": 256, "output_bytes": 2**20, "inodes": 5000}
 

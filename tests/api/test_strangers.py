@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.anyone
+
 
 def refused(answer: httpx.Response) -> dict[str, Any]:
     assert 422 == answer.status_code, answer.text

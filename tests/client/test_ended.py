@@ -16,6 +16,8 @@ from ringfence.client import Client
 from ringfence.errors import ExecError, LifecycleError
 from tests.api.conftest import Daemon
 
+pytestmark = pytest.mark.anyone
+
 PATIENCE_S = 60.0
 ENDED = LifecycleError
 AFTER: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {

@@ -13,6 +13,8 @@ import pytest
 from tests.daemon.servers import Server
 from tests.native.outside import until
 
+pytestmark = pytest.mark.anyone
+
 
 def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     server.start()

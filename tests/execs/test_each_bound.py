@@ -27,6 +27,7 @@ from ringfence.sessions.manager import SessionManager
 from ringfence.spool.order import ERR, OUT
 from ringfence.spool.spool import Spool
 from tests.execs.test_giving_back import descriptors_beneath
+from tests.native.outside import until
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 CAT = ExecRequest(("cat",), stream_stdin=True)
@@ -393,11 +394,11 @@ def test_what_is_over_or_known_already_holds_nothing_open(
     assert before == (descriptors_beneath(first.directory), first._budget.left)
 
     second = Execs(manager)  # to which it is lost
-    assert before[0] == descriptors_beneath(first.directory)
+    assert until(lambda: before[0] == descriptors_beneath(first.directory))
     assert "lost" == second.find(live.sandbox_id, begun.id).view().state
     begun.end_input()
     begun.done.result(PATIENCE_S)
-    assert [] == descriptors_beneath(first.directory)
+    assert until(lambda: [] == descriptors_beneath(first.directory))
     for each in (first, second):
         each.close()
 

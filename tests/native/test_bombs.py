@@ -145,6 +145,7 @@ def test_refused_forks_are_counted(make: MakeSandbox) -> None:
     assert bool(full.stats().forks_refused) == has_cgroups()
 
 
+@pytest.mark.full
 def test_a_process_that_hops_from_pid_to_pid_is_caught() -> None:
     """Each lives for a millisecond, in a session of its own, and its parent is always gone."""
     marker = new_marker()
@@ -174,6 +175,7 @@ def test_a_sandbox_full_of_processes_says_so(make: MakeSandbox) -> None:
     assert sandbox.exec(["true"]).ok
 
 
+@pytest.mark.full
 def test_spinning_processes_leave_the_processor_to_others() -> None:
     script = "for n in 1 2 3 4 5 6 7 8; do while :; do :; done & done; wait"
 
@@ -227,6 +229,7 @@ for n in range(300):
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", MEMORY_BOMBS)
 def test_a_memory_bomb_runs_out_of_memory(kind: str) -> None:
     """Where there is no cgroup one process may meet its own limit first, as a MemoryError."""
@@ -253,6 +256,7 @@ def test_with_enough_memory_they_are_no_bombs(make: MakeSandbox, kind: str) -> N
     assert (0, False, None) == (result.exit_code, result.oom_killed, result.killed_by), result
 
 
+@pytest.mark.full
 def test_idle_forks_are_not_out_of_memory(make: MakeSandbox) -> None:
     """Sixty processes share nearly all their pages: counted once each they would be too many."""
     code = "import os, time\n[os.fork() or (time.sleep(0.5), os._exit(0)) for n in range(60)]"
@@ -283,6 +287,7 @@ def test_a_full_disk(make: MakeSandbox) -> None:
     sandbox.files.write("more", bytes(4 * MIB))
 
 
+@pytest.mark.full
 def test_a_disk_filler_harms_nobody() -> None:
     script = "cat /dev/zero > /tmp/filler"
 
@@ -304,6 +309,7 @@ except OSError as exc:
 """
 
 
+@pytest.mark.full
 def test_an_inode_filler(make: MakeSandbox) -> None:
     sandbox = make(limits={"inodes": 500})
 
@@ -355,6 +361,7 @@ def test_a_terminal_hog_leaves_some_to_others(sandbox: Sandbox, make: MakeSandbo
 FLOOD_BYTES = 2 << 30
 
 
+@pytest.mark.full
 def test_an_output_flood_is_counted_exactly() -> None:
     """Head and tail are kept, the rest is dropped and counted; nobody waits for a reader."""
     kept = MIB
@@ -372,6 +379,7 @@ def test_an_output_flood_is_counted_exactly() -> None:
     assert bomb.harmed_nobody()
 
 
+@pytest.mark.full
 def test_an_endless_flood_ends_with_its_timeout() -> None:
     bomb = set_off("sh", "-c", "yes & yes >&2", limits={}, timeout_s=1)
 

@@ -16,6 +16,7 @@ REQUESTS = 300
 LONG = "x" * 15_000  # a request that long still travels in the socket itself
 
 
+@pytest.mark.full
 def test_requests_to_a_stopped_pid_1_fail_and_those_of_others_do_not(sandbox: Sandbox) -> None:
     pidfd = os.pidfd_open(init_pid(sandbox))
     processes: list[Process] = []

@@ -31,6 +31,7 @@ from tests.native.outside import (
 GONE_WITHIN_S = 10.0
 
 
+@pytest.mark.full
 def test_it_wakes_for_whatever_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     """Each after it has slept: commands, files, background processes, limits and statistics."""
     assert hibernates(sandbox)
@@ -85,6 +86,7 @@ def _read_and_peak(done: ExecResult) -> tuple[int, int]:
     return usage.io_read_bytes, usage.peak_memory_bytes
 
 
+@pytest.mark.full
 def test_where_something_runs_it_stays_awake_and_sleeps_when_that_has_ended(
     sandbox: Sandbox,
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_full_memory_is_no_reason_not_to_wake() -> None:
         assert b"on\n" == sandbox.exec(["echo", "on"]).stdout
 
 
+@pytest.mark.full
 def test_many_wake_at_once_and_each_is_its_own() -> None:
     sandboxes = [Sandbox.create(env={"WHO": str(number)}) for number in range(5)]
     try:
@@ -164,6 +167,7 @@ def test_it_can_be_suspended_asleep(sandbox: Sandbox, suspends: bool) -> None:
     assert sandbox.exec(["true"]).ok
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05, 0.1])
 def test_who_makes_what_they_sleep_in_ends_with_the_zygote(tmp_path: Path, delay_s: float) -> None:
     """Killed in the middle of it, at any moment: neither it nor the program it traces is left."""
@@ -192,6 +196,7 @@ def test_when_its_owner_is_gone_it_ends_without_waking(says: bytes, status: int)
     assert status == program.returncode, program.stderr
 
 
+@pytest.mark.full
 def test_many_asleep_are_gone_with_their_owner() -> None:
     with Caller(_MANY) as caller:
         pids = caller.hear()

@@ -222,6 +222,7 @@ print(reached, calls > 20)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["address", "descriptor", "link", "rename"])
 def test_nor_while_threads_change_what_is_judged(
     make: MakeSandbox,
@@ -355,6 +356,7 @@ print("let in")
 """
 
 
+@pytest.mark.full
 def test_a_thousand_that_wait_are_in_nobodys_way(make: MakeSandbox, private_dir: Path) -> None:
     mounts = [Mount("/data", str(private_dir))]
     sandbox = make(mounts=mounts, limits=Limits(pids=1200), allow_degraded=["*"])

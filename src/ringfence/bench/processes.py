@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 
 TYPE_CHECKING = False
@@ -22,13 +23,23 @@ class Launched:
 
 
 def end_tree(leader: int) -> None:
-    """Kill the leader of a session, its descendants, and whoever else is in its session."""
+    """Kill the leader of a session, its descendants, and whoever else is in its session.
+
+    On return all of them have ended.
+    """
     stopped: set[int] = set()
     # Stopped first: the children of a process that is killed are nobody's descendants any more.
     while fresh := _tree(leader) - stopped:
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
+    pidfds = []
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(os.pidfd_open(pid))
     _signal(stopped, signal.SIGKILL)
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
+        os.close(pidfd)
 
 
 def _tree(leader: int) -> set[int]:

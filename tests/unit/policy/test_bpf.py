@@ -137,6 +137,7 @@ def test_more_than_the_kernel_takes_is_refused() -> None:
         bpf.assemble(root)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [bpf.MAX_INSTRUCTIONS, bpf.MAX_INSTRUCTIONS + 1])
 def test_a_program_is_as_long_as_the_kernel_takes_it_and_no_longer(length: int) -> None:
     """A chain of tests of two fields in turn: a load and a jump each, and what it ends in."""
