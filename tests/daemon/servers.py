@@ -39,12 +39,13 @@ class Server:
         self.begin(*options, faulty=faulty)
         self.ready()
 
-    def begin(self, *options: str, faulty: bool = True) -> None:
+    def begin(self, *options: str, faulty: bool = True, stderr: int | None = None) -> None:
         """Start it, and do not wait."""
         what = [sys.executable, "-m", self.module, str(self.step)] if faulty else SERVE
         self.process = subprocess.Popen(
             [*what, "serve", "--json", "--state-dir", str(self.state), *options],
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={
                 **os.environ,

@@ -54,7 +54,8 @@ def describe(exc: BaseException, command: Command | None = None) -> str:
     if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
         return f"standard output: {exc.strerror}"  # nothing else here is written without a name
     if isinstance(exc, RuntimeError) and "new thread" in str(exc):
-        return "no thread can be started in this process (raise `ulimit -u` or `ulimit -v`)"
+        how = "raise `ulimit -u`, `ulimit -v` or pids.max of its cgroup"
+        return f"no thread can be started in this process ({how})"
     if isinstance(exc, MemoryError):
         return "this process may have no more memory (raise `ulimit -v`)"
     if not isinstance(exc, RingfenceError):

@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from ..model.event import CONFIG
 
@@ -125,7 +126,10 @@ class Aside(logging.Handler):
         self._thread.join(_MOMENT_S)
         if not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="ringfence-log", daemon=True)
-            self._thread.start()
+            with suppress(
+                RuntimeError
+            ):  # no thread can be started: whoever flushes is about to end
+                self._thread.start()
 
 
 def set_up(level: str) -> None:

@@ -39,7 +39,7 @@ _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) -> None:
     """Serve until SIGTERM or SIGINT; with them, all sandboxes end.
 
-    SIGUSR1 ends this process alone: its sandboxes are left to the next daemon.
+    SIGUSR1 and failures end this process alone: its sandboxes are left to the next daemon.
 
     Args:
         ready: Called with the addresses once they answer.
@@ -70,17 +70,25 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
                 outlive_s=config.outlive_s or None,
             )
         )
-        logs.follow(manager.events)
-        audit = Audit(config.state_dir)
-        stack.callback(audit.close)
-        service = Service(manager, _settings(config), audit)
-        stack.callback(service.thread_pools.close)
-        stack.callback(_flush, service)
-        execs = stack.enter_context(contextlib.closing(Execs(manager)))
-        executions = stack.enter_context(contextlib.closing(ExecutionService(manager, execs=execs)))
-        app = make_app(service)
-        app.state.execs, app.state.executions = execs, executions
-        leave = _run(config, app, held, ready)
+        try:
+            logs.follow(manager.events)
+            audit = Audit(config.state_dir)
+            stack.callback(audit.close)
+            service = Service(manager, _settings(config), audit)
+            stack.callback(service.thread_pools.close)
+            stack.callback(_flush, service)
+            execs = stack.enter_context(contextlib.closing(Execs(manager)))
+            executions = stack.enter_context(
+                contextlib.closing(ExecutionService(manager, execs=execs))
+            )
+            app = make_app(service)
+            app.state.execs, app.state.executions = execs, executions
+            leave = _run(config, app, held, ready)
+        except Exception:
+            # Not for a Ctrl-C: what the daemon before left is ended only by who asks for it.
+            if config.outlive_s and manager.index.all():
+                stack.pop_all()
+            raise
         if leave and config.outlive_s:
             # As if killed, but with every request answered: there is one way to go on from.
             _flush(service)

@@ -101,13 +101,20 @@ class SessionManager:
                     self.clock.boot, self.clock.ahead_s
                 )
             self._open(backends)
+            if background:
+                self.reaper.start()
+                try:
+                    self.pool.start()
+                except BaseException:
+                    self.reaper.close()
+                    raise
         except BaseException:
-            self._close_backends()
-            self.store.close()
+            try:
+                # Sandboxes of an earlier process may have been found in part: the next one gets all.
+                self._close_backends(keep=bool(self.store.unended_sandboxes()))
+            finally:
+                self.store.close()
             raise
-        if background:
-            self.reaper.start()
-            self.pool.start()
 
     def _open(self, backends: Sequence[Backend | str]) -> None:
         self._configured_pool = self.config.pool

@@ -216,8 +216,11 @@ def _connect(directory: str) -> wire.Socket | None:
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sock.connect(launched.address(directory_fd))
-    except OSError:
+    except OSError as exc:
         sock.close()
+        if exc.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+            # One that is there but out of reach: another in its place would end what it keeps.
+            raise IoError(f"the fd store of {directory}: {exc.strerror}") from exc
         return None
     finally:
         os.close(directory_fd)

@@ -112,9 +112,11 @@ class Handover:
                 run.discard()
         self._backend.count(sandbox)
         try:
-            sandbox.serve_network()
-        except RingfenceError:
-            pass  # it has ended
+            sandbox.network.serve()
+        except RingfenceError as exc:
+            if isinstance(exc.__cause__, (OSError, RuntimeError)):
+                raise  # no process or thread may be started now: the next daemon may be able to
+            sandbox.terminate()
 
     def _close_rest(self, shared: dict[str, Item], theirs: dict[str, dict[str, Item]]) -> None:
         for whose, items in theirs.items():
