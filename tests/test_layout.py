@@ -53,7 +53,6 @@ CYCLES = [
     ("ringfence.backends.docker", 4),
     ("ringfence.backends.gvisor", 11),
     ("ringfence.backends.microvm", 6),
-    ("ringfence.backends.native", 21),
     ("ringfence.egress", 11),
     ("ringfence.model", 18),
     ("ringfence.sandbox", 4),

@@ -237,7 +237,7 @@ def test_one_that_is_taken_is_not_forgotten_for_the_next(backend: NativeBackend)
         assert taken is not None
         with Sandbox.create(backend=backend) as between:
             assert taken.id != between.id
-            made = making.make(backend, spec, profile, taken.id, zygote, taken)
+            made = making.make(backend, backend.burst, spec, profile, taken.id, zygote, taken)
             with Sandbox(made, spec) as late:
                 assert late.exec(["true"]).ok
 

@@ -13,7 +13,7 @@ import pytest
 
 from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.backends.native.prebuilt.warm import NativeWarm
+from ringfence.backends.native.prebuilt.prewarming import NativeWarm
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.egress.host import client
 from ringfence.errors import InvalidRequest, ResourceExhausted, SandboxLost

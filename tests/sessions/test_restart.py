@@ -149,7 +149,7 @@ _PRELUDE = """
 from ringfence import SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.sandbox import NativeSandbox
-from ringfence.backends.native.prebuilt.warm import NativeWarm
+from ringfence.backends.native.prebuilt.prewarming import NativeWarm
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions import ManagerConfig, PoolConfig, SessionManager
 from ringfence.sessions.catalogue.index import SessionIndex

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from ...launcher.placeholders import Placeholder
     from ...model.mount import Mount
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 
-def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
+def attach(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
     """Do it, in the sandbox's own namespaces, by a helper that resolves no symlink of the guest's.
 
     Raises:
@@ -76,7 +76,7 @@ def attach(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
     return ResolvedMount(mount.target, mount.access, tree["source"])
 
 
-def _attach_session_dir(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
+def _attach_session_dir(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
     target, link = mount.target, ""
     steps: list[tuple[Any, ...]]
     if mount.is_writable and not _is_writable(sandbox, target):
@@ -93,7 +93,7 @@ def _attach_session_dir(sandbox: NativeSandbox, mount: Mount) -> ResolvedMount:
 
 
 def _send(
-    sandbox: NativeSandbox,
+    sandbox: LiveSandbox,
     tree: Any,
     target: str,
     link: str,
@@ -122,14 +122,14 @@ def _send(
         raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount", hint=hint) from exc
 
 
-def _is_writable(sandbox: NativeSandbox, target: str) -> bool:
+def _is_writable(sandbox: LiveSandbox, target: str) -> bool:
     """Return whether Landlock, fixed at the sandbox's start, allows writing below `target`."""
     if not sandbox.profile.landlock or not host().landlock_abi:
         return True
     return any((target + "/").startswith(top + "/") for top in sandbox.landlock_writable)
 
 
-def _may_make_sockets(sandbox: NativeSandbox, target: str) -> bool:
+def _may_make_sockets(sandbox: LiveSandbox, target: str) -> bool:
     """Return whether Landlock allows making Unix sockets there; no host directory may be mounted
     there.
     """
@@ -148,7 +148,7 @@ def _at(mount: Mount, target: str) -> Mount:
     return mount if mount.target == target else replace(mount, target=target)
 
 
-def may_reach_sockets(sandbox: NativeSandbox) -> bool:
+def may_reach_sockets(sandbox: LiveSandbox) -> bool:
     """Return whether a host socket in the mount could be connected to, without the user having
     allowed it.
     """

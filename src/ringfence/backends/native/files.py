@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
     from .trees import Helper
 
     Progress = Callable[[int, str], None]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class NativeFiles(LocalFiles):
     """See `BackendFiles`."""
 
-    def __init__(self, sandbox: NativeSandbox) -> None:
+    def __init__(self, sandbox: LiveSandbox) -> None:
         super().__init__(sandbox)
         self._sandbox = sandbox
 

@@ -19,12 +19,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 _SYSTEM = ("/", "/usr", "/etc", "/proc", "/dev")
 
 
-def granted(sandbox: NativeSandbox) -> SandboxCapabilities:
+def granted(sandbox: LiveSandbox) -> SandboxCapabilities:
     """Everything but what the manager knows better. Preconditions: it is not suspended.
 
     Raises:
@@ -55,7 +55,7 @@ def granted(sandbox: NativeSandbox) -> SandboxCapabilities:
     )
 
 
-def _working(sandbox: NativeSandbox, paths: Iterable[str], to_write: bool) -> tuple[str, ...]:
+def _working(sandbox: LiveSandbox, paths: Iterable[str], to_write: bool) -> tuple[str, ...]:
     """Select the paths that PID 1, which has the rights of every program inside, can open that
     way.
     """
@@ -63,7 +63,7 @@ def _working(sandbox: NativeSandbox, paths: Iterable[str], to_write: bool) -> tu
     return tuple(sorted(found))
 
 
-def _opens(sandbox: NativeSandbox, path: str, to_write: bool) -> bool:
+def _opens(sandbox: LiveSandbox, path: str, to_write: bool) -> bool:
     flags = [os.O_RDONLY]
     if to_write:
         # A file without a name, which nobody sees; then for what is itself a file.
@@ -79,7 +79,7 @@ def _opens(sandbox: NativeSandbox, path: str, to_write: bool) -> bool:
     return False
 
 
-def _limits(sandbox: NativeSandbox, seen: Inspection) -> Limits:
+def _limits(sandbox: LiveSandbox, seen: Inspection) -> Limits:
     """From cgroups, the root file system and PID 1's resource limits; times are kept by us."""
     asked, group = sandbox.spec.limits, sandbox.group
     memory, processes = memory_limit_bytes(group), pids_limit(group)
@@ -101,7 +101,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) < resource.RLIM_INFINITY % 2**64 else None
 
 
-def _is_persistent(sandbox: NativeSandbox, writable: tuple[str, ...]) -> bool:
+def _is_persistent(sandbox: LiveSandbox, writable: tuple[str, ...]) -> bool:
     kept = [each.target for each in sandbox.session.mounts if each.host_path is not None]
     memory = [MEMORY_DIR] if sandbox.spec.memory_dir else []
     return any(target in writable for target in [*kept, *memory])

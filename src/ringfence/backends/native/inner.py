@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import Plan
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 _NAMES = {
     "ipc": linux.CLONE_NEWIPC,
@@ -26,7 +26,7 @@ _NAMES = {
 _BORROWED = [linux.CLONE_NEWUSER, linux.CLONE_NEWNS, linux.CLONE_NEWPID]
 
 
-def replay(sandbox: NativeSandbox, *, uid: int | None = None) -> Plan:
+def replay(sandbox: LiveSandbox, *, uid: int | None = None) -> Plan:
     """The sandbox's plan again, as far as the lock-down goes, for `uid` inside."""
     plan = sandbox.lockdown.copy()
     if uid is not None:
@@ -35,7 +35,7 @@ def replay(sandbox: NativeSandbox, *, uid: int | None = None) -> Plan:
 
 
 def send(
-    sandbox: NativeSandbox,
+    sandbox: LiveSandbox,
     request: dict[str, Any],
     fds: list[int],
     timeout_s: float | None,
@@ -60,7 +60,7 @@ def send(
     return body
 
 
-def _namespace_fds_of(sandbox: NativeSandbox) -> tuple[list[int], list[int]]:
+def _namespace_fds_of(sandbox: LiveSandbox) -> tuple[list[int], list[int]]:
     """Kinds of its namespaces, and a descriptor for each, the caller's to close."""
     if host().trusted_root:
         return [sum(_NAMES.values(), sum(_BORROWED))], [sandbox.borrow_pidfd()]
@@ -80,7 +80,7 @@ def _namespace_fds_of(sandbox: NativeSandbox) -> tuple[list[int], list[int]]:
     return [*_BORROWED, *names.values()], places
 
 
-def start_agent(sandbox: NativeSandbox, uid: int) -> wire.Socket:
+def start_agent(sandbox: LiveSandbox, uid: int) -> wire.Socket:
     """An agent of another user inside; its control socket.
 
     Raises:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 
 class Inspection:
@@ -22,7 +22,7 @@ class Inspection:
     process itself may open come as descriptors from PID 1, and are read here.
     """
 
-    def __init__(self, sandbox: NativeSandbox) -> None:
+    def __init__(self, sandbox: LiveSandbox) -> None:
         self.sandbox = sandbox
         self._texts: dict[str, str] = {}
 

@@ -11,16 +11,17 @@ from ..local.answers import Refused, answer
 from ..local.host import cgroups, identity
 from ..local.host.facts import host
 from . import planner
-from .prebuilt.burst import Ahead, are_alike, kind_of
+from .prebuilt.burst import are_alike, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher.plan import Plan
     from ...model.spec import SandboxSpec
     from ..local.mounts.images import Held
-    from .backend import NativeBackend
-    from .prebuilt.warm import NativeWarm
+    from .prebuilt.burst import Burst
+    from .prebuilt.prebuilt import Prebuilt
     from .profiles import Profile
+    from .runtime import Runtime
     from .sandbox import NativeSandbox
     from .zygote import Zygote
 
@@ -34,12 +35,13 @@ _BEHIND_THE_CGROUP = 8  # processes
 
 
 def make(
-    backend: NativeBackend,
+    backend: Runtime,
+    burst: Burst,
     spec: SandboxSpec,
     profile: Profile,
     sandbox_id: str,
     zygote: Zygote,
-    warm: NativeWarm | Ahead | None = None,
+    warm: Prebuilt | None = None,
     image: Held | None = None,
 ) -> NativeSandbox:
     """Make a sandbox ready for use; on failure, leave nothing behind.
@@ -68,7 +70,7 @@ def make(
         size = sizes.sizes(spec, here)
         group = plan_limits(backend, plan, spec, size)
         directories = group.directories
-        sandbox = _launch(backend, warm, zygote, draft, plan, profile, size, group)
+        sandbox = _launch(backend, burst, warm, zygote, draft, plan, profile, size, group)
         if warm is not None and sandbox.control is not warm.control:
             warm.control.close()  # the zygote gave it another one
     except BaseException:
@@ -84,7 +86,7 @@ def make(
 
 
 def plan_limits(
-    backend: NativeBackend, plan: Plan, spec: SandboxSpec, size: sizes.Sizes
+    backend: Runtime, plan: Plan, spec: SandboxSpec, size: sizes.Sizes
 ) -> cgroups.Group:
     """Put limits of memory, processes and processors into `plan`; the cgroups that will hold them."""
     layout = backend.layout()
@@ -123,8 +125,9 @@ def _first_answer(control: wire.Socket) -> tuple[bytes, list[int]]:
 
 
 def _launch(
-    backend: NativeBackend,
-    warm: NativeWarm | Ahead | None,
+    backend: Runtime,
+    burst: Burst,
+    warm: Prebuilt | None,
     zygote: Zygote,
     draft: planner.Draft,
     plan: Plan,
@@ -135,7 +138,7 @@ def _launch(
     shape, verb = planner.shape_of(plan), "claim" if warm else "create"
     is_straight = warm is not None and warm.takes(plan)
     plan["template"] = b""  # the zygote knows it
-    twin = warm.plan if isinstance(warm, Ahead) else None
+    twin = warm.plan if warm else None
     if twin is not None:
         if not (is_straight and are_alike(plan, twin)):
             raise SandboxLost("the prebuilt sandbox does not fit the plan any more")
@@ -144,9 +147,8 @@ def _launch(
     try:
         try:
             send_plan(ours, plan if twin is None else None)
-            pooled = None if isinstance(warm, Ahead) else warm
-            kind = None if pooled else kind_of(draft.spec, profile)
-            backend.burst.tell(zygote, theirs, verb, shape, kind, draft, plan)
+            kind = None if warm and warm.is_pooled else kind_of(draft.spec, profile)
+            burst.tell(zygote, theirs, verb, shape, kind, draft, plan)
         finally:
             if theirs:
                 theirs.close()
@@ -155,8 +157,8 @@ def _launch(
 
         sandbox = NativeSandbox(backend, draft, profile, size, group, ours, plan, zygote)
         backend.handover.expect(sandbox)
-        if pooled is not None and pooled.meanwhile is not None:
-            pooled.meanwhile()
+        if warm is not None and warm.meanwhile is not None:
+            warm.meanwhile()
         body, fds = _first_answer(ours)
     except Refused as exc:
         ours.close()

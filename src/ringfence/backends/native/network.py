@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import socket
 
     from ...launcher.plan import NetworkPlan
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 _CHANGE_S = 30.0
 _DIAL_S = 10.0
@@ -26,7 +26,7 @@ _NAMESPACE = "/proc/self/ns/net"
 class NativeNetwork(SandboxNetwork):
     """See `SandboxNetwork`."""
 
-    _sandbox: NativeSandbox
+    _sandbox: LiveSandbox
 
     def _keep(self, sockets: list[int]) -> None:
         self._sandbox.backend.handover.change_network(self._sandbox, sockets)

@@ -8,30 +8,33 @@ from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, 
 from ...model.limits import Limits
 from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
 from ..local.netns import of_rules
-from ..local.reports import read_or_last, unavailable
+from ..local.reports import unavailable
 from . import blockers
-from .inspection import Inspection
-from .posture import read_posture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .backend import NativeBackend
+    from typing import Protocol
+
     from .sandbox import NativeSandbox
 
+    class Provisions(Protocol):
+        """A backend that a report makes sandboxes with."""
 
-def sandbox_protections(sandbox: NativeSandbox) -> tuple[Protection, ...]:
-    """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
-    return read_or_last(sandbox, lambda live: read_posture(Inspection(live)))
+        name: str
+
+        @property
+        def profile_names(self) -> tuple[str, ...]: ...
+        def provision(self, spec: SandboxSpec) -> NativeSandbox: ...
 
 
-def backend_report(backend: NativeBackend) -> BackendReport:
+def backend_report(backend: Provisions) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     try:
         sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*",)))
     except (RingfenceError, OSError) as exc:
         return _refusal(backend, exc)
     try:
-        protections = sandbox_protections(sandbox)
+        protections = sandbox.protections()
         abilities = [*_abilities(protections), *_network_abilities(sandbox)]
         abilities.append(_several_users(backend))
     finally:
@@ -46,7 +49,7 @@ def backend_report(backend: NativeBackend) -> BackendReport:
     )
 
 
-def _refusal(backend: NativeBackend, exc: Exception) -> BackendReport:
+def _refusal(backend: Provisions, exc: Exception) -> BackendReport:
     found = blockers.find(exc)
     names = (*_ALWAYS, *_OF_RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
     if not found:
@@ -102,7 +105,7 @@ def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
     return of_rules(_OF_RULES, sandbox.apply_network_policy)
 
 
-def _several_users(backend: NativeBackend) -> Capability:
+def _several_users(backend: Provisions) -> Capability:
     """Found by making a sandbox with a root of its own, and starting something there as root."""
     from .users import control_of
 

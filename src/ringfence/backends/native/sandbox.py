@@ -12,7 +12,6 @@ from ...errors import (
 )
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
-from ...linux import namespaces
 from ...model.execs.exec import ExecRequest
 from ...model.session import ResolvedMount
 from ...model.state import State
@@ -22,9 +21,9 @@ from ..local.agents.execs import LocalExec
 from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
 from ..local.host.facts import host
-from ..local.sandbox import InCgroup
 from ..local.session import environment
 from .files import NativeFiles
+from .live import LiveSandbox
 from .network import NativeNetwork
 
 TYPE_CHECKING = False
@@ -39,10 +38,9 @@ if TYPE_CHECKING:
     from ...model.net.netlog import NetworkEvent
     from ...model.net.network import NetworkPolicy
     from ...model.snapshot import Snapshot
-    from ...model.spec import SandboxSpec
     from ..local.host.cgroups import Group
     from ..local.sizes import Sizes
-    from .backend import NativeBackend
+    from .live import Home
     from .planner import Draft
     from .profiles import Profile
     from .zygote import Zygote
@@ -52,14 +50,14 @@ _GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has ki
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
-class NativeSandbox(InCgroup):
+class NativeSandbox(LiveSandbox):
     """See `BackendSandbox`. All methods may be called from any thread."""
 
-    backend: NativeBackend
+    network: NativeNetwork
 
     def __init__(
         self,
-        backend: NativeBackend,
+        backend: Home,
         draft: Draft,
         profile: Profile,
         sizes: Sizes,
@@ -68,46 +66,9 @@ class NativeSandbox(InCgroup):
         plan: Plan,
         zygote: Zygote,
     ) -> None:
-        super().__init__(backend, draft.spec, draft.id, draft.mounts, control, -1)
-        self.profile, self.sizes, self.group = profile, sizes, group
-        self.uid, self.first_host_id = draft.uid, draft.first_host_id
-        self.landlock_writable = draft.writable
-        self.host_directory = draft.host_directory
-        self.image = draft.image
-        self.pid, self.zygote = 0, zygote
-        self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
+        super().__init__(backend, draft, profile, sizes, group, control, plan, zygote)
         self.files = NativeFiles(self)
-        self.protected, self.note = draft.protected, draft.note
-        self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
-        self.unix_sockets = draft.unix_sockets
-        self.lockdown = plan.copy()
-        self.lockdown["trees"], self.lockdown["steps"] = [], []
-        self.spec_text: tuple[SandboxSpec, str] | None = None  # a spec of it, as it is kept
-        self.created = time.monotonic()
-        self.count = 0  # of execs so far
-        self.runs: dict[int, LocalExec] = {}
-        self._kills_seen, self._killed_at = (
-            0,
-            0.0,
-        )  # for want of memory: how many, and when the last was seen
-        self.was_paused = False  # by an earlier process, as far as it came
         self.network = NativeNetwork(self, [], draft.trusted)
-        self._environment = environment(self.spec, self.network.environment())
-
-    def begun(self, pid: int, pidfd: int, namespace_fds: list[int], sockets: list[int]) -> None:
-        """It is there: its PID 1, and descriptors of its mount and PID namespace and its network."""
-        self.pid, self.pidfd, self.namespace_fds = pid, pidfd, namespace_fds
-        if host().opens_namespaces:
-            for fd in namespace_fds[1:]:
-                os.close(fd)
-            del namespace_fds[1:]
-        self.network.have(sockets)
-
-    def remember(self, created: float, count: int, placeholders: dict[str, str]) -> None:
-        """Restore the state that an earlier process had of it."""
-        self.created, self.count = created, count
-        self._state = State.RUNNING if count else State.PROVISIONED
-        self.network.placeholders = placeholders
         self._environment = environment(self.spec, self.network.environment())
 
     # -- describing -------------------------------------------------------------------------
@@ -124,21 +85,16 @@ class NativeSandbox(InCgroup):
         return self._last_stats or SandboxStats(State.TERMINATED, execs=self.count)
 
     def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+        from ..local.reports import read_or_last
+        from .inspection import Inspection
+        from .posture import read_posture
 
-        return sandbox_protections(self)
+        return read_or_last(self, lambda live: read_posture(Inspection(live)))
 
     def granted(self) -> SandboxCapabilities:
         from .granted import granted
 
         return granted(self)
-
-    def oom_kills(self) -> int | None:
-        """Every exec asks twice."""
-        count = self.group.oom_kills(again=self.pidfd >= 0)
-        if count and count != self._kills_seen:
-            self._kills_seen, self._killed_at = count, time.monotonic()
-        return count
 
     def cpu_ns(self) -> int | None:
         """As `stats` says, but it asks for nothing else."""
@@ -232,58 +188,9 @@ class NativeSandbox(InCgroup):
         elif uid != self.uid:
             lend(pipes)
 
-    def forget(self, run: LocalExec) -> None:
-        """The exec has ended or is no longer watched."""
-        self.runs.pop(run.number, None)
-
     def adopted_execs(self) -> list[LocalExec]:
         """List the unclosed execs of an earlier process and of this one."""
         return list(self.runs.values())
-
-    # -- asking PID 1 -----------------------------------------------------------------------
-
-    def tell(self, verb: str, *args: object, fds: list[int]) -> None:
-        """Send PID 1 a request that is answered on one of `fds`, or not at all."""
-        self.send((verb, *args), fds)
-
-    def ask_files(self, verb: str, *args: object) -> tuple[bytes, list[int]]:
-        """`ask`, where the state allows it."""
-        self.require_awake()
-        return self.ask(verb, *args)
-
-    def borrow_namespaces(self) -> list[int]:
-        """Descriptors of its user, mount and PID namespace, the caller's to close.
-
-        Copies: the sandbox may end at any moment, and the number of a descriptor that was closed is
-        soon that of another one, of another sandbox even.
-
-        Raises:
-            SandboxLost: It is gone.
-        """
-        borrowed: list[int] = []
-        try:
-            with self._fds_lock:
-                if not self.namespace_fds:
-                    raise self.lost_error()
-                borrowed.append(namespaces.owner_of(self.namespace_fds[0]))
-                borrowed += map(os.dup, self.namespace_fds)
-            if len(borrowed) < 3:
-                borrowed.append(self._open_pid_namespace())
-        except BaseException:
-            for fd in borrowed:
-                os.close(fd)
-            raise
-        return borrowed
-
-    def _open_pid_namespace(self) -> int:
-        try:
-            fd = os.open(f"/proc/{self.pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError):
-            raise self.lost_error() from None
-        if self._is_gone():  # then its number may be somebody else's by now
-            os.close(fd)
-            raise self.lost_error()
-        return fd
 
     # -- life -------------------------------------------------------------------------------
 
@@ -328,12 +235,6 @@ class NativeSandbox(InCgroup):
                 self._keep_paused(False)
             if suspended:
                 self.suspend()
-
-    def restore_state(self, state: State) -> None:
-        """After a pause of our own, which the state must not tell about."""
-        with self._lock:
-            if self._state is State.RUNNING:
-                self._state = state
 
     def _end(self, was_suspended: bool) -> None:
         # First: a process that is killed from here on is not to leave half of it to another one.
@@ -473,7 +374,9 @@ class NativeSandbox(InCgroup):
         save_layer(self, path)
 
     def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+        from .snapshots import save
+
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
-            return self.backend.snapshot(self, metadata)
+            return save(self, self.backend.catalogue(), metadata)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from ...model.snapshot import Snapshot
     from ...snapshots.catalogue import Catalogue
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 _PIECE = 1 << 20
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 
 
-def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
+def save(sandbox: LiveSandbox, catalogue: Catalogue, metadata: Mapping[str, str]) -> Snapshot:
     """Everything in the writable layer, at one moment: the sandbox is stopped meanwhile."""
     was_suspended = sandbox.state is State.SUSPENDED
     was = sandbox.state
@@ -60,7 +60,7 @@ def save(sandbox: NativeSandbox, catalogue: Catalogue, metadata: Mapping[str, st
     return snapshot
 
 
-def save_layer(sandbox: NativeSandbox, path: str) -> None:
+def save_layer(sandbox: LiveSandbox, path: str) -> None:
     """Write the changes to the image as a tar stream to the new file `path`."""
     if sandbox.image is None:
         raise LifecycleError("this sandbox did not start from an image")
@@ -82,7 +82,7 @@ def save_layer(sandbox: NativeSandbox, path: str) -> None:
         os.close(names)
 
 
-def writable_layer(sandbox: NativeSandbox, names: int) -> Helper:
+def writable_layer(sandbox: LiveSandbox, names: int) -> Helper:
     """A helper that streams what is not the template's or the image's.
 
     Args:
@@ -93,7 +93,7 @@ def writable_layer(sandbox: NativeSandbox, names: int) -> Helper:
     return Helper(sandbox, "layer out", "/", as_root=True, also=[names])
 
 
-def load(sandbox: NativeSandbox, content: int) -> None:
+def load(sandbox: LiveSandbox, content: int) -> None:
     """Put saved files into a sandbox in which nothing has run yet.
 
     Raises:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 
-def remove(sandbox: NativeSandbox, path: str) -> None:
+def remove(sandbox: LiveSandbox, path: str) -> None:
     """Remove a tree, by a helper: PID 1 must not be kept busy by however many files there are."""
     sandbox.require_awake()
     request = _request(sandbox, "remove", path, as_root=False)
@@ -31,7 +31,7 @@ def remove(sandbox: NativeSandbox, path: str) -> None:
 
 
 def _request(
-    sandbox: NativeSandbox, direction: str, path: str, *, as_root: bool, options: str = ""
+    sandbox: LiveSandbox, direction: str, path: str, *, as_root: bool, options: str = ""
 ) -> dict[str, Any]:
     return {
         "op": "tree",
@@ -50,7 +50,7 @@ class Helper:
 
     def __init__(
         self,
-        sandbox: NativeSandbox,
+        sandbox: LiveSandbox,
         direction: str,
         path: str,
         *,
@@ -70,7 +70,7 @@ class Helper:
         )
         self._thread.start()
 
-    def _run(self, sandbox: NativeSandbox, request: dict[str, Any], *, theirs: int) -> None:
+    def _run(self, sandbox: LiveSandbox, request: dict[str, Any], *, theirs: int) -> None:
         try:
             try:
                 send(sandbox, request, [theirs, *self._also], None)

@@ -11,10 +11,10 @@ from .planner import LEAST_LANDLOCK_ABI
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 
-def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
+def read_stats(sandbox: LiveSandbox, state: State, uptime_s: float, execs: int) -> SandboxStats:
     """Cgroup counters where there are cgroups, PID 1's view of /proc where not; files from statvfs."""
     group = sandbox.group
     cpu_ns, peak, pids, memory = (
@@ -47,7 +47,7 @@ def read_stats(sandbox: NativeSandbox, state: State, uptime_s: float, execs: int
     )
 
 
-def cpu_ns(sandbox: NativeSandbox) -> int | None:
+def cpu_ns(sandbox: LiveSandbox) -> int | None:
     """Processor time used so far; None where it cannot be told without waking it up."""
     used = sandbox.group.cpu_ns()
     if used is None and not sandbox.paused:
@@ -55,7 +55,7 @@ def cpu_ns(sandbox: NativeSandbox) -> int | None:
     return used
 
 
-def last_stats(sandbox: NativeSandbox, uptime_s: float, execs: int) -> SandboxStats:
+def last_stats(sandbox: LiveSandbox, uptime_s: float, execs: int) -> SandboxStats:
     """Of a sandbox that is about to end: what can be read without asking PID 1."""
     group = sandbox.group
     return SandboxStats(
@@ -71,7 +71,7 @@ def last_stats(sandbox: NativeSandbox, uptime_s: float, execs: int) -> SandboxSt
     )
 
 
-def degraded(sandbox: NativeSandbox) -> tuple[str, ...]:
+def degraded(sandbox: LiveSandbox) -> tuple[str, ...]:
     """Names of what holds less than it should: for want of a cgroup, or of Landlock."""
     names = [] if sandbox.group.version else ["memory_limit", "suspend"]
     if sandbox.spec.limits.cpus and not sandbox.group.holds_cpus:
@@ -81,7 +81,7 @@ def degraded(sandbox: NativeSandbox) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _disk(sandbox: NativeSandbox) -> tuple[int, int]:
+def _disk(sandbox: LiveSandbox) -> tuple[int, int]:
     _body, fds = sandbox.ask("disk")
     try:
         info = os.fstatvfs(fds[0])

@@ -10,10 +10,10 @@ from .inner import start_agent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...launcher import wire
-    from .sandbox import NativeSandbox
+    from .live import LiveSandbox
 
 
-def control_of(sandbox: NativeSandbox, uid: int) -> wire.Socket:
+def control_of(sandbox: LiveSandbox, uid: int) -> wire.Socket:
     """The control socket of an agent of another user than the sandbox's, started on first use.
 
     Raises:

@@ -15,19 +15,20 @@ from ...local.fd_store import Item
 from ...local.host import cgroups, owner
 from ..zygote import Zygote
 from . import handover_items
+from .no_handover import NoHandover
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...local.agents.execs import LocalExec
     from ...local.fd_store import FdStore
-    from ..backend import NativeBackend
-    from ..sandbox import NativeSandbox
+    from ..live import LiveSandbox
+    from ..runtime import Runtime
 
 _HOST = ""  # whose is what belongs to no sandbox
 _ZYGOTE, _LAYOUT, _IDS = "zygote", "layout", "ids "
 
 
-class Handover:
+class Handover(NoHandover):
     """The backend's items in the fd store. Thread-safe.
 
     Attributes:
@@ -37,7 +38,7 @@ class Handover:
 
     outlives = True
 
-    def __init__(self, backend: NativeBackend, fd_store: FdStore) -> None:
+    def __init__(self, backend: Runtime, fd_store: FdStore) -> None:
         self._backend, self._fd_store = backend, fd_store
         self._lock, self._open = RLock(), False
         self._runs: weakref.WeakValueDictionary[tuple[str, int], LocalExec] = (
@@ -46,7 +47,7 @@ class Handover:
         self._sockets: dict[str, list[int]] = {}  # of networks: our own copies, to give again
         self._ids: dict[str, int] = {}
         self._zygote: Zygote | None = None
-        self.layout: tuple[int, dict[str, str], str] | None = None
+        self.layout = None
 
     # -- going on -----------------------------------------------------------------------------
 
@@ -146,21 +147,21 @@ class Handover:
         self._ids[path] = lock_fd
         self._fd_store.change([Item(_HOST, _IDS + path, path, [lock_fd])])
 
-    def expect(self, sandbox: NativeSandbox) -> None:
+    def expect(self, sandbox: LiveSandbox) -> None:
         """It is being made: what can be put together of it before it is there."""
         sandbox.spec_text = sandbox.spec, handover_items.text_of(sandbox.spec)
 
-    def begin(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
+    def begin(self, sandbox: LiveSandbox, sockets: list[int]) -> None:
         """A new sandbox; nothing has been run in it."""
         if sockets:
             self._sockets[sandbox.id] = [os.dup(fd) for fd in sockets]
         self._fd_store.change(handover_items.everything(sandbox, self._sockets.get(sandbox.id, [])))
 
-    def change(self, sandbox: NativeSandbox) -> None:
+    def change(self, sandbox: LiveSandbox) -> None:
         """It has another policy, or another mount."""
         self._fd_store.change([handover_items.whole(sandbox), *handover_items.locks(sandbox)])
 
-    def change_network(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
+    def change_network(self, sandbox: LiveSandbox, sockets: list[int]) -> None:
         """Other sockets, or none."""
         had_any = sandbox.id in self._sockets  # not after its end: then nothing of it is kept
         self._close_sockets(sandbox.id)
@@ -170,11 +171,11 @@ class Handover:
         elif had_any:
             self._fd_store.change([], [(sandbox.id, handover_items.NETWORK)])
 
-    def add_agent(self, sandbox: NativeSandbox, uid: int) -> None:
+    def add_agent(self, sandbox: LiveSandbox, uid: int) -> None:
         """Store the process that starts programs of another user."""
         self._fd_store.change([handover_items.agent(sandbox, uid)])
 
-    def begin_exec(self, sandbox: NativeSandbox, run: LocalExec) -> None:
+    def begin_exec(self, sandbox: LiveSandbox, run: LocalExec) -> None:
         """Hand over an exec before PID 1 hears of it: one that the fd store does not have never began.
 
         Raises:
@@ -185,7 +186,7 @@ class Handover:
         if not self._fd_store.change([handover_items.exec_item(run), count]):
             raise ServerUnreachable("the daemon is being stopped")
 
-    def _watch(self, sandbox: NativeSandbox, run: LocalExec) -> None:
+    def _watch(self, sandbox: LiveSandbox, run: LocalExec) -> None:
         self._runs[sandbox.id, run.number] = run
         run.keep, run.let_go = self._change_exec, self._end_exec
 
@@ -197,14 +198,14 @@ class Handover:
         if self._runs.pop((run.home_id, run.number), None) is not None:
             self._fd_store.change([], [(run.home_id, f"{handover_items.EXEC}{run.number}")])
 
-    def change_paused(self, sandbox: NativeSandbox, paused: bool) -> None:
+    def change_paused(self, sandbox: LiveSandbox, paused: bool) -> None:
         """Store whether the sandbox is suspended."""
         if paused:
             self._fd_store.change([Item(sandbox.id, handover_items.PAUSED, None, [])])
         else:
             self._fd_store.change([], [(sandbox.id, handover_items.PAUSED)])
 
-    def end(self, sandbox: NativeSandbox) -> None:
+    def end(self, sandbox: LiveSandbox) -> None:
         """From here on nobody goes on with it."""
         for run in self._all_runs():
             if run.home_id == sandbox.id:

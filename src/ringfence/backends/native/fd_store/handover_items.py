@@ -30,7 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..backend import NativeBackend
+    from ..live import LiveSandbox
+    from ..runtime import Runtime
     from ..zygote import Zygote
 
 SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
@@ -41,7 +42,7 @@ _as_json = json.JSONEncoder().encode
 # -- giving ------------------------------------------------------------------------------------
 
 
-def everything(sandbox: NativeSandbox, sockets: list[int]) -> list[Item]:
+def everything(sandbox: LiveSandbox, sockets: list[int]) -> list[Item]:
     """All of a sandbox. `sockets`: of its network."""
     items = [whole(sandbox), Item(sandbox.id, COUNT, sandbox.count, []), *locks(sandbox)]
     if sandbox.image is not None:
@@ -54,7 +55,7 @@ def everything(sandbox: NativeSandbox, sockets: list[int]) -> list[Item]:
     return items + [exec_item(run) for run in list(sandbox.runs.values())]
 
 
-def whole(sandbox: NativeSandbox) -> Item:
+def whole(sandbox: LiveSandbox) -> Item:
     """Make the item that a sandbox needs to survive this process."""
     trusted, group = sandbox.network.trusted, sandbox.group
     spec, text = sandbox.spec_text or (None, "")
@@ -83,7 +84,7 @@ def whole(sandbox: NativeSandbox) -> Item:
     return Item(sandbox.id, SANDBOX, note, fds)
 
 
-def locks(sandbox: NativeSandbox) -> list[Item]:
+def locks(sandbox: LiveSandbox) -> list[Item]:
     """Make items of the locks that keep others from removing this sandbox's placeholders."""
     fds = [fd for part in sandbox.protected for fd in part.locks]
     starts = range(0, len(fds), MOST_FDS)
@@ -93,7 +94,7 @@ def locks(sandbox: NativeSandbox) -> list[Item]:
     ]
 
 
-def agent(sandbox: NativeSandbox, uid: int) -> Item:
+def agent(sandbox: LiveSandbox, uid: int) -> Item:
     """Make the item of the process that starts programs of another user inside."""
     return Item(sandbox.id, f"{AGENT}{uid}", uid, [sandbox.agents[uid].fileno()])
 
@@ -113,7 +114,7 @@ def exec_item(run: LocalExec) -> Item:
 
 
 def take_back(
-    backend: NativeBackend, zygote: Zygote, sandbox_id: str, items: dict[str, Item]
+    backend: Runtime, zygote: Zygote, sandbox_id: str, items: dict[str, Item]
 ) -> NativeSandbox:
     """A sandbox of an earlier process, with the execs that nobody has closed.
 
@@ -192,7 +193,7 @@ def _image(item: Item | None) -> Held | None:
     return Held(Image.from_json(told), root, item.fds[0])
 
 
-def _exec_from(sandbox: NativeSandbox, item: Item) -> LocalExec:
+def _exec_from(sandbox: LiveSandbox, item: Item) -> LocalExec:
     number, uid, label, places, is_terminal, command, cwd, oom_kills, started = item.note
     reply, *fds = item.fds
     stdin, stdout, stderr = (fds[place] if place >= 0 else None for place in places)

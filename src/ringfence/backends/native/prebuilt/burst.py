@@ -20,17 +20,17 @@ from ...local import sizes
 from ...local.host import cgroups, identity
 from ...local.host.facts import host
 from .. import planner
+from .prebuilt import Prebuilt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ....launcher.plan import Plan, Shape
     from ....model.spec import SandboxSpec
-    from ..backend import NativeBackend
     from ..planner import Draft
     from ..profiles import Profile
+    from ..runtime import Runtime
     from ..zygote import Zygote
-
-    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
+    from .prebuilt import Kind
 
 KEEP_S = 0.25  # creates this close together are a burst; so long is one kept that nobody comes for
 CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
@@ -43,36 +43,6 @@ _EACH_ONES_OWN = (
 )
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
-
-
-class Ahead:
-    """A prebuilt sandbox in the zygote, for the next create.
-
-    Attributes:
-        control: Our end of its control socket.
-        directories, values: Its cgroups, and their settings.
-        plan: The plan by which it is already locked down, equal to the last sandbox's; None: it waits for one.
-    """
-
-    plan: Plan | None = None
-
-    def __init__(
-        self,
-        sandbox_id: str,
-        kind: Kind,
-        first_host_id: int,
-        zygote: Zygote,
-        control: wire.Socket,
-    ) -> None:
-        self.id, self.kind, self.first_host_id = sandbox_id, kind, first_host_id
-        self.zygote, self.control = zygote, control
-        self.directories: list[str] = []
-        self.values: list[tuple[str, str]] = []
-        self.until_s = time.monotonic() + KEEP_S
-
-    def takes(self, plan: Plan) -> bool:
-        """See `takes_straight`."""
-        return takes_straight(plan, self.directories, self.values)
 
 
 def are_alike(plan: Plan, other: Plan) -> bool:
@@ -92,17 +62,6 @@ def _common(plan: Plan) -> dict[str, object]:
     return {name: value for name, value in plan.items() if name not in _EACH_ONES_OWN}
 
 
-def takes_straight(plan: Plan, directories: list[str], values: list[tuple[str, str]]) -> bool:
-    """Return whether a prebuilt sandbox can take the plan without the zygote opening mounts or
-    setting limits.
-
-    Args:
-        directories, values: Its cgroups, and their settings.
-    """
-    same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (directories, values)
-    return same and not (plan["trees"] or plan["placeholders"])
-
-
 class Burst:
     """The last create's kind, and the prebuilt sandbox. Thread-safe.
 
@@ -110,18 +69,18 @@ class Burst:
         on: None leaves it to the environment, RINGFENCE_AHEAD=off.
     """
 
-    def __init__(self, backend: NativeBackend, on: bool | None) -> None:
+    def __init__(self, backend: Runtime, on: bool | None) -> None:
         self._backend = backend
         self._on = os.environ.get(_SWITCH, "").lower() not in _OFF if on is None else on
         self._lock = allocate_lock()
-        self._ahead: Ahead | None = None
+        self._ahead: Prebuilt | None = None
         self._last: tuple[Kind, Zygote] | None = None
         self._last_plan: Plan | None = None
         self._last_s = 0.0
         self._over_s = 0.0  # when one ended last
         self._calm_s = CALM_S
 
-    def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Ahead | None:
+    def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Prebuilt | None:
         """The one ahead, if it can become what `spec` asks for; else it is ended."""
         with self._lock:
             ahead = self._let_go()
@@ -143,13 +102,13 @@ class Burst:
         """A sandbox has ended."""
         self._over_s = time.monotonic()
 
-    def _let_go(self) -> Ahead | None:
+    def _let_go(self) -> Prebuilt | None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.zygote.owner == os.getpid():  # else it is our parent's
             ahead.zygote.unwatch(ahead.control.fileno())
         return ahead
 
-    def end(self, ahead: Ahead) -> None:
+    def end(self, ahead: Prebuilt) -> None:
         """Discard the prebuilt sandbox. The zygote ends it before any later request of ours."""
         ahead.control.close()
         try:
@@ -178,7 +137,7 @@ class Burst:
             self._let_go()
         self._lost(ahead)
 
-    def _lost(self, ahead: Ahead) -> None:
+    def _lost(self, ahead: Prebuilt) -> None:
         """Its ids stay ours for good: nobody can tell us when it has ended."""
         ahead.control.close()
         if ahead.zygote.owner == os.getpid():  # else it is our parent's, and lives
@@ -220,7 +179,8 @@ class Burst:
                 return
             ours, theirs = wire.socketpair()
             name = new_id(self._backend.name)
-            ahead = Ahead(name, kind, self._take_ids(shape), zygote, ours)
+            ahead = Prebuilt(name, kind, self._take_ids(shape), zygote, ours)
+            ahead.until_s = time.monotonic() + KEEP_S
             try:
                 next_shape = self._next(shape, ahead, draft)
                 if before is not None and are_alike(plan, before):
@@ -255,7 +215,7 @@ class Burst:
     def _take_ids(self, shape: Shape) -> int:
         return self._backend.host_ids().take() if shape["trusted_root"] else 0
 
-    def _next(self, last: Shape, ahead: Ahead, draft: Draft) -> Shape:
+    def _next(self, last: Shape, ahead: Prebuilt, draft: Draft) -> Shape:
         """The same again, with nothing that is the last one's own."""
         shape = last.copy()
         shape["id"] = ahead.id
@@ -273,7 +233,7 @@ class Burst:
         return shape
 
 
-def _make_twin(ahead: Ahead, shape: Shape, plan: Plan, draft: Draft) -> None:
+def _make_twin(ahead: Prebuilt, shape: Shape, plan: Plan, draft: Draft) -> None:
     """Have it become what the last two were: its plan lies there before it is built."""
     if draft.spec.limits.cpus or draft.protected or plan["trees"] or plan["placeholders"]:
         return  # that takes the zygote, or what is somebody's own

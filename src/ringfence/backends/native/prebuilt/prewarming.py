@@ -1,11 +1,22 @@
-"""Prebuilt sandboxes that wait to be claimed, and their binding to a spec."""
+"""Prebuilt sandboxes that wait to be claimed, and their binding to a spec.
+
+Namespaces and root are there; nothing is locked down, nothing of anybody's is in it and nothing has
+run. The claim brings all the rest, as a plan that is decided like any other: limits, mounts,
+network, the system-call filter, Landlock. So what comes out is what a cold start would have made.
+"""
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+import _signal as signal
+import os
+import select
+from _thread import RLock, allocate_lock
 
-from ....errors import InvalidRequest, LifecycleError
+from ....errors import ExecError, InvalidRequest, LifecycleError
 from ....launcher import wire
+from ....model.limits import Limits
+from ....model.net.network import NetworkPolicy
+from ....model.spec import SandboxSpec
 from ...local import sizes
 from ...local.answers import Refused, answer
 from ...local.host import identity
@@ -13,32 +24,44 @@ from ...local.host.facts import host, with_files
 from ...local.mounts import images
 from .. import planner
 from ..making import READY_S, make, plan_limits
-from . import warm
+from ..profiles import profile_named
+from .burst import MOST_MOUNTS, kind_of
+from .prebuilt import Prebuilt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ....launcher.plan import Plan
-    from ....model.spec import SandboxSpec
     from ...local.host import cgroups
     from ...local.mounts.images import Held
-    from ..backend import NativeBackend
     from ..profiles import Profile
+    from ..runtime import Runtime
     from ..sandbox import NativeSandbox
     from ..zygote import Zygote
-    from .warm import NativeWarm
+    from .burst import Burst
+    from .prebuilt import Kind
 
 
 class Prewarming:
     """The prebuilt sandboxes of a backend. Thread-safe."""
 
-    def __init__(self, backend: NativeBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Runtime, burst: Burst) -> None:
+        self._backend, self._burst = backend, burst
         self._lock = allocate_lock()
         self._warm: dict[str, NativeWarm] = {}
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the unclaimed ones."""
         return tuple(self._warm)
+
+    def kind_of(self, spec: SandboxSpec) -> Kind:
+        """Select the parts of a spec that are fixed before a claim.
+
+        Raises:
+            InvalidRequest: No such profile or user.
+        """
+        return kind_of(spec, profile_named(spec.profile, self._backend.profiles))
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         """Prebuild a sandbox that can be claimed for `spec`."""
@@ -48,7 +71,7 @@ class Prewarming:
         return with_files(lambda: images.made_from(spec, self._prewarm))
 
     def _prewarm(self, spec: SandboxSpec, image: Held | None = None) -> NativeWarm:
-        shape, bare = warm.shape_of(spec, self._backend.profiles), warm.plain(spec)
+        kind, bare = self.kind_of(spec), plain(spec)
         profile, zygote = self._backend.checked_profile(bare), self._backend.zygote()
         sandbox_id = self._backend.new_id(spec)
         try:
@@ -63,19 +86,7 @@ class Prewarming:
                     self._backend.host_ids().give_back(first)
                 raise
             values = plan["cgroup_values"]
-            made = warm.NativeWarm(
-                self._backend,
-                sandbox_id,
-                shape,
-                first,
-                group,
-                pid,
-                pidfd,
-                zygote,
-                control,
-                values,
-                image,
-            )
+            made = NativeWarm(self, draft, kind, group, pid, pidfd, zygote, control, values)
             self._warm[sandbox_id] = made
             return made
         finally:
@@ -125,6 +136,7 @@ class Prewarming:
             sandbox = with_files(
                 lambda: make(
                     self._backend,
+                    self._burst,
                     wanted,
                     profile,
                     claimed.id,
@@ -152,7 +164,111 @@ class Prewarming:
 
     def discarded(self, ended: NativeWarm) -> None:
         """Called by a warm sandbox that has ended."""
-        ended.zygote.clear_up(ended.id, ended.group.directories, [])
+        ended.zygote.clear_up(ended.id, ended.directories, [])
         if ended.first_host_id:
             self._backend.host_ids().give_back(ended.first_host_id)
         self._warm.pop(ended.id, None)
+
+
+_DYING_MS = 5000
+
+
+class NativeWarm(Prebuilt):
+    """See `WarmSandbox`.
+
+    Attributes:
+        image: What its root is of, held; of whoever claims it from then on.
+    """
+
+    is_pooled = True
+
+    def __init__(
+        self,
+        owner: Prewarming,
+        draft: planner.Draft,
+        kind: Kind,
+        group: cgroups.Group,
+        pid: int,
+        pidfd: int,
+        zygote: Zygote,
+        control: wire.Socket,
+        values: list[tuple[str, str]],
+    ) -> None:
+        super().__init__(draft.id, kind, draft.first_host_id, zygote, control)
+        self.directories, self.values, self.image = group.directories, values, draft.image
+        self._owner, self.pid, self.pidfd = owner, pid, pidfd
+        # The zygote's watcher may discard it while another thread discards or inspects it.
+        self._lock = RLock()
+
+    @property
+    def alive(self) -> bool:
+        """True until it is claimed, discarded or dead."""
+        with self._lock:
+            return self.pidfd >= 0 and not self._has_ended(0)
+
+    def _has_ended(self, timeout_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_ms))
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Return whether `claim` can turn it into a sandbox for `spec`."""
+        return self.fitting(spec) is not None
+
+    def fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
+        """The spec, with what the image decides if there is one; None when `claim` cannot make it so."""
+        if len(spec.mounts) > MOST_MOUNTS or (spec.image is None) != (self.image is None):
+            return None
+        if spec.image is not None:
+            # A name may mean another image by now; what ours means is held.
+            resolved = images.resolved(spec)
+            if resolved is None:
+                return None  # a cold start says why
+            spec = resolved
+        return spec if self._owner.kind_of(spec) == self.kind else None
+
+    def claim(
+        self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
+    ) -> NativeSandbox:
+        """Make the sandbox that `NativeBackend.provision` would make, with this one's id."""
+        self.meanwhile = meanwhile
+        return self._owner.claim(self, spec)
+
+    def discard(self) -> None:
+        """End it unused."""
+        with self._lock:
+            if self.pidfd < 0:
+                return
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            if not self._has_ended(_DYING_MS):
+                raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
+            self.close()
+            self.control.close()
+            if self.image is not None:
+                self.image.close()
+            self._owner.discarded(self)
+
+    def close(self) -> None:
+        """It is somebody's now, and so is its control: forget it, without ending it."""
+        with self._lock:
+            pidfd, self.pidfd = self.pidfd, -1
+            os.close(pidfd)
+
+
+def plain(spec: SandboxSpec) -> SandboxSpec:
+    """A spec of the same shape that asks for nothing else."""
+    unrestricted = spec.network.is_unrestricted
+    return SandboxSpec(
+        limits=Limits(),
+        network=NetworkPolicy.unrestricted() if unrestricted else NetworkPolicy.none(),
+        template=spec.template,
+        tier=spec.tier,
+        profile=spec.profile,
+        user=spec.user,
+        python_env=spec.python_env,
+        image=spec.image,
+        allow_degraded=("*",),  # judged at the claim, against what is asked for then
+    )
