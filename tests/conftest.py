@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
-from tests.leaks import Census, take_census, wait_for_calm
+from tests.leaks import Census, parentage, take_census, wait_for_calm
 from tests.passes import Claims, is_left_out, is_of_another_gear
 
 # How long an example takes says how busy the machine is, and nothing of the code.
@@ -104,5 +104,5 @@ def nothing_leaks() -> Iterator[None]:
     _close_shared_backends()
     grown = wait_for_calm(before, patience_s=_PATIENCE_S)
     if grown:
-        lines = "\n".join(f"  {kind}: {thing}" for kind, thing in grown)
+        lines = "\n".join(f"  {kind}: {thing}{parentage(kind, thing)}" for kind, thing in grown)
         pytest.fail(f"the test run left behind:\n{lines}", pytrace=False)

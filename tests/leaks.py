@@ -58,6 +58,12 @@ def wait_for_calm(
         time.sleep(0.05)
 
 
+def parentage(kind: str, thing: str) -> str:
+    """Describe the parent of a process of a census; empty for all else."""
+    stat = _stat(int(thing.split()[0])) if "process" == kind else None
+    return f" (child of {stat[1]} {_command(int(stat[1]))})" if stat else ""
+
+
 def descendants() -> list[str]:
     """Processes below this one: `pid command`."""
     return [line for line, is_ours in _processes() if is_ours]
