@@ -29,7 +29,8 @@ RUN = Command(
         Option(
             "mount",
             "SRC:DST[:ro|rw]",
-            "show a host directory or file inside; read-only unless :rw",
+            "mount the host path SRC at DST in the sandbox; default access: ro; with ,nofollow refuse a"
+            " symlink in SRC",
             repeat=True,
             field="mounts",
             words="<files>",
@@ -37,64 +38,87 @@ RUN = Command(
         Option(
             "here",
             "",
-            "show this directory at /work and start there; read-only unless =rw",
+            "mount the current directory at /work and start the command there; default access: ro",
             words="rw ro",
         ),
         Option(
             "net",
             "none|unrestricted|HOST,...",
-            "allowed hosts: name, *.domain, address or network, each with :PORTS; ! denies; default: none",
+            "hosts that the sandbox may reach, comma-separated: name, *.domain, address or"
+            " network, each with optional :PORTS; !HOST denies; default: none",
             field="network",
             words="none unrestricted",
         ),
         Option(
-            "net-policy", "FILE", "allowed hosts and rules, as a policy in JSON", words="<files>"
+            "net-policy",
+            "FILE",
+            "read the network policy from a JSON file; replaces --net",
+            words="<files>",
         ),
         Option(
             "secret",
             "HOST=ENVVAR[:HEADER]",
-            "write this variable's value into requests to HOST; never inside the sandbox",
+            "insert the value of this host variable into requests to HOST, in HEADER; the sandbox sees only a"
+            " placeholder; default: Authorization: Bearer",
             repeat=True,
             field="secrets",
         ),
         Option(
             "net-log",
             "FILE",
-            "write each connection and its verdict to FILE, as JSON lines",
+            "write each connection and whether it was allowed to FILE, as JSON lines",
             words="<files>",
         ),
         Option(
             "net-learn",
             "",
-            "learning mode: allow all public hosts, record them, and print a suggested --net",
+            "learning mode: allow and record all public hosts that no rule denies; `run` then prints a --net"
+            " value that allows the hosts used",
             field="learn",
         ),
         Option(
-            "memory", "SIZE", "memory of the whole sandbox, as 256m or 1g", field="memory_bytes"
+            "memory",
+            "SIZE",
+            "memory of the whole sandbox, such as 256m or 1g; default: half of the host's, at"
+            " most 1g in a microVM",
+            field="memory_bytes",
         ),
-        Option("cpus", "N", "cores' worth of processor time, as 0.5"),
-        Option("pids", "N", "processes and threads"),
-        Option("disk", "SIZE", "disk space outside mounts", field="disk_bytes"),
-        Option("inodes", "N", "files and directories that may be made outside mounts"),
-        Option("open-files", "N", "open files of each process", field="open_files"),
+        Option("cpus", "N", "CPU time in cores, such as 0.5 or 2; default: no limit"),
+        Option("pids", "N", "processes and threads in the sandbox; default: 512"),
+        Option(
+            "disk",
+            "SIZE",
+            "disk space outside mounts, such as 64m; default: three quarters of --memory, at most"
+            " 8g and a quarter of the host's memory",
+            field="disk_bytes",
+        ),
+        Option(
+            "inodes",
+            "N",
+            "files and directories outside mounts; default: one per 4 KiB of --disk, at most"
+            " 262144",
+        ),
+        Option("open-files", "N", "open files per process; default: 4096", field="open_files"),
         Option(
             "output-bytes",
             "SIZE",
-            "with --json, how much of each of stdout and stderr is kept",
+            "output to keep of each of stdout and stderr, such as 64k; `run` keeps output only with"
+            " --json; default: 4m",
             field="output_bytes",
         ),
         Option(
             "protect",
             "PATH",
-            "keep a path below --mount or --here=rw read-only, besides the default set, even where it"
-            " does not exist; presets: @git (all of .git), @agents (AGENTS.md, CLAUDE.md, ...), @ci",
+            "make a path in a writable mount read-only, whether it exists or not, in addition to"
+            " the default"
+            " paths; presets: @git (all of .git), @agents (AGENTS.md, CLAUDE.md, ...), @ci",
             repeat=True,
             words="@git @agents @ci",
         ),
         Option(
             "unprotect",
             "NAME",
-            "leave a path writable that is protected by default; `all` for every one",
+            "make a path writable that is protected by default; all: every such path",
             repeat=True,
             words="all nested .git/hooks .git/config .git/commondir .git/config.worktree"
             " .git/info/attributes .git/rebase-merge .git/sequencer .gitmodules .hg/hgrc .husky"
@@ -107,67 +131,95 @@ RUN = Command(
         Option(
             "deny",
             "PATH",
-            "a path inside that cannot be read or written, even where it does not exist yet",
+            "make a path in the sandbox unreadable and unwritable, whether it exists or not",
             repeat=True,
         ),
         Option(
             "image",
             "NAME",
-            "start from this OCI image's files; without CMD, its default command",
+            "use the files of this OCI image; without CMD, run the image's default command;"
+            " default: the host's programs",
         ),
         Option(
-            "pull", "missing|always|never", "when to fetch --image", words="missing always never"
+            "pull",
+            "missing|always|never",
+            "when to fetch --image from its registry; default: missing",
+            words="missing always never",
         ),
-        Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
-        Option("env", "K=V", "add to the environment, which is otherwise made new", repeat=True),
-        Option("workdir", "DIR", "where the command starts, absolute inside", field="cwd"),
-        Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
+        Option(
+            "timeout",
+            "TIME",
+            "kill the command and all its processes after TIME, such as 5s, 500ms or 1m; default:"
+            " no limit",
+            field="timeout_s",
+        ),
+        Option(
+            "env",
+            "K=V",
+            "set an environment variable; the environment of the host is not passed on",
+            repeat=True,
+        ),
+        Option(
+            "workdir",
+            "DIR",
+            "working directory, absolute, in the sandbox; default: /home/sandbox, or /work with"
+            " --here",
+            field="cwd",
+        ),
+        Option(
+            "user",
+            "NAME|UID",
+            "run the command as this user of the sandbox; default: sandbox",
+            words="sandbox root nobody",
+        ),
         Option(
             "memory-dir",
             "DIR",
-            "host directory behind /mnt/memory",
+            "host directory to mount read-write at /mnt/memory; default: a new empty directory",
             field="memory_dir",
             words="<directories>",
         ),
         Option(
             "python-env",
             "",
-            "also show this Python and its packages, read-only",
+            "make the Python that runs Ringfence, and its packages, visible read-only",
             field="python_env",
         ),
         Option(
             "profile",
             "NAME",
-            "hardening profile: os_hardened (default), own_root, debug or unrestricted",
+            "hardening profile: os_hardened, own_root, debug or unrestricted; default: os_hardened",
             words="os_hardened own_root debug unrestricted",
         ),
         Option(
             "backend",
             "NAME",
-            "isolation backend; default: the best one of the tier that works here",
+            "isolation backend; default: the first backend of --tier that works",
             words="native gvisor microvm docker bubblewrap codex lxc",
         ),
         Option(
             "tier",
             "light|strong",
-            "minimum isolation level: the host's kernel (default) or one of its own; fails if unavailable",
+            "minimum isolation level: light shares the host's kernel, strong has its own; fails"
+            " if unavailable; default: the level of --backend, else light",
             words="light strong",
         ),
         Option(
             "allow-degraded",
             "NAME",
-            "accept that this protection or limit is weaker here; `*` for any",
+            "start although this protection or limit is weaker on this host; *: any of them",
             repeat=True,
             field="allow_degraded",
         ),
         Option(
             "tty",
             "",
-            "run on a terminal; the default when all three streams are one",
+            "run the command on a pseudo-terminal; default: if stdin, stdout and stderr are"
+            " terminals",
             short="t",
             field="pty",
         ),
-        Option("json", "", "print one JSON object instead of passing the streams through"),
+        Option("json", "", "print the result, with stdout and stderr, as one JSON object"),
         HELP,
     ),
     groups={
@@ -177,169 +229,222 @@ RUN = Command(
         "Isolation": "tier backend profile allow-degraded user",
     },
     details="""\
-stdin, stdout and stderr are the command's own, as streams. Nothing of yours is inside but what
---mount and --here show; without them, the script to run (./step.sh, or step.py in
-`python3 step.py`), read-only.
+The command reads and writes stdin, stdout and stderr directly. Of your files, the sandbox has only
+those of --mount and --here. Without these options it has the script to run (./step.sh, or step.py
+in `python3 step.py`), read-only.
 
-Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
-failed, and stderr says why; 126 not executable; 127 not found.""",
+Exit codes: that of the command; 128+n if signal n ended the command; 124 timeout; 125 error of
+Ringfence, explained on stderr; 126 command not executable; 127 command not found.""",
     examples=(
         (
-            "a script, with no network and nothing of yours but itself",
+            "run a script without network and without your other files",
             "ringfence run -- python3 step.py",
         ),
         (
-            "a build that may write this directory only",
+            "run a build that may write only to this directory",
             "ringfence run --here=rw -- make",
         ),
-        ("limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
+        ("set limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
         (
-            "a build that reaches two hosts",
+            "run a build that may reach two hosts",
             "ringfence run --net pypi.org,files.pythonhosted.org -- make",
         ),
-        ("a program of an image", "ringfence run --image alpine:3.20 -- cat /etc/os-release"),
-        ("a result to read by program", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
-        ("a shell to look around in", "ringfence run -- bash"),
+        (
+            "run a program of an OCI image",
+            "ringfence run --image alpine:3.20 -- cat /etc/os-release",
+        ),
+        ("print the result as JSON", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
+        ("open an interactive shell", "ringfence run -- bash"),
     ),
 )
 
 DOCTOR = Command(
     "doctor",
-    "Say what this host allows: every protection, why, and the fix.",
+    "Check which backends and protections work on this host, and print fixes for the rest.",
     arguments="[OPTIONS]",
     options=(
         JSON,
-        Option("verbose", "", "every protection of every backend, with its reason", short="v"),
-        Option("attack", "", "run the bundled escape probes inside a sandbox here"),
-        Option("backend", "NAME", "with --attack: the backend that is attacked"),
+        Option(
+            "verbose",
+            "",
+            "list every protection of every backend, with the reason for its status",
+            short="v",
+        ),
+        Option("attack", "", "run the bundled escape probes in a sandbox on this host"),
+        Option("backend", "NAME", "with --attack: backend to attack; default: native"),
         HELP,
     ),
-    details="Exits 0 when at least one backend is usable (with --attack: nothing escaped), else 1.",
+    details="Exit code: 0 if a backend is usable (with --attack: if no probe escaped), else 1.",
     examples=(
-        ("what holds here", "ringfence doctor"),
-        ("all of it", "ringfence doctor --verbose"),
-        ("for a program", "ringfence doctor --json > host.json"),
-        ("see it attacked", "ringfence doctor --attack"),
+        ("check this host", "ringfence doctor"),
+        ("list every protection", "ringfence doctor --verbose"),
+        ("print JSON", "ringfence doctor --json > host.json"),
+        ("try to escape", "ringfence doctor --attack"),
     ),
 )
 
 BENCH = Command(
     "bench",
-    "Measure create, exec and run beside the peers installed here.",
+    "Measure the speed of Ringfence, and of other sandboxes that are installed.",
     arguments="[OPTIONS] [MEASURE...]",
     options=(
         JSON,
-        Option("peers", "", "include other sandboxes found on PATH; nothing is installed"),
-        Option("quick", "", "fewer runs: seconds, not minutes"),
-        Option("full", "", "5,000 live sandboxes at once instead of 1,000"),
+        Option("peers", "", "also measure other sandboxes found on PATH; nothing is installed"),
+        Option("quick", "", "measure fewer runs: takes seconds instead of minutes"),
+        Option("full", "", "with the measure live: start 5,000 sandboxes at once instead of 1,000"),
         Option("server", "", "measure `ringfence serve` instead"),
         Option(
             "backends",
             "",
-            "measure gVisor, Docker and microVMs instead, beside their engines",
+            "measure gVisor, Docker and microVMs instead, each against the bare engine",
         ),
-        Option("floods", "", "attack `ringfence serve` instead: other clients' p99, its memory"),
+        Option(
+            "floods",
+            "",
+            "flood `ringfence serve` with requests instead; measure p99 of other clients and"
+            " server memory",
+        ),
         HELP,
     ),
     words="create exec run throughput parked files images live egress adapters server backends floods",
-    details="Without a MEASURE all but server, backends and floods.",
+    details="Default MEASURE: all except server, backends and floods.",
     examples=(
-        ("the server", "ringfence bench --server --quick"),
-        ("everything, in seconds", "ringfence bench --quick"),
-        ("ratios against this machine's other sandboxes", "ringfence bench --peers create exec"),
-        ("for a program", "ringfence bench --json > bench.json"),
+        ("measure the server", "ringfence bench --server --quick"),
+        ("measure everything in seconds", "ringfence bench --quick"),
+        ("compare with other sandboxes on this host", "ringfence bench --peers create exec"),
+        ("print JSON", "ringfence bench --json > bench.json"),
     ),
 )
 
 SERVE = Command(
     "serve",
-    "Serve sandboxes over HTTP, on a unix socket and if asked on TCP.",
+    "Serve sandboxes over HTTP, on a unix socket and optionally on TCP.",
     arguments="[OPTIONS]",
     options=(
-        Option("state-dir", "DIR", "where it keeps what survives a restart", words="<directories>"),
-        Option("backend", "NAME", "isolation backend; the first that works is used", repeat=True),
-        Option("listen", "HOST:PORT", "also on TCP, where callers need a key"),
-        Option("allow-public", "", "let --listen be an address that others can reach, without TLS"),
-        Option("tls-certificate", "FILE", "for --listen, in PEM", words="<files>"),
-        Option("tls-key", "FILE", "for --listen, in PEM", words="<files>"),
+        Option(
+            "state-dir",
+            "DIR",
+            "directory for keys, session records, snapshots and the unix socket; one server per"
+            " directory; default: /var/lib/ringfence/state as root, else ~/.local/state/ringfence",
+            words="<directories>",
+        ),
+        Option(
+            "backend",
+            "NAME",
+            "isolation backend, in order of preference; default: native",
+            repeat=True,
+        ),
+        Option(
+            "listen",
+            "HOST:PORT",
+            "also listen on this TCP address; callers need an API key; default: unix socket only",
+        ),
+        Option(
+            "allow-public",
+            "",
+            "allow --listen without TLS on an address that other machines can reach",
+        ),
+        Option(
+            "tls-certificate", "FILE", "TLS certificate chain for --listen, as PEM", words="<files>"
+        ),
+        Option("tls-key", "FILE", "private key of --tls-certificate, as PEM", words="<files>"),
         Option(
             "allow-host",
             "NAME",
-            "accept this name in Host headers, beside the address itself",
+            "accept this name in Host headers; default: only the address of --listen",
             repeat=True,
             field="allowed_hosts",
         ),
         Option(
             "allow-origin",
             "URL",
-            "accept calls of web pages of this origin, as https://app.example.com; default: none",
+            "accept requests from web pages of this origin, such as https://app.example.com;"
+            " default: none",
             repeat=True,
             field="allowed_origins",
         ),
         Option(
             "max-sandboxes",
             "N",
-            "maximum number of live sandboxes; default: 100",
+            "maximum number of live sandboxes, prebuilt sandboxes included; default: 100",
             field="manager.max_sandboxes",
         ),
         Option(
             "outlive",
             "TIME",
-            "keep sandboxes for so long after the server was killed, as 10m (default); 0: end them",
+            "keep sandboxes running for TIME after the server is killed, so that a new server can"
+            " adopt them; 0 ends them at once; default: 10m",
             field="outlive_s",
         ),
-        Option("detach", "", "return once it listens; it logs to serve.log in the state directory"),
         Option(
-            "take-over", "", "have the daemon that serves there leave, and go on with its sandboxes"
+            "detach",
+            "",
+            "start the server in the background and return when the server listens; the log goes"
+            " to serve.log in --state-dir",
         ),
         Option(
-            "stop", "", "end the daemon that serves there and all its sandboxes, and do no more"
+            "take-over", "", "replace the running server of --state-dir and adopt its sandboxes"
+        ),
+        Option(
+            "stop", "", "end the running server of --state-dir and all its sandboxes, then exit"
         ),
         Option(
             "log-level",
             "LEVEL",
-            "lowest level logged on stderr: debug, info, warning or error",
+            "lowest level logged on stderr: debug, info, warning or error; default: info",
             words="debug info warning error",
         ),
-        Option("config", "FILE", "all of it, as JSON; options win", words="<files>"),
+        Option(
+            "config",
+            "FILE",
+            "read the configuration from a JSON file; options override the file",
+            words="<files>",
+        ),
         JSON,
         HELP,
     ),
     details="""\
-The unix socket is ringfence.sock in the state directory; only this user and root may connect to it.
-One daemon serves a state directory. SIGTERM ends it and its sandboxes; requests under way have 5 s.
-When it is killed, or ended by SIGUSR1, they run on for the next one.""",
+The unix socket is ringfence.sock in the state directory; only this user and root may connect.
+SIGTERM ends the server and its sandboxes; open requests have 5 s to finish. After SIGUSR1 or
+SIGKILL the sandboxes run on for --outlive, until a new server adopts them.""",
     examples=(
-        ("for yourself", "ringfence serve --detach"),
-        ("restarted, while sandboxes keep running", "ringfence serve --take-over"),
-        ("for a team's machine, with keys", "ringfence serve --listen 127.0.0.1:7878"),
+        ("start a server for this user", "ringfence serve --detach"),
+        ("restart while sandboxes keep running", "ringfence serve --take-over"),
+        ("listen on loopback TCP, with API keys", "ringfence serve --listen 127.0.0.1:7878"),
         (
-            "for others on the network",
+            "listen on the network, with TLS",
             "ringfence serve --listen 0.0.0.0:7878 --tls-certificate cert.pem --tls-key key.pem",
         ),
     ),
 )
 
-_STATE_DIR = Option("state-dir", "DIR", "of the server; as for `serve`", words="<directories>")
+_STATE_DIR = Option(
+    "state-dir",
+    "DIR",
+    "state directory of the server; default: as for `serve`",
+    words="<directories>",
+)
 
 BACKUP = Command(
     "backup",
-    "Copy a server's keys, records and snapshots into a new directory, while it runs.",
+    "Copy the keys, records and snapshots of a running or stopped server to a new directory.",
     arguments="[OPTIONS] DIR",
     options=(_STATE_DIR, JSON, HELP),
     words="<directories>",
-    details="The copy of the database is consistent while the server runs. The output of execs is left out.",
-    examples=(("every night", "ringfence backup /backups/ringfence-$(date +%F)"),),
+    details="The backup is consistent even while the server runs. It does not contain the output of execs.",
+    examples=(("back up every night", "ringfence backup /backups/ringfence-$(date +%F)"),),
 )
 
 RESTORE = Command(
     "restore",
-    "Put a backup into an empty or new state directory.",
+    "Restore a backup into an empty or new state directory.",
     arguments="[OPTIONS] DIR",
     options=(_STATE_DIR, JSON, HELP),
     words="<directories>",
-    details="Sandboxes of the backup's records are marked as ended when a server starts on it.",
-    examples=(("beside a running server", "ringfence restore /backups/b --state-dir ./restored"),),
+    details="When a server starts on the restored directory, it marks the sandboxes of the backup as ended.",
+    examples=(
+        ("restore to another directory", "ringfence restore /backups/b --state-dir ./restored"),
+    ),
 )
 
 IMAGE = Command(
@@ -347,21 +452,33 @@ IMAGE = Command(
     "Fetch, list and remove OCI images that sandboxes can start from.",
     arguments="pull NAME | load PATH NAME | list | remove NAME | prune [OPTIONS]",
     options=(
-        Option("plain-http", "", "pull without TLS, as registries on this machine do in any case"),
-        Option("user", "NAME:PASSWORD", "for the registry; else the login of Docker or Podman"),
-        Option("password-stdin", "", "with --user NAME: the password is read from stdin"),
+        Option(
+            "plain-http",
+            "",
+            "pull: allow HTTP without TLS; registries on this machine are allowed without the"
+            " option",
+        ),
+        Option(
+            "user",
+            "NAME:PASSWORD",
+            "pull: login at the registry; default: the login of Docker or Podman",
+        ),
+        Option("password-stdin", "", "pull: read the password for --user NAME from stdin"),
         JSON,
         HELP,
     ),
     words="pull load list remove prune",
     details="""\
-`load` takes an OCI layout (directory or tar), an archive of `docker save`, or a directory with a
-root file system. `remove` forgets a name; `prune` removes files that no name means and nobody uses.""",
+`load` reads an OCI layout (directory or tar), an archive of `docker save`, or a directory with a
+root file system. `remove` removes a name; `prune` deletes files without a name and not in use.""",
     examples=(
-        ("from a registry", "ringfence image pull alpine:3.20"),
-        ("from Docker", "docker save mine:1 -o mine.tar; ringfence image load mine.tar mine:1"),
-        ("from a directory", "ringfence image load ./rootfs mine:2"),
-        ("what is here", "ringfence image list"),
+        ("pull from a registry", "ringfence image pull alpine:3.20"),
+        (
+            "load from Docker",
+            "docker save mine:1 -o mine.tar; ringfence image load mine.tar mine:1",
+        ),
+        ("load a directory", "ringfence image load ./rootfs mine:2"),
+        ("list images", "ringfence image list"),
     ),
 )
 
@@ -378,24 +495,31 @@ _NOT_OF_A_SANDBOX = {
 
 MCP = Command(
     "mcp",
-    "Serve tools that work in a sandbox to an agent, by the Model Context Protocol.",
+    "Offer a sandbox to an agent as tools, by the Model Context Protocol (MCP).",
     arguments="[OPTIONS]",
     options=(
-        Option("http", "HOST:PORT", "streamable HTTP at /mcp, on a loopback address only"),
-        Option("server", "URL", "make the sandboxes on this Ringfence server, not here"),
+        Option(
+            "http",
+            "HOST:PORT",
+            "serve streamable HTTP at /mcp on this loopback address; default: standard input and"
+            " output",
+        ),
+        Option(
+            "server", "URL", "create the sandboxes on this Ringfence server; default: on this host"
+        ),
         *(option for option in RUN.options if option.name == "pull"),
         *(option for option in RUN.options if option.name not in _NOT_OF_A_SANDBOX),
         HELP,
     ),
     details="""\
-Without --http it serves one client on standard input and output, as clients start it. The options
-of `run` say what its sandbox is like; --workdir is where commands start and relative paths begin.
-Over HTTP every session has a sandbox of its own, and requests need a bearer token: what
-RINGFENCE_MCP_TOKEN holds, else a new one, which is printed.""",
+Without --http the command serves one client on standard input and output. The other options
+describe the sandbox, as for `run`; --workdir is also the base of relative paths. Over HTTP every
+session has its own sandbox, and requests need a bearer token: the value of RINGFENCE_MCP_TOKEN,
+else a new token, printed on stderr.""",
     examples=(
-        ("a scratch machine without network", "ringfence mcp"),
+        ("offer a sandbox without network", "ringfence mcp"),
         ("work on this directory", "ringfence mcp --mount .:/work:rw --workdir /work"),
-        ("for clients that speak HTTP", "ringfence mcp --http 127.0.0.1:8765 --memory 1g"),
+        ("serve MCP over HTTP", "ringfence mcp --http 127.0.0.1:8765 --memory 1g"),
     ),
 )
 
@@ -406,15 +530,15 @@ COMPLETION = Command(
     options=(HELP,),
     words="bash zsh fish",
     examples=(
-        ("bash, in ~/.bashrc", "source <(ringfence completion bash)"),
-        ("zsh, in ~/.zshrc", "source <(ringfence completion zsh)"),
-        ("fish", "ringfence completion fish > ~/.config/fish/completions/ringfence.fish"),
+        ("bash: add to ~/.bashrc", "source <(ringfence completion bash)"),
+        ("zsh: add to ~/.zshrc", "source <(ringfence completion zsh)"),
+        ("fish: run once", "ringfence completion fish > ~/.config/fish/completions/ringfence.fish"),
     ),
 )
 
 
 def __getattr__(name: str) -> object:
-    """`COMMANDS`, those that speak to a server included: `run` has no time to read them (PEP 562)."""
+    """Make `COMMANDS` on first use (PEP 562): `run` has no time to read those of a server."""
     if name != "COMMANDS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .server.commands import REMOTE

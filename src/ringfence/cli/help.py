@@ -20,7 +20,7 @@ Commands:
 Examples:
   ringfence run -- python3 step.py
   ringfence run --mount .:/work:rw --workdir /work -- make
-  ringfence serve, and beside it: ringfence shell
+  ringfence serve --detach && ringfence shell
   ringfence doctor
 """
 

@@ -15,42 +15,84 @@ _SERVER = (
     Option(
         "server",
         "ADDRESS",
-        "unix:PATH, http://HOST:PORT or https://HOST; else $RINGFENCE_SERVER, else this user's own",
+        "address of the server: unix:PATH, http://HOST:PORT or https://HOST; default:"
+        " $RINGFENCE_SERVER, else the unix socket of this user's `ringfence serve`",
     ),
-    Option("key-file", "FILE", "the API key is in there; else $RINGFENCE_API_KEY", words="<files>"),
+    Option(
+        "key-file",
+        "FILE",
+        "read the API key from FILE; default: $RINGFENCE_API_KEY",
+        words="<files>",
+    ),
+)
+_RUN = {option.name: option for option in RUN.options}
+_OF_A_COMMAND = (
+    Option("env", "K=V", "set an environment variable of the command", repeat=True),
+    Option("workdir", "DIR", "working directory; default: that of the sandbox", field="cwd"),
+    Option(
+        "user",
+        "NAME|UID",
+        "run the command as this user; default: that of the sandbox",
+        words="sandbox root nobody",
+    ),
 )
 _JSON = Option("json", "", "print JSON instead of a table")
 _HELP = Option("help", "", "show this help", short="h")
-_LABEL = Option("label", "K=V", "only sandboxes with this label", repeat=True)
+_LABEL = Option("label", "K=V", "select sandboxes with this label", repeat=True)
 _ENDING = (*_SERVER, _JSON, _HELP)
 
 _STREAMS = """\
-stdin, stdout and stderr are the command's own. Ending the client does not end the command:
-`ringfence logs -f` shows it again.
+The command reads and writes stdin, stdout and stderr directly. It keeps running if this client
+ends; `ringfence logs -f` follows its output.
 
-Exit codes: the command's own; 128+n when signal n ended it; 124 timeout; 125 Ringfence itself
-failed, and stderr says why; 126 not executable; 127 not found."""
+Exit codes: that of the command; 128+n if signal n ended the command; 124 timeout; 125 error of
+Ringfence, explained on stderr; 126 command not executable; 127 command not found."""
 
 
 CREATE = Command(
     "create",
-    "Make a sandbox on a server, and print its id.",
+    "Create a sandbox on a server and print its id.",
     arguments="[OPTIONS]",
     options=(
-        Option("name", "TEXT", "for people, and instead of its id where it is the only one"),
-        Option("label", "K=V", "to find it by", repeat=True, field="labels"),
-        Option("ttl", "TIME", "end it after 10m, 1h, even while busy", field="ttl_s"),
-        Option("idle-timeout", "TIME", "end it when it did nothing for so long"),
-        Option("snapshot", "ID", "start with the files of this snapshot"),
-        Option("no-pool", "", "make it for this request alone"),
-        *(option for option in RUN.options if option.name in _OF_THE_SANDBOX),
+        Option(
+            "name",
+            "TEXT",
+            "name of the sandbox; commands accept it instead of the id while it is unique",
+        ),
+        Option(
+            "label",
+            "K=V",
+            "attach a label to the sandbox, for list, top and rm",
+            repeat=True,
+            field="labels",
+        ),
+        Option(
+            "ttl",
+            "TIME",
+            "end the sandbox after TIME, such as 10m or 1h, even while busy; default: no limit",
+            field="ttl_s",
+        ),
+        Option(
+            "idle-timeout",
+            "TIME",
+            "end the sandbox after TIME without activity, such as 10m; default: the server's, 5m",
+        ),
+        Option(
+            "snapshot",
+            "ID",
+            "start with the files of this snapshot; excludes options that describe a sandbox",
+        ),
+        Option(
+            "no-pool", "", "create a new sandbox instead of taking a prebuilt sandbox from the pool"
+        ),
+        *(_RUN[name] for name in _RUN if name in _OF_THE_SANDBOX),
         *_ENDING,
     ),
-    details="Paths of mounts are the server's.",
+    details="Paths in --mount and --memory-dir are paths on the server.",
     examples=(
-        ("one to work in", "id=$(ringfence create --name build)"),
-        ("limits and a label", "ringfence create --memory 1g --cpus 2 --label team=a"),
-        ("from a snapshot", "ringfence create --snapshot native-0190... --ttl 1h"),
+        ("create a sandbox with a name", "id=$(ringfence create --name build)"),
+        ("set limits and a label", "ringfence create --memory 1g --cpus 2 --label team=a"),
+        ("start from a snapshot", "ringfence create --snapshot native-0190... --ttl 1h"),
     ),
 )
 
@@ -63,17 +105,17 @@ LIST = Command(
         Option(
             "state",
             "STATE",
-            "only those; without, all that live",
+            "only sandboxes in this state; default: every state except terminated",
             repeat=True,
             words="provisioned running suspended terminated",
         ),
-        Option("quiet", "", "ids only", short="q"),
+        Option("quiet", "", "print ids only", short="q"),
         *_ENDING,
     ),
     examples=(
-        ("what there is", "ringfence list"),
-        ("of one team", "ringfence list --label team=a"),
-        ("ids for a script", "ringfence list -q"),
+        ("list live sandboxes", "ringfence list"),
+        ("list the sandboxes of a team", "ringfence list --label team=a"),
+        ("print ids for a script", "ringfence list -q"),
     ),
 )
 
@@ -82,49 +124,41 @@ EXEC = Command(
     "Run a command in a sandbox of a server.",
     arguments="[OPTIONS] SANDBOX -- CMD ARG...",
     options=(
-        Option("timeout", "TIME", "kill the whole tree after 5s, 500ms, 1m", field="timeout_s"),
-        Option("env", "K=V", "add to the environment", repeat=True),
-        Option("workdir", "DIR", "where the command starts", field="cwd"),
-        Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
+        _RUN["timeout"],
+        *_OF_A_COMMAND,
+        _RUN["tty"],
         Option(
-            "tty",
-            "",
-            "run on a terminal; the default when all three streams are one",
-            short="t",
-            field="pty",
+            "detach", "", "run the command in the background and print the exec's id", short="d"
         ),
-        Option("detach", "", "let it run, and print its id", short="d"),
         *_SERVER,
-        Option("json", "", "print one JSON object instead of passing the streams through"),
+        _RUN["json"],
         _HELP,
     ),
     details=_STREAMS,
     examples=(
-        ("a command", "ringfence exec $id -- python3 -c 'print(6 * 7)'"),
-        ("with input", "ringfence exec $id -- sh -c 'cat > data' < data.txt"),
-        ("in the background", "ringfence exec -d $id -- make"),
-        ("a result to read by program", "ringfence exec --json $id -- ls"),
+        ("run a command", "ringfence exec $id -- python3 -c 'print(6 * 7)'"),
+        ("pass input", "ringfence exec $id -- sh -c 'cat > data' < data.txt"),
+        ("run in the background", "ringfence exec -d $id -- make"),
+        ("print the result as JSON", "ringfence exec --json $id -- ls"),
     ),
 )
 
 SHELL = Command(
     "shell",
-    "Work in a sandbox of a server, on a terminal.",
+    "Open a terminal in a sandbox of a server.",
     arguments="[OPTIONS] [SANDBOX] [-- CMD ARG...]",
     options=(
-        Option("env", "K=V", "add to the environment", repeat=True),
-        Option("workdir", "DIR", "where it starts", field="cwd"),
-        Option("user", "NAME|UID", "run as this user of the sandbox", words="sandbox root nobody"),
+        *_OF_A_COMMAND,
         *_SERVER,
         _HELP,
     ),
     details="""\
-Without SANDBOX, in a new one that ends with the shell. Without CMD, bash where there is one, else
-sh. The exit code is the shell's own.""",
+Without SANDBOX the command creates a sandbox and ends it after the shell. The default CMD is bash,
+else sh. The exit code is that of the shell.""",
     examples=(
-        ("in one that is there", "ringfence shell $id"),
-        ("in one for this alone", "ringfence shell"),
-        ("something else on a terminal", "ringfence shell $id -- python3"),
+        ("open a shell in a sandbox", "ringfence shell $id"),
+        ("open a shell in a new sandbox", "ringfence shell"),
+        ("run another program on a terminal", "ringfence shell $id -- python3"),
     ),
 )
 
@@ -134,33 +168,33 @@ CP = Command(
     arguments="[OPTIONS] SRC DST",
     options=(*_SERVER, _HELP),
     details="""\
-One of SRC and DST is SANDBOX:PATH. Directories are copied with all that is in them; the copy's own
-path is DST, or a name in DST where that is a directory or ends in a slash. `-` is standard input or
-output.""",
+One of SRC and DST is SANDBOX:PATH, the other a local path. Directories are copied recursively. If
+DST is a directory or ends in a slash, the copy is created in DST under the name of SRC. `-` is
+standard input or output.""",
     examples=(
-        ("in", "ringfence cp ./src $id:work/src"),
-        ("out", "ringfence cp $id:/mnt/session/outputs ./outputs"),
-        ("to look at", "ringfence cp $id:report.txt -"),
+        ("copy in", "ringfence cp ./src $id:work/src"),
+        ("copy out", "ringfence cp $id:/mnt/session/outputs ./outputs"),
+        ("print a file", "ringfence cp $id:report.txt -"),
     ),
 )
 
 LOGS = Command(
     "logs",
-    "Show what commands in a sandbox have written.",
+    "Show the output of a command in a sandbox.",
     arguments="[OPTIONS] SANDBOX [EXEC]",
     options=(
-        Option("follow", "", "stay until it has ended", short="f"),
-        Option("list", "", "list the commands instead", short="l"),
-        Option("network", "", "list the network events instead"),
+        Option("follow", "", "follow the output until the command ends", short="f"),
+        Option("list", "", "list the commands of the sandbox instead", short="l"),
+        Option("network", "", "list the network events of the sandbox instead"),
         *_ENDING,
     ),
     details="""\
-Without EXEC, of the newest command. Output that was too much to keep is told of on stderr. With
---follow the exit code is the command's.""",
+The default EXEC is the newest command. If early output was dropped, stderr says how many bytes.
+With --follow the exit code is that of the command.""",
     examples=(
-        ("of the newest", "ringfence logs -f $id"),
-        ("what ran", "ringfence logs -l $id"),
-        ("as JSON lines", "ringfence logs --json $id $exec"),
+        ("follow the newest command", "ringfence logs -f $id"),
+        ("list commands", "ringfence logs -l $id"),
+        ("print JSON lines", "ringfence logs --json $id $exec"),
     ),
 )
 
@@ -170,14 +204,14 @@ TOP = Command(
     arguments="[OPTIONS]",
     options=(
         _LABEL,
-        Option("interval", "TIME", "between two looks; 2s"),
-        Option("once", "", "look once"),
+        Option("interval", "TIME", "time between two updates; default: 2s"),
+        Option("once", "", "print one table and exit; default: if stdout is no terminal"),
         *_ENDING,
     ),
-    details="Without a terminal, or with --json, it looks once. Ctrl-C ends it.",
+    details="With --json the command also prints once and exits. Ctrl-C ends the live view.",
     examples=(
-        ("live", "ringfence top"),
-        ("for a script", "ringfence top --json"),
+        ("watch", "ringfence top"),
+        ("print JSON", "ringfence top --json"),
     ),
 )
 
@@ -186,50 +220,68 @@ SNAPSHOT = Command(
     "Save the files of a sandbox; list and remove snapshots.",
     arguments="create SANDBOX | list | rm ID...",
     options=(
-        Option("meta", "K=V", "a note on it", repeat=True, field="metadata"),
+        Option(
+            "meta", "K=V", "create: attach metadata to the snapshot", repeat=True, field="metadata"
+        ),
         *_ENDING,
     ),
     words="create list rm",
-    details="`ringfence create --snapshot ID` starts from one.",
+    details="`ringfence create --snapshot ID` starts a sandbox from a snapshot.",
     examples=(
-        ("save", "ringfence snapshot create $id --meta step=3"),
-        ("what there is", "ringfence snapshot list"),
-        ("remove", "ringfence snapshot rm $snapshot"),
+        ("save files", "ringfence snapshot create $id --meta step=3"),
+        ("list snapshots", "ringfence snapshot list"),
+        ("remove a snapshot", "ringfence snapshot rm $snapshot"),
     ),
 )
 
 SESSION = Command(
     "session",
-    "Lease sandboxes of a server as sessions: leave one, come back to it, let it go.",
+    "Lease sandboxes of a server as sessions: acquire, detach, attach again, release.",
     arguments="acquire | attach ID | list | VERB ID... | default [ID|none]",
     options=(
         Option(
             "id",
             "ID",
-            "acquire: this client's sandbox of that id, or a new one",
+            "acquire: use this client's sandbox with this id; create it if missing",
             field="preferred_id",
         ),
-        Option("fresh", "", "acquire: only an unused sandbox", field="require_fresh"),
-        Option("meta", "K=V", "acquire: a note on the session", repeat=True, field="metadata"),
-        Option("client", "NAME", "acquire, attach: for this client; for admins", field="client_id"),
-        Option("create", "", "attach: make the sandbox where there is none of that id"),
-        Option("keep-alive", "", "release: keep a fresh one of the same kind warm instead"),
         Option(
-            "state", "STATE", "list: only those", repeat=True, words="active detached suspended"
+            "fresh", "", "acquire: take only a sandbox that was never used", field="require_fresh"
+        ),
+        Option(
+            "meta", "K=V", "acquire: attach metadata to the session", repeat=True, field="metadata"
+        ),
+        Option(
+            "client",
+            "NAME",
+            "acquire, attach: act for this client; needs an admin key; default: the owner of the"
+            " key",
+            field="client_id",
+        ),
+        Option("create", "", "attach: create the sandbox if it does not exist"),
+        Option(
+            "keep-alive", "", "release: keep a new sandbox of the same kind prebuilt in the pool"
+        ),
+        Option(
+            "state",
+            "STATE",
+            "list: only sessions in this state; default: every state except terminated",
+            repeat=True,
+            words="active detached suspended",
         ),
         *(option for option in CREATE.options if option.name not in ("name", "snapshot")),
     ),
     words="acquire attach list show detach suspend resume touch release terminate default",
     details="""\
-VERB is show, detach, suspend, resume, touch, release or terminate. ID is a session's or its
-sandbox's; acquire and attach print the session's, and every command that takes a sandbox takes it.
-Sandboxes are described as in `ringfence create`. `default` shows or chooses the sandbox that this
-client means when it names none.""",
+VERB is show, detach, suspend, resume, touch, release or terminate. ID is the id of a session or of
+its sandbox. acquire and attach print the session's id, which every command accepts as SANDBOX.
+acquire and attach --create take the sandbox options of `ringfence create`. `default` shows or sets
+the default sandbox of this client.""",
     examples=(
-        ("one to work in", "id=$(ringfence session acquire --memory 1g)"),
-        ("leave it for later", "ringfence session detach $id"),
-        ("come back", "ringfence session attach $id"),
-        ("done", "ringfence session release $id"),
+        ("acquire a session", "id=$(ringfence session acquire --memory 1g)"),
+        ("detach, and keep the sandbox running", "ringfence session detach $id"),
+        ("attach again", "ringfence session attach $id"),
+        ("end the session and its sandbox", "ringfence session release $id"),
     ),
 )
 
@@ -238,60 +290,77 @@ RM = Command(
     "End sandboxes.",
     arguments="[OPTIONS] SANDBOX...",
     options=(
-        Option("all", "", "all that are ours, or that have the labels"),
+        Option("all", "", "end all your sandboxes, or those with --label"),
         _LABEL,
         *_ENDING,
     ),
-    details="An id that has ended already is no error; an unknown id is.",
+    details="Ending a sandbox that has ended is not an error; an unknown id is an error.",
     examples=(
-        ("one", "ringfence rm $id"),
-        ("all of a team", "ringfence rm --all --label team=a"),
+        ("end a sandbox", "ringfence rm $id"),
+        ("end all sandboxes of a team", "ringfence rm --all --label team=a"),
     ),
 )
 
 KEYS = Command(
     "keys",
-    "API keys of a server; for admins.",
+    "Create, list, rotate and remove API keys of a server; needs an admin key.",
     arguments="create OWNER | list | rotate ID | rm ID...",
     options=(
         Option(
             "scope",
             "SCOPE",
-            "permissions: user (the default), admin, read_only or metrics",
+            "create: permissions of the key: user, admin, read_only or metrics; default: user",
             words="user admin read_only metrics",
         ),
-        Option("name", "TEXT", "for people"),
-        Option("expires", "TIME", "it opens for 12h, 30d; without, until it is removed"),
-        Option("max-sandboxes", "N", "it makes no more where its owner has so many"),
-        Option("max-requests", "N", "served at once"),
-        Option("overlap", "TIME", "rotate: the secret before opens for 1h more; 0s"),
-        Option("this-key", "", "rm: the key that this very command uses may be meant"),
+        Option("name", "TEXT", "create: name of the key, shown by list"),
+        Option(
+            "expires",
+            "TIME",
+            "create: the key is valid for TIME, such as 12h or 30d; default: until removed",
+        ),
+        Option(
+            "max-sandboxes",
+            "N",
+            "create: refuse new sandboxes while the owner has N; default: no limit",
+        ),
+        Option(
+            "max-requests",
+            "N",
+            "create: concurrent requests with this key; default: 512, shared by the owner's keys",
+        ),
+        Option(
+            "overlap",
+            "TIME",
+            "rotate: the old secret stays valid for TIME, such as 1h; default: 0s",
+        ),
+        Option("this-key", "", "rm: allow removing the key that this command uses"),
         *_ENDING,
     ),
     words="create list rotate rm",
     details="""\
-A key is printed once, when it is made or rotated: the server keeps only a digest. Removing a key
-ends the tokens that were made with it.""",
+A key is printed once, when it is created or rotated: the server stores only a digest. Removing a
+key revokes the tokens that were created with it.""",
     examples=(
-        ("for a team", "ringfence keys create team-a --name ci --expires 30d > key"),
-        ("another secret", "ringfence keys rotate $key_id --overlap 1h > key"),
-        ("which there are", "ringfence keys list"),
-        ("let it open nothing more", "ringfence keys rm $key_id"),
+        ("create a key for a team", "ringfence keys create team-a --name ci --expires 30d > key"),
+        ("replace the secret of a key", "ringfence keys rotate $key_id --overlap 1h > key"),
+        ("list keys", "ringfence keys list"),
+        ("remove a key", "ringfence keys rm $key_id"),
     ),
 )
 
 POOL = Command(
     "pool",
-    "Show or change a server's pool of warm sandboxes.",
+    "Show or change a server's pool of prebuilt sandboxes.",
     arguments="[OPTIONS] [set NAME=VALUE...]",
     options=_ENDING,
     words="set",
     details="""\
-Without `set`, how it goes. NAME is enabled, min_warm, max_warm, warm_ttl_s or warm_profiles; VALUE
-is JSON, or a word. A change holds over a restart; for admins.""",
+Without `set` the command prints the configuration and statistics. NAME is enabled, min_warm,
+max_warm, warm_ttl_s or warm_profiles; VALUE is JSON, or a word. A change survives a restart of the
+server and needs an admin key.""",
     examples=(
-        ("how it goes", "ringfence pool"),
-        ("more", "ringfence pool set min_warm=4 max_warm=20"),
+        ("show the pool", "ringfence pool"),
+        ("keep more sandboxes prebuilt", "ringfence pool set min_warm=4 max_warm=20"),
     ),
 )
 
