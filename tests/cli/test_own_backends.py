@@ -107,7 +107,7 @@ def test_doctor_lists_every_backend_and_what_is_wrong_with_one(installed: str, t
         assert reports[name]["available"]
     for name, why in (
         ("broken", "ModuleNotFoundError: No module named 'a_plugin_that_is_not_there'"),
-        ("lacking", "NoBackend has no report, prewarm"),
+        ("lacking", "NoBackend has no tiers, report, prewarm"),
         ("misnamed", "calls itself 'something-else'"),
         ("wrong", "launchers.wrong.argv: '{rooot}' has an unknown placeholder"),
         ("codex", "'/opt/nothing-here/codex' is not installed"),
@@ -186,8 +186,6 @@ def test_one_made_in_a_program_is_given_no_more_than_it_takes(
 ) -> None:
     monkeypatch.syspath_prepend(installed)
 
-    backend = registry.new_backend("in-memory", state_dir="/kept", fd_store=None)
+    backend = registry.new_backend("in-memory", state_dir="/kept", outlive_s=None)
 
     assert "/kept" == vars(backend)["state_dir"]
-    assert registry.keeps_state("in-memory")
-    assert not registry.keeps_state("lacking")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.fake import FakeBackend
+from ringfence.backends.optional import DurableSandbox
 from ringfence.errors import ExecError, ExecNotFound, LifecycleError, SandboxLost, StorageFull
 from ringfence.execs import run as run_module
 from ringfence.execs import told
@@ -310,7 +311,7 @@ def test_a_look_that_fails_is_not_the_last(manager: SessionManager) -> None:
 
 
 def test_who_is_given_the_rest_of_its_input_by_nobody_is_ended(
-    manager: SessionManager, live: Live
+    manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The input was in the memory of the server before; without it, it would wait for ever."""
     first = Execs(manager)
@@ -323,7 +324,7 @@ def test_who_is_given_the_rest_of_its_input_by_nobody_is_ended(
     class Adopted:
         """What another process would have of it."""
 
-        label, stdin = begun.id, theirs.stdin
+        stdin = theirs.stdin
 
         def kill(self) -> None:
             closed.append("killed")
@@ -331,7 +332,7 @@ def test_who_is_given_the_rest_of_its_input_by_nobody_is_ended(
         def close(self) -> None:
             closed.append("closed")
 
-    live.inner.adopted_execs = lambda: [Adopted()]  # type: ignore[attr-defined]
+    _keep(live, {begun.id: Adopted()}, monkeypatch)
     second = Execs(manager)
     found = second.find(live.sandbox_id, begun.id).view()
 
@@ -344,19 +345,26 @@ def test_who_is_given_the_rest_of_its_input_by_nobody_is_ended(
         each.close()
 
 
+def _keep(live: Live, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the sandbox one of a durable backend, which has these execs of an earlier process."""
+    own = type(live.inner)
+    durable = type("Kept", (own, DurableSandbox), {"adopted_execs": lambda _self: kept})
+    monkeypatch.setattr(live.inner, "__class__", durable)
+
+
 def test_one_that_never_began_may_be_asked_for_again_under_its_key(
     manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written down, and killed before it was started; the backend has every one that was."""
     first = Execs(manager)
     begun, _ = first.start_once(live, CAT, "key")
-    live.inner.adopted_execs = list  # type: ignore[attr-defined]
+    _keep(live, {}, monkeypatch)
     second = Execs(manager)
     found = second.find(live.sandbox_id, begun.id).view()
 
     assert found.problem
     assert ("failed", "exec_not_started") == (found.state, found.problem.code)
-    del live.inner.adopted_execs  # type: ignore[attr-defined]
+    monkeypatch.undo()
     again, is_new = second.start_once(live, CAT, "key")
     assert is_new
     assert again.id != begun.id

@@ -112,7 +112,8 @@ def sandbox_of(manager: SessionManager, any_id: str) -> Any:
 
 
 def execs_of(manager: SessionManager, any_id: str) -> dict[str, Any]:
-    return {run.label: run for run in sandbox_of(manager, any_id).adopted_execs()}
+    execs: dict[str, Any] = sandbox_of(manager, any_id).adopted_execs()
+    return execs
 
 
 def session_id(state: str) -> str:

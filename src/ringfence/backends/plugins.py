@@ -6,10 +6,10 @@ imported, or whose backend lacks a method, stops nothing else: a backend stands 
 
 from __future__ import annotations
 
-import inspect
 from importlib import metadata
 
 from ..errors import BackendUnavailable, RingfenceError, SnapshotNotFound
+from ..model.spec import TIERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from .protocol import Backend
 
 GROUP = "ringfence.backends"
-_METHODS = ("report", "provision", "prewarm", "restore", "snapshots", "delete_snapshot", "close")
 
 
 class UnusableBackend:
     """Stands in for a backend that could not be made: every use of it says why."""
+
+    tiers = TIERS
 
     def __init__(self, name: str, why: RingfenceError) -> None:
         self.name, self.why = name, why
@@ -67,15 +68,11 @@ def make(
     """The backend of an entry point, or one that says why there is none.
 
     Args:
-        options: Given as far as the class or function takes them.
         adapt: What makes a backend of a launcher, and leaves anything else as it is.
     """
     try:
         there = point.load()
-        if callable(there):
-            taken = inspect.signature(there).parameters
-            there = there(**{name: options[name] for name in options if name in taken})
-        backend: Backend = adapt(there)
+        backend: Backend = adapt(there(**options) if callable(there) else there)
         _check(point, backend)
     except RingfenceError as exc:
         return UnusableBackend(point.name, exc)
@@ -85,16 +82,24 @@ def make(
     return backend
 
 
-def takes_state_dir(point: metadata.EntryPoint) -> bool:
-    """Return whether its class takes the server's directory for snapshots."""
+def loaded(point: metadata.EntryPoint) -> Any:
+    """Import the object of an entry point; None where that fails, for which `make` gives the reason."""
     try:
-        return "state_dir" in inspect.signature(point.load()).parameters
-    except (Exception, SystemExit):  # noqa: BLE001  `make` says so
-        return False
+        return point.load()
+    except (Exception, SystemExit):  # noqa: BLE001  it is a stranger's code
+        return None
+
+
+def lacks(made: object, contract: type) -> list[str]:
+    """Return the members of a protocol that an object does not have."""
+    members = {**contract.__annotations__, **vars(contract)}
+    return [each for each in members if each[0] != "_" and not hasattr(made, each)]
 
 
 def _check(point: metadata.EntryPoint, backend: Backend) -> None:
-    missing = [name for name in _METHODS if not callable(getattr(backend, name, None))]
+    from .protocol import Backend
+
+    missing = lacks(backend, Backend)
     if missing:
         raise BackendUnavailable(
             f"{_named(point)} is no backend: {type(backend).__name__} has no {', '.join(missing)}",

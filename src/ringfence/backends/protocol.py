@@ -4,7 +4,7 @@ All calls are synchronous and may come from any thread; the library adds async. 
 typed: `Unsupported` where the backend lacks the capability, `LifecycleError` where the sandbox's
 state forbids it, `InvalidRequest` naming the field where the request is at fault, and `SandboxLost`
 where the sandbox ended by itself. A failed call leaves nothing half made.
-`ringfence.testing.conformance` checks all of this.
+`ringfence.testing.conformance` checks all of this. What a backend may do besides is in `optional`.
 
 Import this module for annotations only (`if TYPE_CHECKING`): it imports `typing`.
 """
@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Something that makes sandboxes.
+    """Maker of sandboxes.
 
-    One may have `tiers` and `profile_names`, the only ones it ever serves, `never`, capabilities that it
-    has on no host and why, and `refuses(spec)`, which says of a profile or user why it cannot be had, or
-    nothing. What they rule out is refused without a report, which may take as long as a boot.
+    A server gives these options to a class, or function, that has parameters of these names: `state_dir`, a
+    directory for snapshots, and those of `optional.Durable`.
     """
 
     name: str
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Return the only tiers that it serves; the first is meant where only the backend is named."""
+        ...
 
     def report(self) -> BackendReport:
         """Report the capabilities on this host, probed, never assumed; never raises."""

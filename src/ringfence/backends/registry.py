@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from _thread import RLock
+from importlib import import_module
+
+from .optional import TierDefault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,28 +18,26 @@ if TYPE_CHECKING:
     from ..launcher.spawn import Started
     from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
+    from .command.launchers import Launcher
     from .protocol import Backend, BackendSandbox
     from .settings import Settings
 
-_TIERS = {
-    "native": ("light",),
-    "gvisor": ("strong",),
-    "microvm": ("strong",),
-    "docker": ("light",),
-    "bubblewrap": ("light",),
-    "codex": ("light",),
-    "lxc": ("light",),
-    "fake": ("light", "strong"),
+_LAUNCHED, _STREAMED = "command.backend:CommandBackend", "command.stream:StreamBackend"
+_CLASSES = {
+    "native": "native.backend:NativeBackend",
+    "gvisor": "gvisor.backend:GvisorBackend",
+    "microvm": "microvm.backend:MicrovmBackend",
+    "docker": "docker.backend:DockerBackend",
+    "bubblewrap": _LAUNCHED,
+    "codex": _LAUNCHED,
+    "lxc": _LAUNCHED,
+    "fake": "fake.backend:FakeBackend",
 }
-NAMES = tuple(_TIERS)
+NAMES = tuple(_CLASSES)
+DEFAULT = "native"
 TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
-_BY_NAME_ONLY = (
-    "docker",
-    "bubblewrap",
-    "codex",
-    "lxc",
-    *TEST_DOUBLES,
-)  # weaker than others of their tier
+# Taken where only a tier is asked for, the best first; every other backend is weaker than these.
+_BY_TIER = {"light": ("native",), "strong": ("gvisor", "microvm")}
 _lock = RLock()  # a plug-in may ask for another backend while it is made
 _shared: dict[tuple[str, int, int], Backend] = {}
 _warm: Started | None = None
@@ -59,7 +60,7 @@ def backend_named(name: str) -> Backend:
     key = (name, os.getpid(), os.geteuid())
     with _lock:
         if key not in _shared:
-            _shared[key] = _make(name) if name in NAMES else _make_own(name)
+            _shared[key] = _make(name)
             if len(_shared) == 1:
                 import atexit
 
@@ -91,10 +92,33 @@ def _meant(name: str) -> str:
 
 def tier_of(name: str) -> str:
     """The tier that is meant where only a backend is named."""
-    if name in NAMES or name not in _own_names():
-        return _TIERS.get(name, ("light",))[0]
-    tiers: tuple[str, ...] = getattr(backend_named(name), "tiers", ("light",))
-    return tiers[0]
+    return _tiers_of(name)[0] if name in names() else "light"
+
+
+def _tiers_of(name: str) -> tuple[str, ...]:
+    declared: tuple[str, ...] = getattr(_class_of(name), "tiers", ())
+    return declared or backend_named(name).tiers  # what a function makes is known when it is made
+
+
+def _class_of(name: str) -> Any:
+    """The class of a backend, or the function that makes it; None where a package cannot be imported."""
+    if place := _CLASSES.get(name):
+        return _loaded(place)
+    if own := settings().found.get(name):
+        from .settings import LauncherSettings
+
+        return _loaded(_LAUNCHED if isinstance(own, LauncherSettings) else _STREAMED)
+    from . import plugins
+    from .command.launchers import Launcher
+
+    point = plugins.found().get(name)
+    found = plugins.loaded(point) if point is not None else None
+    return _loaded(_LAUNCHED) if isinstance(found, Launcher) else found
+
+
+def _loaded(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def names() -> tuple[str, ...]:
@@ -124,14 +148,12 @@ def use_settings(path: str) -> None:
     _settings = Settings(path, required=True)
 
 
-def keeps_state(name: str) -> bool:
-    """Return whether the backend's class takes a directory for snapshots."""
-    if name in NAMES:
-        return name not in TEST_DOUBLES
-    from . import plugins
+def _options_of(name: str) -> tuple[str, ...]:
+    """Names of the options that a backend's class takes."""
+    from inspect import signature
 
-    point = plugins.found().get(name)
-    return name in settings().found or (point is not None and plugins.takes_state_dir(point))
+    made_by = _class_of(name)
+    return tuple(signature(made_by).parameters) if callable(made_by) else ()
 
 
 def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
@@ -144,15 +166,13 @@ def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
     """
     if name is not None:
         return backend_named(name).provision(spec)
-    candidates = [each for each in NAMES if spec.tier in _TIERS[each] and each not in _BY_NAME_ONLY]
-    if len(candidates) == 1 and spec.tier == "light":
-        return backend_named(candidates[0]).provision(spec)
-    return _first_that_can(spec, candidates)
+    able = candidates(spec.tier)
+    return backend_named(*able).provision(spec) if len(able) == 1 else _first_that_can(spec, able)
 
 
-def candidates(tier: str) -> list[str]:
+def candidates(tier: str) -> tuple[str, ...]:
     """Backends that may be taken where only a tier is asked for, the best first."""
-    return [name for name in NAMES if tier in _TIERS[name] and name not in _BY_NAME_ONLY]
+    return _BY_TIER[tier]
 
 
 def is_taken_unasked(report: BackendReport) -> bool:
@@ -165,11 +185,11 @@ def is_taken_unasked(report: BackendReport) -> bool:
 
 def backend_of(snapshot_id: str) -> Backend:
     """Find the backend of this user's snapshot; for an unknown id the native one, which raises."""
-    taken = {each.id: each.backend for each in backend_named("native").snapshots()}
-    return backend_named(taken.get(snapshot_id, "native"))
+    taken = {each.id: each.backend for each in backend_named(DEFAULT).snapshots()}
+    return backend_named(taken.get(snapshot_id, DEFAULT))
 
 
-def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
+def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox:
     """The attempt is the probe: it costs nothing besides, and what it finds cannot be out of date."""
     from ..errors import BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported
 
@@ -177,13 +197,15 @@ def _first_that_can(spec: SandboxSpec, names: list[str]) -> BackendSandbox:
     for name in names:
         try:
             backend = backend_named(name)
-            return getattr(backend, "provision_unasked", backend.provision)(spec)
+            if isinstance(backend, TierDefault):
+                return backend.provision_unasked(spec)
+            return backend.provision(spec)
         except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
             refusals[name] = exc
     told = {name: exc.message for name, exc in refusals.items()}
     for name in NAMES:
         if name not in TEST_DOUBLES:
-            told.setdefault(name, f"it is tier {' and '.join(_TIERS[name])}")
+            told.setdefault(name, f"it is tier {' and '.join(_tiers_of(name))}")
     able = [exc for exc in refusals.values() if not isinstance(exc, BackendUnavailable)]
     if able:
         raise able[0]  # the best that works here says itself what of the request it cannot do
@@ -271,37 +293,30 @@ def _adapt(made: Any, options: dict[str, Any]) -> Any:
 
 
 def new_backend(name: str, **options: Any) -> Backend:
-    """A backend of the caller's own, who closes it; options as its class takes them.
+    """A backend of the caller's own, who closes it; with those of the options that its class takes.
 
     Raises:
         InvalidRequest: There is none of that name.
     """
-    if name == "native":
-        from .native.backend import NativeBackend
+    if options:
+        options = {each: options[each] for each in _options_of(name) if each in options}
+    if name not in NAMES:
+        return _make_own(name, **options)
+    made: Backend = _class_of(name)(*_launchers(name), **options)
+    return made
 
-        return NativeBackend(**options)
-    if name == "gvisor":
-        from .gvisor.backend import GvisorBackend
 
-        return GvisorBackend(**options)
-    if name == "microvm":
-        from .microvm.backend import MicrovmBackend
+def _launchers(name: str) -> tuple[Launcher, ...]:
+    """The launcher of a command backend that comes along."""
+    if _CLASSES[name] != _LAUNCHED:
+        return ()
+    from .command import codex, launchers, lxc
 
-        return MicrovmBackend(**options)
-    if name == "docker":
-        from .docker.backend import DockerBackend
-
-        return DockerBackend(**options)
-    if name in ("bubblewrap", "codex", "lxc"):
-        from .command import codex, launchers, lxc
-        from .command.backend import CommandBackend
-
-        if name == "bubblewrap":
-            return CommandBackend(launchers.bubblewrap(), **options)
-        if name == "lxc":
-            return CommandBackend(lxc.lxc(settings().of(name).executable), **options)
-        return CommandBackend(codex.of(settings().of(name)), **options)
-    return _make(name) if name in NAMES else _make_own(name, **options)
+    if name == "bubblewrap":
+        return (launchers.bubblewrap(),)
+    return (
+        lxc.lxc(settings().of(name).executable) if name == "lxc" else codex.of(settings().of(name)),
+    )
 
 
 def end_what_outlives(state_dir: str) -> bool:
@@ -333,17 +348,12 @@ def _close_all(owner: int) -> None:
 
 
 def _make(name: str) -> Backend:
-    if name == "fake":
-        from .fake import FakeBackend
-
-        return FakeBackend()
     if name == "gvisor":
         from .gvisor.ahead import is_on
 
         return new_backend(name, ahead=is_on())
-    if name != "native":
+    if name != "native" or _warm is None:
         return new_backend(name)
-    from .native.backend import NativeBackend
     from .native.zygote import Zygote
 
-    return NativeBackend(zygote=Zygote(_warm) if _warm else None)
+    return new_backend(name, zygote=Zygote(_warm))

@@ -6,6 +6,7 @@ import os
 import select
 import time
 
+from ..backends.optional import DrivenExec
 from . import signals
 from .relay import Flow, Flows
 from .terminal import say
@@ -189,15 +190,14 @@ class Supervisor:
 
     def feed_note(self, write: Callable[[bytes], None]) -> None:
         """Write the message that a shell prints for 126 and 127."""
-        note = getattr(self._run, "note", b"")
-        if note:
-            write(note)
+        if isinstance(self._run, DrivenExec) and self._run.note:
+            write(self._run.note)
 
     def explain(self) -> None:
         """Say on stderr what the command cannot: who ended it, and what it was about."""
-        note = getattr(self._run, "note", b"")
-        if note:
-            say(note.decode("utf-8", "surrogateescape").removeprefix("ringfence: "))
+        self.feed_note(
+            lambda note: say(note.decode("utf-8", "surrogateescape").removeprefix("ringfence: "))
+        )
         if self.timed_out:
             after = f"{self.request.timeout_s:g} s"
             say(f"timed out after {after}; every process of the command was killed")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..api.access.ceilings import Ceilings
 from ..api.bounds import Bounds
+from ..backends.registry import DEFAULT
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
 from ..model.places import state_directory
@@ -47,7 +48,7 @@ class DaemonConfig(Model):
     """
 
     state_dir: str = ""
-    backends: tuple[str, ...] = ("native",)
+    backends: tuple[str, ...] = (DEFAULT,)
     backends_file: str = ""
     listen: str = ""
     allow_public: bool = False

@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from ..backends.optional import DurableSandbox
 from ..errors import (
     ExecNotFound,
     ExecNotStarted,
@@ -341,7 +342,8 @@ class Execs:
             view = ExecView.from_json(json.loads(record.view))
             run = Run(view, self._spool(view))
             live = self._manager.index.find(view.sandbox_id)
-            kept = _adopted(live) if live else None
+            inner = live.inner if live else None
+            kept = inner.adopted_execs() if isinstance(inner, DurableSandbox) else None
             begun = kept.get(view.id) if kept else None
             why: RingfenceError = SandboxLost("its sandbox is gone")
             if kept is not None and begun is None:
@@ -391,12 +393,3 @@ def _with_input(request: ExecRequest) -> ExecRequest:
 def _record(view: ExecView) -> ExecRecord:
     text, state = _as_json(view.to_json()), str(view.state)
     return ExecRecord(view.id, view.sandbox_id, state, text, view.created_at, view.ended_at)
-
-
-def _adopted(live: Live) -> dict[str, BackendExec] | None:
-    """Execs of an earlier process that still run in a sandbox, or whose end nobody has heard, by id.
-
-    None where the backend keeps none.
-    """
-    ask = getattr(live.inner, "adopted_execs", None)
-    return {run.label: run for run in ask()} if ask else None

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import suppress
 
+from ..backends.optional import DrivenExec
 from ..model.execs.exec import ExecResult
 from ..sandbox.pump import Pump
 from ..spool.order import ERR, OUT
@@ -86,7 +87,7 @@ class SpooledPump(Pump):
         spool: Spool,
         ended: Callable[[ExecStatus, bool], bool],
     ) -> None:
-        splice_pipe: tuple[int, int] | None = getattr(run, "splice_pipe", None)
+        splice_pipe = run.splice_pipe if isinstance(run, DrivenExec) else None
         sinks = (SpoolSink(spool, OUT, splice_pipe), SpoolSink(spool, ERR))
         super().__init__(run, request, limits, sinks=sinks)
         self._spool, self._ended = spool, ended
@@ -97,7 +98,7 @@ class SpooledPump(Pump):
         assert status is not None
         written = True
         try:
-            self._spool.feed(ERR, getattr(self.run, "note", b""))
+            self._spool.feed(ERR, self.driven.note)
             self._spool.close()
             written = self._ended(status, self._cut)
         finally:

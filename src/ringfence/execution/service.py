@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from .. import __version__
+from ..backends.optional import ProfileStore
 from ..errors import (
     BackendUnavailable,
     ExecNotStarted,
@@ -444,10 +445,9 @@ class ExecutionService:
         if policy is None or config.seccomp == now:
             return
         for backend in self.manager.maker.backends.values():
-            define = getattr(backend, "define_profile", None)
-            if define is None:
+            if not isinstance(backend, ProfileStore):
                 continue
-            define(TRIAL, policy)
+            backend.define_profile(TRIAL, policy)
             try:
                 why = trial(backend, TRIAL)
                 if why and not trial(backend, OS_HARDENED):
@@ -457,14 +457,13 @@ class ExecutionService:
                         hint='allow more, or "extends": "os_hardened" beside the rules',
                     )
             finally:
-                define(TRIAL, None)
+                backend.define_profile(TRIAL, None)
 
     def _define_profile(self, config: ExecutionConfig) -> None:
         policy, taken = self._policy(config), False
         for backend in self.manager.maker.backends.values():
-            define = getattr(backend, "define_profile", None)
-            if define is not None:
-                define(PROFILE, policy)
+            if isinstance(backend, ProfileStore):
+                backend.define_profile(PROFILE, policy)
                 taken = True
         if policy is not None and not taken:
             raise Unsupported(

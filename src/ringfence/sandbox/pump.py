@@ -7,6 +7,7 @@ import select
 import time
 from _thread import allocate_lock
 
+from ..backends.optional import AttendedExec, DrivenExec
 from ..errors import SandboxLost
 from ..model.execs.exec import ExecResult
 from .stream import DEFAULT_OUTPUT_BYTES, Stream
@@ -14,7 +15,7 @@ from .stream import DEFAULT_OUTPUT_BYTES, Stream
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from ..backends.protocol import BackendExec, BackendSandbox
     from ..model.execs.exec import ExecRequest, ExecStatus
@@ -40,7 +41,6 @@ _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
 _DRAIN_BYTES = 4 << 20  # what a surviving child may still add after the process ended
 _BUSY_S = 0.001  # reads closer than this make a stream a busy one
 _FULL = 1 << 18  # a read that need not wait for more
-_GRACE_S = 10.0  # beyond the timeout until the sandbox itself counts as hung
 
 
 class StreamSink:
@@ -105,6 +105,7 @@ class Pump:
         if limit is None:
             limit = DEFAULT_OUTPUT_BYTES if limits.output_bytes is None else limits.output_bytes
         self.run = run
+        self.driven = run if isinstance(run, DrivenExec) else DrivenExec()
         # Other threads write to its input and resize its terminal: a closed descriptor's number may
         # be reused under them.
         self.open = allocate_lock()
@@ -154,24 +155,20 @@ class Pump:
         Raises:
             SandboxLost: It does not answer at all.
         """
-        if getattr(self.run, "paused", False):
+        if self.driven.paused:
             self.deadline = time.monotonic() + 1.0  # its clock stands still with it
             return
-        abandon = getattr(self.run, "abandon", None)
         if self._overdue:
-            if self._abandoned or abandon is None:
+            if self._abandoned or not self.driven.abandon():
                 raise SandboxLost(
                     "the sandbox does not answer", hint="terminate it and create a new one"
                 )
             self._abandoned = True
             self.deadline = time.monotonic() + 1.0
-            abandon()
             return
         self._overdue = True
-        self.deadline = time.monotonic() + getattr(self.run, "grace_s", _GRACE_S)
-        overdue = getattr(self.run, "overdue", None)
-        if overdue is not None:
-            overdue()
+        self.deadline = time.monotonic() + self.driven.grace_s
+        self.driven.overdue()
 
     def _read(self, fd: int) -> int:
         sink = self._sinks[fd]
@@ -250,10 +247,9 @@ class Pump:
         assert self.status is not None
         status = self.status
         self._close()
-        note = getattr(self.run, "note", b"")
         return ExecResult(
             stdout=self.stdout.getvalue(),
-            stderr=self.stderr.getvalue() + note,
+            stderr=self.stderr.getvalue() + self.driven.note,
             exit_code=status.exit_code,
             signal=status.signal,
             timed_out=status.timed_out,
@@ -278,7 +274,7 @@ class Pump:
         Raises:
             InvalidRequest: It has none.
         """
-        if getattr(self.run, "asks_to_resize", False):
+        if self.driven.asks_to_resize:
             self.run.resize(rows, columns)  # it may take its time, in which others need `open`
             return
         with self.open:
@@ -290,15 +286,15 @@ class Pump:
             self.run.close()
 
 
-def begin(inner: BackendSandbox, request: ExecRequest, **options: Any) -> BackendExec:
+def begin(inner: BackendSandbox, request: ExecRequest, label: str = "") -> BackendExec:
     """Start what a pump is to drive until its end, and whose streams nobody else waits for.
 
     Where the backend can, they stay open until then: a program that ends closes both, and who is woken
     for each of them is in the way of whoever learns how it ended.
     """
-    start: Any = getattr(inner, "start_attended", inner.start)
-    begun: BackendExec = start(request, **options)
-    return begun
+    if isinstance(inner, AttendedExec):
+        return inner.start_attended(request, label)
+    return inner.start(request)
 
 
 def run_to_end(pump: Pump) -> ExecResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from ..backends.registry import backend_named, backend_of, name_of, provision, tier_of
+from ..backends.registry import DEFAULT, backend_named, backend_of, name_of, provision, tier_of
 from ..errors import InvalidRequest, LifecycleError
 from ..model.base import checks
 from ..model.calls import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .expose import Exposure
     from .process import Process
 
-DEFAULT_BACKEND = "native"
+DEFAULT_BACKEND = DEFAULT
 
 
 class Sandbox:

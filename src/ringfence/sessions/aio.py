@@ -10,7 +10,7 @@ from ..model.base import checks
 from ..sandbox.aio import AsyncSandbox
 from ..sandbox.waiting import control, copies, copying, in_thread, owned, resolve, shield
 from .lease import Lease
-from .manager import SessionManager
+from .manager import DEFAULT_BACKENDS, SessionManager
 from .shells.bash import WORKSPACE, BashOutput, SandboxBash
 
 TYPE_CHECKING = False
@@ -83,7 +83,7 @@ class AsyncSessionManager:
         config: ManagerConfig | None = None,
         *,
         state_dir: str | None = None,
-        backends: Sequence[Backend | str] = ("native",),
+        backends: Sequence[Backend | str] = DEFAULT_BACKENDS,
         background: bool = True,
         outlive_s: float | None = None,
     ) -> AsyncSessionManager:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..backends.optional import CpuClock
 from ..errors import RingfenceError
 from ..model.client_session import DETACH, SUSPEND, SessionState
 from . import expiry
@@ -62,12 +63,10 @@ def _carry_out(manager: SessionManager, live: Live) -> bool:
 
 def cpu_ns(inner: BackendSandbox) -> int | None:
     """Processor time that a sandbox has used; None where it cannot be told now."""
-    light = getattr(inner, "cpu_ns", None)
     try:
-        found: int | None = light() if light is not None else inner.stats().cpu_ns
+        return inner.cpu_ns() if isinstance(inner, CpuClock) else inner.stats().cpu_ns
     except (RingfenceError, OSError):
         return None
-    return found
 
 
 def tidy(manager: SessionManager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ..backends.optional import Durable, Tenanted
 from ..errors import LifecycleError, RingfenceError, SandboxLost
 from ..model.base.ids import new_id
 from ..store import records
@@ -176,13 +177,13 @@ class Maker:
 
     def _tell_whose(self, name: str, sandbox_id: str, tenant: str) -> None:
         """Where sandboxes of one tenant share what others must not: pages of the page cache."""
-        tell = getattr(self.backends[name], "belongs_to", None)
-        if tell is not None:
-            tell(sandbox_id, tenant)
+        backend = self.backends[name]
+        if isinstance(backend, Tenanted):
+            backend.belongs_to(sandbox_id, tenant)
 
     def _note_anchor(self, name: str) -> None:
-        ask = getattr(self.backends[name], "anchor", None)
-        found: tuple[int, int] | None = ask() if ask is not None else None
+        backend = self.backends[name]
+        found = backend.anchor() if isinstance(backend, Durable) else None
         if found is not None and self._anchors.get(name) != found:
             whose = self._store.identity
             self._store.add_anchor(records.Anchor(name, *found, self._clock.boot, whose))

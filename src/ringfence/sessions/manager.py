@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 
+from ..backends import registry
+from ..backends.optional import Durable
 from ..errors import (
     InvalidRequest,
     LifecycleError,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     Sessions = list[ClientSession]  # `list` is a method here
     Snapshots = list[Snapshot]
 
-DEFAULT_BACKENDS = ("native",)
+DEFAULT_BACKENDS = (registry.DEFAULT,)
 _LONGEST_TTL_S = 366 * 86_400.0
 
 
@@ -145,21 +147,11 @@ class SessionManager:
         return found
 
     def _make_backend(self, name: str) -> Backend:
-        from ..backends.registry import keeps_state, new_backend
-
         options: dict[str, Any] = {}
-        if self.store.directory is not None and keeps_state(name):
-            options["state_dir"] = self.store.directory.file("snapshots")
-        if name == "native" and self.store.directory is not None:
-            if self._outlive_s is None:
-                from ..backends.registry import end_what_outlives
-
-                end_what_outlives(self.store.directory.path)
-            else:
-                from ..backends.local.fd_store import FdStore
-
-                options["fd_store"] = FdStore(self.store.directory.path, self._outlive_s)
-        self._own_backends.append(new_backend(name, **options))
+        if (directory := self.store.directory) is not None:
+            options = {"state_dir": directory.file("snapshots"), "restart_dir": directory.path}
+            options["outlive_s"] = self._outlive_s
+        self._own_backends.append(registry.new_backend(name, **options))
         return self._own_backends[-1]
 
     def _build_ahead(self, profile: str) -> PooledSandbox | None:
@@ -489,7 +481,7 @@ class SessionManager:
         Args:
             keep: Leave the clients' sandboxes, for another manager on the same state directory and
                 the same backends to take over: those of backends of the caller's own, and with
-                `outlive_s` those of the native one.
+                `outlive_s` those of `Durable` ones.
         """
         if self._closed or self._pid != os.getpid():
             return
@@ -518,8 +510,8 @@ class SessionManager:
 
     def _close_backends(self, *, keep: bool = False) -> None:
         for backend in reversed(self._own_backends):
-            if keep and getattr(backend, "outlives", False):
-                backend.leave()  # type: ignore[attr-defined]
+            if keep and isinstance(backend, Durable) and backend.outlives:
+                backend.leave()
             else:
                 backend.close()
 

@@ -8,6 +8,7 @@ import json
 import logging
 from functools import lru_cache
 
+from ..backends.optional import Durable, DurableSandbox
 from ..errors import RingfenceError
 from ..model.client_session import SessionState, SessionTimeouts
 from ..model.spec import SandboxSpec
@@ -46,9 +47,9 @@ def recover(manager: SessionManager) -> None:
 def end_unknown(manager: SessionManager) -> None:
     """End sandboxes that an earlier process left and that no record tells of."""
     for backend in manager.maker.backends.values():
-        if getattr(backend, "outlives", False):
-            for inner in backend.living():  # type: ignore[attr-defined]
-                if manager.index.find(inner.id) is None:
+        if isinstance(backend, Durable) and backend.outlives:
+            for inner in backend.living():
+                if manager.index.find(inner.session.id) is None:
                     inner.terminate()
 
 
@@ -70,16 +71,14 @@ def end_anchors(manager: SessionManager) -> None:
         backend = manager.maker.backends.get(anchor.backend)
         if backend is None or _is_its_own(backend, anchor):
             continue
-        end = getattr(backend, "end_leftovers", None)
-        if end is not None and anchor.boot == manager.clock.boot:
-            end(anchor.pid, anchor.started)
+        if isinstance(backend, Durable) and anchor.boot == manager.clock.boot:
+            backend.end_leftovers(anchor.pid, anchor.started)
         manager.store.forget_anchor(anchor)
 
 
 def _is_its_own(backend: Backend, anchor: Anchor) -> bool:
     """Return whether `anchor` is the process that this backend's surviving sandboxes depend on."""
-    ask = getattr(backend, "anchor", None)
-    return ask is not None and ask() == (anchor.pid, anchor.started)
+    return isinstance(backend, Durable) and backend.anchor() == (anchor.pid, anchor.started)
 
 
 def settle(
@@ -97,11 +96,10 @@ def settle(
 
 def _still_there(backend: Backend, record: SandboxRecord) -> BackendSandbox | None:
     """The sandbox itself, of a backend whose sandboxes outlive a manager; else None."""
-    adopt = getattr(backend, "adopt", None)
-    if adopt is None:
+    if not isinstance(backend, Durable):
         return None
     try:
-        found: BackendSandbox | None = adopt(record.id)
+        found = backend.adopt(record.id)
     except RingfenceError:
         return None
     if found is not None and str(found.session.state) == "terminated":
@@ -127,9 +125,8 @@ def _take_over(
     live.have(inner)
     live.key, live.request = session.key, session.request
     live.state, live.created_at = SessionState(session.state), session.created_at
-    align = getattr(inner, "align", None)
-    if align is not None:
-        align(live.state == SessionState.SUSPENDED)
+    if isinstance(inner, DurableSandbox):
+        inner.align(live.state == SessionState.SUSPENDED)
     same_clock = record.boot == session.boot == manager.clock.boot
     if same_clock:
         live.activity.last = session.active_ns / 1e9

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..backends.optional import Selective
 from ..errors import BackendUnavailable, InvalidRequest
 from ..model import capabilities as can
-from ..model.spec import TIERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def none_can(
 
 def check_profile(spec: SandboxSpec, backends: Mapping[str, Backend]) -> None:
     """Refuse a profile that no backend here ever has."""
-    names = [getattr(each, "profile_names", (spec.profile,)) for each in backends.values()]
-    known = sorted({name for each in names for name in each})
-    if backends and spec.profile not in known:
+    every = backends.values()
+    known = sorted({n for each in every if isinstance(each, Selective) for n in each.profile_names})
+    if known and spec.profile not in known and all(isinstance(each, Selective) for each in every):
         raise InvalidRequest(
             f"unknown profile {spec.profile!r}", field="profile", hint=f"one of {', '.join(known)}"
         )
@@ -74,7 +74,7 @@ def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
     """Choose the hint where every backend of the tier refuses: `doctor` only if the host is a
     cause.
     """
-    having = [each for each in backends.values() if spec.tier in getattr(each, "tiers", TIERS)]
+    having = [each for each in backends.values() if spec.tier in each.tiers]
     if not having:
         return _name_one(spec)
     if not all(beforehand(spec, each) for each in having):
@@ -109,18 +109,14 @@ def beforehand(spec: SandboxSpec, backend: Backend) -> list[str]:
     A probe of a microVM boots a machine, and of gVisor starts one: who asks for what neither can do
     does not wait for that.
     """
-    never: Mapping[str, str] = getattr(backend, "never", {})
-    tiers: tuple[str, ...] = getattr(backend, "tiers", (spec.tier,))
-    found = [f"no {name}: {never[name]}" for name in needed(spec) if name in never]
-    profiles: tuple[str, ...] = getattr(backend, "profile_names", (spec.profile,))
-    if spec.profile not in profiles:
-        found.insert(
-            0, f"profile {spec.profile} is not one of its profiles ({', '.join(profiles)})"
-        )
-    refuses = getattr(backend, "refuses", None)
-    if refuses is not None and (why := refuses(spec)):
-        found.append(why)
-    return found if spec.tier in tiers else [_not_its(spec.tier, tiers), *found]
+    found = [] if spec.tier in backend.tiers else [_not_its(spec.tier, backend.tiers)]
+    if isinstance(backend, Selective):
+        if spec.profile not in backend.profile_names:
+            known = ", ".join(backend.profile_names)
+            found.append(f"profile {spec.profile} is not one of its profiles ({known})")
+        found += [f"no {n}: {backend.never[n]}" for n in needed(spec) if n in backend.never]
+        found += filter(None, [backend.refuses(spec)])
+    return found
 
 
 def _not_its(tier: str, tiers: tuple[str, ...]) -> str:

@@ -106,8 +106,7 @@ class WatchedSandbox:
         It is to be driven until its end: see `pump.begin`.
         """
         with self._use.call():
-            keeps = label and hasattr(self.inner, "adopted_execs")
-            return self.adopt(begin(self.inner, request, **({"label": label} if keeps else {})))
+            return self.adopt(begin(self.inner, request, label))
 
     start_attended = start
 
@@ -134,6 +133,10 @@ class WatchedSandbox:
     def resume(self) -> None:
         self._verbs["resume"]()
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.inner)  # what the backend's sandbox declares holds for this proxy
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
@@ -147,6 +150,10 @@ class WatchedExec:
     def close(self) -> None:
         self._inner.close()
         self._use.touch()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._inner)  # as `WatchedSandbox`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -20,7 +20,7 @@ class ClaimingBackend:
     """`Backend`, with `provision` as `prewarm` and `claim`."""
 
     def __init__(self, inner: Backend) -> None:
-        self.inner, self.name = inner, inner.name
+        self.inner, self.name, self.tiers = inner, inner.name, inner.tiers
 
     def provision(self, spec: SandboxSpec) -> BackendSandbox:
         warm = self.inner.prewarm(spec)

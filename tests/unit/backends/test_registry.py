@@ -29,7 +29,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Backend]:
     """Two strong backends and a light one; each is as the test says."""
     tiers = {"native": ("light",), "first": ("strong",), "second": ("strong",), "fake": ("strong",)}
     backends = {name: Backend(None) for name in tiers}
-    monkeypatch.setattr(registry, "_TIERS", tiers)
+    monkeypatch.setattr(registry, "_BY_TIER", {"light": ("native",), "strong": ("first", "second")})
+    monkeypatch.setattr(registry, "_tiers_of", tiers.__getitem__)
     monkeypatch.setattr(registry, "NAMES", tuple(tiers))
     monkeypatch.setattr(registry, "backend_named", backends.__getitem__)
     return backends

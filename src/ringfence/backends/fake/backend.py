@@ -13,6 +13,7 @@ from ...model import spec as specs
 from ...model.base.frozen import FrozenMap
 from ...model.base.ids import new_id
 from ...model.snapshot import Snapshot
+from ..optional import Selective
 from .filesystem import make_root
 from .nodes import Quota
 from .programs import PROGRAMS
@@ -67,7 +68,7 @@ class _Saved:
     root: MemoryDirectory
 
 
-class FakeBackend:
+class FakeBackend(Selective):
     """Sandboxes in memory; see `Backend`.
 
     Args:
@@ -75,6 +76,7 @@ class FakeBackend:
     """
 
     name = "fake"
+    tiers = (specs.LIGHT,)
     profile_names: tuple[str, ...] = (specs.OS_HARDENED, specs.DEBUG, specs.UNRESTRICTED)
 
     def __init__(self, without: Collection[str] = ()) -> None:

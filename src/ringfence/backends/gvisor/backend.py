@@ -20,6 +20,7 @@ from ..local.jailed.words import last_words, room_for_words
 from ..local.mounts import template
 from ..local.refusals import error_of
 from ..local.sizes import sizes
+from ..optional import Tenanted
 from . import asked, runsc, waits, warm
 from . import plan as planning
 from .ahead import Ahead
@@ -50,7 +51,7 @@ NAME = asked.NAME
 _READY_S = 60.0
 
 
-class GvisorBackend(Jails):
+class GvisorBackend(Jails, Tenanted):
     """See `Backend`.
 
     Args:

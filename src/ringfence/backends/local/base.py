@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..optional import Selective
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from ...snapshots.catalogue import Catalogue
 
 
-class LocalBackend:
+class LocalBackend(Selective):
     """The part of `Backend` that is the same for all of them.
 
     Args:

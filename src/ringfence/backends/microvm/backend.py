@@ -22,6 +22,7 @@ from ..local.jailed.saving import check_goes_on
 from ..local.jailed.words import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.refusals import error_of
+from ..optional import TierDefault
 from . import booted, kernel, qemu, written
 from . import plan as planning
 from .accelerator import accelerator
@@ -82,7 +83,7 @@ class Started:
         os.close(self.errors)
 
 
-class MicrovmBackend(Jails):
+class MicrovmBackend(Jails, TierDefault):
     """See `Backend`.
 
     Args:

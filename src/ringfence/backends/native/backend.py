@@ -9,6 +9,7 @@ from ...model.spec import LIGHT
 from ..local import journal
 from ..local.host import cgroups
 from ..local.host.facts import Host, host, with_files
+from ..optional import Durable, ProfileStore
 from . import ids, making, planner
 from .prebuilt.burst import Burst, kind_of
 from .profiles import BUILT_IN, Profile, profile_named
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.spec import SandboxSpec
     from ...policy.seccomp import SeccompPolicy
-    from ..local.fd_store import FdStore
     from ..local.mounts.images import Held
     from .live import LiveSandbox
     from .prebuilt.prewarming import NativeWarm, Prewarming
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 
-class NativeBackend(Runtime):
+class NativeBackend(Runtime, Durable, ProfileStore):
     """See `Backend`.
 
     Args:
@@ -38,8 +38,7 @@ class NativeBackend(Runtime):
         state_dir: Where snapshots are kept; None is this user's data directory.
         zygote: One that was started early, and is this backend's from now on.
         egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
-        fd_store: Keeps what sandboxes hang on, so that they outlive this process; one that it kept of an
-            earlier process is gone on with. None: they end with this process.
+        restart_dir, outlive_s: See `Durable`; None: sandboxes end with this process.
         ahead: Whether, in a burst, the next sandbox is built ahead; None: unless RINGFENCE_AHEAD=off.
     """
 
@@ -53,14 +52,20 @@ class NativeBackend(Runtime):
         state_dir: str | None = None,
         zygote: Zygote | None = None,
         egress: Callable[[], Egress] | None = None,
-        fd_store: FdStore | None = None,
+        restart_dir: str | None = None,
+        outlive_s: float | None = None,
         ahead: bool | None = None,
     ) -> None:
         super().__init__(egress, state_dir, zygote, dict(profiles or {}))
-        if fd_store is not None:
-            from .fd_store.handover import Handover
+        if restart_dir is not None:
+            from ..local.fd_store import FdStore, end_of
 
-            self.handover = Handover(self, fd_store)
+            if outlive_s is None:
+                end_of(restart_dir)
+            else:
+                from .fd_store.handover import Handover
+
+                self.handover = Handover(self, FdStore(restart_dir, outlive_s))
         self.burst = Burst(self, ahead)
         self._prewarming: Prewarming | None = None
 

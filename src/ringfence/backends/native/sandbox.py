@@ -22,6 +22,7 @@ from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.session import environment
+from ..optional import CpuClock, DurableSandbox
 from .files import NativeFiles
 from .live import LiveSandbox
 from .network import NativeNetwork
@@ -50,7 +51,7 @@ _GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has ki
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
-class NativeSandbox(LiveSandbox):
+class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
     """See `BackendSandbox`. All methods may be called from any thread."""
 
     network: NativeNetwork
@@ -188,9 +189,9 @@ class NativeSandbox(LiveSandbox):
         elif uid != self.uid:
             lend(pipes)
 
-    def adopted_execs(self) -> list[LocalExec]:
-        """List the unclosed execs of an earlier process and of this one."""
-        return list(self.runs.values())
+    def adopted_execs(self) -> dict[str, LocalExec]:
+        """See `DurableSandbox`."""
+        return {run.label: run for run in list(self.runs.values())}
 
     # -- life -------------------------------------------------------------------------------
 

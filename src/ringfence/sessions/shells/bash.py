@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ...backends.registry import DEFAULT
 from ...errors import ImageNotFound
 from ...images.store import ImageStore
 from ...model.base import checks
@@ -58,7 +59,7 @@ class BashConfig(Model):
     timeout_s: float | None = None
     persistent: bool = False
     tier: str = LIGHT
-    backend: str = "native"
+    backend: str = DEFAULT
     user: str | None = None
     allow_degraded: tuple[str, ...] = ()
 

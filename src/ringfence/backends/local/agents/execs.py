@@ -21,6 +21,7 @@ from ....errors import (
 )
 from ....launcher import wire
 from ....model.execs.exec import KILLED_BY_TERMINATE, KILLED_BY_TIMEOUT, ExecStatus, ResourceUsage
+from ...optional import DrivenExec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ _REASONS = {
 _GRACE_S, _GRACE_OF_AGENTS_S = 10.0, 1.0
 
 
-class LocalExec:
+class LocalExec(DrivenExec):
     """A running process tree; see `BackendExec`."""
 
     _is_closed = True  # there is nothing of it yet
@@ -129,7 +130,7 @@ class LocalExec:
         self.label = ""
         self.is_terminal = False
         # A pipe that a terminal's output may pass through: what is in it is kept as the terminal is.
-        self.splice_pipe: tuple[int, int] | None = None
+        self.splice_pipe = None
         self.keep: Callable[[LocalExec], None] = _keep_nothing
         self.let_go: Callable[[LocalExec], None] = _keep_nothing
         # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
@@ -309,8 +310,6 @@ class LocalExec:
         else:
             self._problem = ExecError(f"{self._command}: {text}")
 
-    note: bytes = b""  # what a shell would have printed for 126 and 127
-
     def _kernel_oom(self) -> bool:
         """Return whether the kernel's OOM killer acted in this sandbox during the exec."""
         now = self._sandbox.oom_kills()
@@ -368,12 +367,13 @@ class LocalExec:
                 self._hurried = True
                 self._sandbox.unthrottle(True)
 
-    def abandon(self) -> None:
+    def abandon(self) -> bool:
         """End the sandbox: the agent neither killed the exec in time nor answers."""
         self._sandbox.end_unwatched()
         with self._lock:
             if self._status is None and self._problem is None:
                 self._status = self._killed(KILLED_BY_TIMEOUT)
+        return True
 
     def _calm_down(self) -> None:
         if self._hurried:

@@ -107,7 +107,7 @@ class Handover(NoHandover):
                 item.close()  # its control socket too: it ends
             self._fd_store.change([], [(sandbox_id, "")])
             return
-        for run in sandbox.adopted_execs():
+        for run in list(sandbox.runs.values()):
             self._watch(sandbox, run)
             if run.never_began():
                 run.discard()

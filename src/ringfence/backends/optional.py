@@ -1,0 +1,158 @@
+"""Optional parts of the backend contract: base classes that a backend, sandbox or exec declares.
+
+Callers ask `isinstance(backend, Durable)` and do without the part where it is not declared. Each part
+has a class of its own in `ringfence.testing.conformance.optional`. Nothing is imported at run time.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import ClassVar
+
+    from ..model.execs.exec import ExecRequest
+    from ..model.spec import SandboxSpec
+    from ..policy.seccomp import SeccompPolicy
+    from .protocol import BackendExec, BackendSandbox
+
+_GRACE_S = 10.0
+
+
+class Selective:
+    """A backend that refuses specs without a report, which may take as long as a boot.
+
+    Attributes:
+        never: Capabilities that it has on no host, and why.
+    """
+
+    never: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def profile_names(self) -> Sequence[str]:
+        """Return the only profiles that it serves."""
+        raise NotImplementedError
+
+    def refuses(self, spec: SandboxSpec) -> str:
+        """Return why the spec's profile or user cannot be had here; empty if it can."""
+        del spec
+        return ""
+
+
+class TierDefault:
+    """A backend that has conditions for being chosen by tier, and not by name."""
+
+    def provision_unasked(self, spec: SandboxSpec) -> BackendSandbox:
+        """Provision for a caller that named a tier; BackendUnavailable where the conditions fail."""
+        raise NotImplementedError
+
+
+class Durable:
+    """A backend whose sandboxes can be taken over by the next manager of the state directory.
+
+    A server gives the options `restart_dir`, its state directory, and `outlive_s`, for how long sandboxes
+    live on without a server; None: end what an earlier server left there. Its sandboxes are `DurableSandbox`.
+    """
+
+    @property
+    def outlives(self) -> bool:
+        """True if sandboxes outlive this process; False: only this object, for a second manager."""
+        raise NotImplementedError
+
+    def living(self) -> Sequence[BackendSandbox]:
+        """List every sandbox that has not ended, those of earlier processes included."""
+        raise NotImplementedError
+
+    def adopt(self, sandbox_id: str) -> BackendSandbox | None:
+        """Return a live sandbox, of this or an earlier process; None if there is none."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Close without ending any sandbox. Preconditions: `outlives`."""
+        raise NotImplementedError
+
+    def anchor(self) -> tuple[int, int] | None:
+        """Return pid and start time of the process with which new sandboxes end; None: there is none."""
+        return None
+
+    def end_leftovers(self, pid: int, started: int) -> None:
+        """End an anchor of an earlier manager, and clear up what it left."""
+
+
+class Tenanted:
+    """A backend whose sandboxes share resources, such as cached pages, within one tenant only."""
+
+    def belongs_to(self, sandbox_id: str, tenant: str) -> None:
+        """Name the tenant of the sandbox that will have this id. Called before it is provisioned."""
+        raise NotImplementedError
+
+
+class ProfileStore:
+    """A backend that takes profiles at run time."""
+
+    def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
+        """Define a profile like `os_hardened` with that system-call policy; None removes it.
+
+        Existing sandboxes keep their filter.
+        """
+        raise NotImplementedError
+
+
+class AttendedExec:
+    """A sandbox that is told when a driver waits for an exec's end, and nobody for its streams' ends."""
+
+    def start_attended(self, request: ExecRequest, label: str = "") -> BackendExec:
+        """Start; both streams may stay open until the exec ends, which saves the driver two wake-ups.
+
+        Args:
+            label: Name of the exec in `DurableSandbox.adopted_execs`.
+        """
+        raise NotImplementedError
+
+
+class DurableSandbox(AttendedExec):
+    """A sandbox of a `Durable` backend."""
+
+    def adopted_execs(self) -> Mapping[str, BackendExec]:
+        """Return the unclosed execs by their labels, those of an earlier process included."""
+        raise NotImplementedError
+
+    def align(self, suspended: bool) -> None:
+        """Suspend or resume it, as recorded by the earlier process, which may have been killed between."""
+        raise NotImplementedError
+
+
+class CpuClock:
+    """A sandbox that reads its processor time faster than `stats`."""
+
+    def cpu_ns(self) -> int | None:
+        """Return the processor time used so far; None where it cannot be read now."""
+        raise NotImplementedError
+
+
+class DrivenExec:
+    """An exec that its driver tells about the timeout; the defaults are those of any other exec.
+
+    Attributes:
+        note: What a shell would print for exit codes 126 and 127; appended to stderr.
+        grace_s: Seconds beyond the timeout until `abandon`.
+        splice_pipe: A pipe, reading end first, that survives with a terminal and takes its output.
+        asks_to_resize: True if `resize` waits for an answer.
+    """
+
+    note: bytes = b""
+    grace_s: float = _GRACE_S
+    splice_pipe: tuple[int, int] | None = None
+    asks_to_resize: bool = False
+
+    @property
+    def paused(self) -> bool:
+        """True while the exec is suspended with its sandbox, timeout included."""
+        return False
+
+    def overdue(self) -> None:
+        """Hear that the timeout has passed, so that nothing slows the kill down."""
+
+    def abandon(self) -> bool:
+        """End the sandbox, which did not end the exec in time; False if that is not possible."""
+        return False
