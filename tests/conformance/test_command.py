@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import signal
+import threading
 
 import pytest
 from tests.connecting import Connecting
@@ -13,7 +14,7 @@ from tests.features import require
 from tests.halves import ForAnybody, ForEachUser
 
 from ringfence import Mount, Sandbox
-from ringfence.backends.command import launchers
+from ringfence.backends.command import launchers, place
 from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.errors import Unsupported
@@ -161,3 +162,21 @@ def test_who_asks_for_a_quota_is_told_why_there_is_none(name: str) -> None:
 
     assert f"limits.{name}" == refused.value.field
     assert "cgroup" not in str(refused.value)
+
+
+def test_a_create_does_not_wait_for_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 directories of killed processes took 27 s of the first sandbox."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def sweep() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(place, "sweep", sweep)
+    try:
+        with Sandbox.create(backend=CommandBackend(launchers.bubblewrap())) as sandbox:
+            assert "hi\n" == sandbox.exec(["echo", "hi"]).text
+            assert begun.wait(60)
+            assert not go_on.is_set()
+    finally:
+        go_on.set()

@@ -6,10 +6,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ringfence.backends.local.host import cgroups, owner
+from ringfence.backends.native.backend import NativeBackend
 from ringfence.cli.doctor import _left_behind
 from ringfence.launcher import cgroups as launcher_cgroups
 from tests.native.outside import until
@@ -152,3 +154,61 @@ def test_a_sandbox_of_another_pid_namespace_lives_on() -> None:
         there.stdin.flush()
 
         assert "b'alive\\n'\n" == there.stdout.readline()
+
+
+class _Path(str):
+    """A path that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Path.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_thousands_that_are_left_are_not_compared_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """10,000 cgroups of a killed daemon: each with each took 17 s of a start."""
+    left = [_Path(f"/sys/fs/cgroup/none/{i}") for i in range(2000)]
+    monkeypatch.setattr(cgroups, "left_behind", lambda _layout: (left, []))
+
+    removed = cgroups.sweep(cgroups.Layout())
+
+    assert left[:16] == removed
+    assert _Path.compared < 10 * len(left)
+
+
+def test_an_owner_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, started, namespace = whose()
+    for i in range(100):
+        (tmp_path / f"ringfence.4194303.{started}.{namespace}.left{i}").mkdir()
+    asked, is_gone = [], owner.is_gone
+
+    def counted(each: tuple[int, int, int]) -> bool:
+        asked.append(each)
+        return is_gone(each)
+
+    monkeypatch.setattr(owner, "is_gone", counted)
+
+    orphaned, strangers = cgroups.left_behind(cgroups.Layout((2, {"": str(tmp_path)}, "")))
+
+    assert (100, []) == (len(orphaned), strangers)
+    assert 1 == len(asked)
+
+
+def test_anchors_that_are_gone_are_swept_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a daemon's zygotes that died is one; to look for the leftovers of each took seconds."""
+    sweeps: list[cgroups.Layout] = []
+    monkeypatch.setattr(cgroups, "sweep", sweeps.append)
+    backend = NativeBackend()
+    try:
+        for pid in range(4_000_000, 4_000_050):
+            backend.end_leftovers(pid, 1)
+    finally:
+        backend.close()
+
+    assert 1 == len(sweeps)

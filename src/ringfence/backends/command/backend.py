@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from _thread import start_new_thread
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
@@ -149,7 +150,8 @@ class CommandBackend(AgentBackend):
     def _make_one(self, spec: SandboxSpec, sandbox_id: str, *, isolated: bool) -> CommandSandbox:
         with self._lock:
             if not self._swept:
-                place.sweep()
+                # In thousands of trees, each as large as its guest made it: nobody waits for that.
+                start_new_thread(place.sweep, ())
                 self._swept = True
         uid = identity.uid_of(spec.user)
         slot = self._ids().take() if host().trusted_root else 0

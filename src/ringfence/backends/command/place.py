@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 
+from ...errors import IsolationError
 from ...linux import files
 from ..local.agents import agent_code
 from ..local.host.facts import host
@@ -134,8 +135,11 @@ def _make_locked() -> tuple[str, int]:
 
 def sweep() -> None:
     """Remove what processes left that were killed: their locks are gone with them."""
-    base = _base()
-    for name in os.listdir(base):
+    try:
+        names = os.listdir(base := _base())
+    except (IsolationError, OSError):
+        return  # whoever makes one is told why
+    for name in names:
         if not name.startswith(_PREFIX):
             continue
         try:

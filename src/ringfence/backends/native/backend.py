@@ -181,9 +181,10 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         """End an anchor of an earlier process, and clear up what it cannot any more."""
         from .fd_store import leftovers
 
-        leftovers.end(pid, started)
-        cgroups.sweep(self.layout())
-        journal.sweep()
+        layout = self.layout()  # swept on first use, for all that had ended before
+        if leftovers.end(pid, started):
+            cgroups.sweep(layout)
+            journal.sweep()
 
     def adopt(self, sandbox_id: str) -> NativeSandbox | None:
         """A live sandbox of this backend, for another user of it than the one who made it."""

@@ -343,7 +343,8 @@ def sweep(layout: Layout) -> list[str]:
         from _thread import start_new_thread
 
         start_new_thread(_end_rest, (busy,))
-    removed = [directory for directory in orphaned if directory not in busy]
+    kept = set(busy)  # there may be ten thousand
+    removed = [directory for directory in orphaned if directory not in kept]
     return removed + [directory for directory in strangers if _removed_abandoned(directory)]
 
 
@@ -366,17 +367,21 @@ def _end_rest(orphaned: list[str]) -> None:
 
 def left_behind(layout: Layout) -> tuple[list[str], list[str]]:
     """The cgroups of processes that no longer exist, and those of which nobody here can say that."""
-    orphaned, strangers = [], []
+    orphaned: list[str] = []
+    strangers: list[str] = []
+    lists: dict[tuple[int, int, int], list[str]] = {}  # one dead process may have left thousands
     for base in dict.fromkeys(layout.bases.values()):
         for name in os.listdir(base):
             words = name.removeprefix(_PREFIX).split(".")
             whose = owner.read(words[:3]) if name.startswith(_PREFIX) else None
             if whose is None:
                 continue
-            if owner.is_stranger(whose):
-                strangers.append(f"{base}/{name}")
-            elif owner.is_gone(whose):
-                orphaned.append(f"{base}/{name}")
+            if whose not in lists:
+                is_gone = owner.is_gone(whose)
+                lists[whose] = (
+                    strangers if owner.is_stranger(whose) else orphaned if is_gone else []
+                )
+            lists[whose].append(f"{base}/{name}")
     return orphaned, strangers
 
 

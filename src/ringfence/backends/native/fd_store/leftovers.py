@@ -17,8 +17,8 @@ _BY_ITSELF_MS = 1000
 _KILLED_MS = 10_000
 
 
-def end(pid: int, started: int) -> None:
-    """End that very process and wait until it is gone; no effect when it is gone already.
+def end(pid: int, started: int) -> bool:
+    """End that very process and wait until it is gone; False, and no effect, when it was gone already.
 
     Its death kills PID 1 of every sandbox, and the kernel what is in them.
 
@@ -31,11 +31,13 @@ def end(pid: int, started: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return  # no such process
+        return False  # no such process
     try:
         # Looked up after it was pinned: the number cannot change hands in between.
-        if owner.start_time(pid) != started or _has_ended(pidfd, _BY_ITSELF_MS):
-            return
+        if owner.start_time(pid) != started:
+            return False
+        if _has_ended(pidfd, _BY_ITSELF_MS):
+            return True
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if not _has_ended(pidfd, _KILLED_MS):
             raise IsolationError(
@@ -46,6 +48,7 @@ def end(pid: int, started: int) -> None:
         pass
     finally:
         os.close(pidfd)
+    return True
 
 
 def _has_ended(pidfd: int, timeout_ms: int) -> bool:
