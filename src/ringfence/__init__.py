@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from .model.sandbox import SandboxView as SandboxView
     from .model.session import ResolvedMount as ResolvedMount
     from .model.session import Session as Session
-    from .model.snapshot import Snapshot as Snapshot
+    from .model.session import Snapshot as Snapshot
     from .model.spec import SandboxSpec as SandboxSpec
     from .model.state import NEXT as NEXT
     from .model.state import State as State

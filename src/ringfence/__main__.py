@@ -1,4 +1,7 @@
-"""`python -m ringfence` is the `ringfence` command."""
+"""`python -m ringfence` is the `ringfence` command.
+
+Kept separate: Python starts the module of this name.
+"""
 
 from __future__ import annotations
 

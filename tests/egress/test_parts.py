@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.egress import jsontext
+from ringfence.egress.control import write
 from ringfence.egress.dns.own import OwnAddresses
 from ringfence.egress.io.loop import Loop, sleep
 from ringfence.egress.meter import SPENT, Meter, Rate
@@ -41,7 +41,7 @@ def fixture_loop() -> Iterator[Loop]:
 
 @given(PLAIN)
 def test_json_is_what_json_reads(value: Any) -> None:
-    text = jsontext.write(value)
+    text = write(value)
 
     assert value == json.loads(text)
     assert text.isascii()

@@ -22,8 +22,8 @@ from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
-from ringfence.spool.budget import EXHAUSTED
 from ringfence.spool.order import OUT
+from ringfence.spool.track import EXHAUSTED
 from tests.features import require
 from tests.native.callers import Caller
 from tests.native.outside import until

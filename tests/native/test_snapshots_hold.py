@@ -21,7 +21,7 @@ from ringfence.errors import (
     SnapshotCorrupt,
     SnapshotNotFound,
 )
-from ringfence.model.snapshot import Snapshot
+from ringfence.model.session import Snapshot
 from tests.native.callers import Caller
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import PATIENCE_S, until

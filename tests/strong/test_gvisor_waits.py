@@ -8,11 +8,11 @@ import os
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.gvisor import waits
+from ringfence.backends.gvisor import runsc
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.inspection import Inspection
-from ringfence.backends.local.jailed import setid
-from ringfence.backends.local.jailed.words import last_words
+from ringfence.backends.local.jailed.bare_jail import filter_of_jail
+from ringfence.backends.local.launched import last_words
 from ringfence.model.spec import STRONG, SandboxSpec
 from ringfence.policy.seccomp import MACHINES, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 from tests.unit.policy import simulator
@@ -34,14 +34,14 @@ def test_the_table_of_descriptors_has_its_size_from_the_start(backend: GvisorBac
         sandbox.terminate()
 
     assert sizes
-    assert min(sizes) >= waits.DESCRIPTORS
+    assert min(sizes) >= runsc.DESCRIPTORS
     # The control: no process has so many open that its table would have had to grow to that.
-    assert len(open_here) < waits.DESCRIPTORS // 2
+    assert len(open_here) < runsc.DESCRIPTORS // 2
 
 
 def test_only_registering_for_a_barrier_of_its_own_is_refused() -> None:
-    with_rule = simulator.decode(setid.filter_of_jail(waits.NO_REGISTERING))
-    without = simulator.decode(setid.filter_of_jail())
+    with_rule = simulator.decode(filter_of_jail(runsc.NO_REGISTERING))
+    without = simulator.decode(filter_of_jail())
 
     def asks(program: list[simulator.Instruction], command: int) -> int:
         return simulator.run(program, MEMBARRIER, (command,), HERE.audit_arch).value
@@ -57,7 +57,7 @@ def test_what_it_says_of_that_is_not_why_it_ended() -> None:
         errors, b"W1 membarrier.go:48] membarrier(REGISTER) failed: not implemented\nno room\n" * 2
     )
     try:
-        assert "no room / no room" == last_words(errors, waits.SAYS)
+        assert "no room / no room" == last_words(errors, runsc.SAYS)
         assert "membarrier" in last_words(errors), "the control"
     finally:
         os.close(errors)

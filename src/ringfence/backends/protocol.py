@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ..model.mount import Mount
     from ..model.net.netlog import NetworkEvent
     from ..model.net.network import NetworkPolicy
-    from ..model.session import ResolvedMount, Session
-    from ..model.snapshot import Snapshot
+    from ..model.session import ResolvedMount, Session, Snapshot
     from ..model.spec import SandboxSpec
     from ..model.stats import SandboxStats
 

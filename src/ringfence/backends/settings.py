@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, RingfenceError
 from ..model.base import checks, jsonform
-from ..model.base.frozen import FrozenMap
+from ..model.base.checks import FrozenMap
 from ..model.base.model import Model
 from ..model.places import backends_file
 

@@ -307,7 +307,23 @@ BENCH = Command(
         HELP,
     ),
     words="create exec run throughput parked files images live egress adapters server backends floods",
-    details="Default MEASURE: all except server, backends and floods.",
+    details="""\
+Default MEASURE: all except server, backends and floods.
+
+Measures:
+  create      create, first exec and terminate, compared with bubblewrap
+  exec        /bin/true in a live sandbox, compared with a subprocess
+  run         the whole process of `ringfence run -- true`, compared with `python3 -c pass`
+  throughput  create and terminate by eight callers
+  parked      memory of a waiting sandbox (needs root)
+  files       copy a file of 1 GiB and 10,000 small files, compared with cp and tar
+  images      unpack an image of 500 MiB, compared with tar x
+  live        live sandboxes at once: 1,000, with --full 5,000
+  egress      cost and throughput of a network policy, compared with the host's network
+  adapters    import time of each adapter beyond its framework
+  server      latency, memory, streams and restart of the server
+  backends    gVisor, Docker and microVMs, compared with runsc, docker exec and a plain boot
+  floods      p99 of other clients and the server's memory while each listener is attacked""",
     examples=(
         ("measure the server", "ringfence bench --server --quick"),
         ("measure everything in seconds", "ringfence bench --quick"),

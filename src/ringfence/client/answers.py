@@ -1,4 +1,4 @@
-"""Mapping of server responses to errors, and whether a retry may help. Pure."""
+"""Encoding of requests, mapping of responses to errors, and whether a retry may help. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import random
 import socket
 import sys
+from urllib.parse import urlencode
 
 from ..errors import RingfenceError, ServerUnreachable, error_from_json
+from ..model.base import checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,3 +69,26 @@ def pause_s(attempt: int, headers: Mapping[str, str]) -> float:
         return min(float(told), _LONGEST_PAUSE_S)
     # Spread out: those that failed together must not come back together.
     return min(_FIRST_PAUSE_S * 2.0**attempt, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+
+def with_query(path: str, params: Mapping[str, Any] | None) -> str:
+    """`path` with parameters; None ones are left out, file names that are not UTF-8 arrive unchanged.
+
+    Raises:
+        InvalidRequest: One is no text that the kernel could be given.
+    """
+    wanted = {name: _plain(name, value) for name, value in (params or {}).items()}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    query = urlencode(given, doseq=True, errors="surrogateescape")
+    return f"{path}?{query}" if query else path
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return checks.text(value, name) if isinstance(value, str) else value
+
+
+def as_json(body: Any) -> bytes:
+    """A body in ASCII: a lone surrogate, which UTF-8 cannot write, has an escape."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -7,9 +7,9 @@ JSON, because this process has spoken with strangers.
 from __future__ import annotations
 
 from _collections import deque
+from _json import encode_basestring_ascii as quote
 
 from ..launcher import wire
-from . import jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Control:
         """
         if len(self._waiting) >= _MOST_WAITING and not must:
             return False
-        self._waiting.append(jsontext.write(message).encode("ascii"))
+        self._waiting.append(write(message).encode("ascii"))
         self._send()
         return True
 
@@ -77,3 +77,21 @@ class Control:
                 self._on_end()
                 return
             self._waiting.popleft()
+
+
+def write(value: Any) -> str:
+    """`value`, made of dict, list, tuple, str, int, float, bool and None, in pure ASCII.
+
+    Precondition: keys are str, floats are finite.
+    """
+    if isinstance(value, str):
+        return quote(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{quote(key)}:{write(item)}" for key, item in value.items()]) + "}"
+    return "[" + ",".join([write(item) for item in value]) + "]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from _socket import MSG_PEEK
 
-from .expected import expected, not_enough, other_than
 from .first import HOLD, HTTP, PASS, RAW, TLS, Opening
 from .inspected import serve_kind
 from .io.streams import SocketStream
@@ -182,3 +181,29 @@ class Gate:
             server = SocketStream(self._server)
             connection.streams.append(server)
             connection.run(serve_kind(connection, kind, client, server))
+
+
+_ALWAYS_TLS, _ALWAYS_HTTP = frozenset((443, 8443)), frozenset((80,))
+
+
+def expected(connection: Connection) -> tuple[str, ...]:
+    """Return the protocols of which one must be spoken; empty: any may."""
+    if connection.sandbox.terminates(connection.host, connection.port):
+        return (TLS, HTTP)
+    if connection.port in _ALWAYS_TLS:
+        return (TLS,)
+    if connection.port in _ALWAYS_HTTP:
+        return (HTTP,)
+    return ()
+
+
+def not_enough(connection: Connection) -> str:
+    """Why a client is refused that has not said enough in time."""
+    return f"not enough within {connection.sandbox.limits.header_s:g} s to detect the protocol"
+
+
+def other_than(connection: Connection, kind: str) -> str:
+    """Why one is that speaks `kind`."""
+    wanted = " or ".join(each.upper() for each in expected(connection))
+    spoken = kind.upper() if kind in (TLS, HTTP) else "something else"
+    return f"{spoken} where only {wanted} may be spoken"

@@ -7,9 +7,8 @@ were looked at; what the server says first is passed on at once, for protocols i
 from __future__ import annotations
 
 from .dns import answers
-from .expected import expected, not_enough, other_than
 from .first import HOLD, HTTP, TLS, Opening
-from .gate import Gate
+from .gate import Gate, expected, not_enough, other_than
 from .inspected import serve_kind
 from .io.loop import Deadline
 from .reach import dial

@@ -1,4 +1,7 @@
-"""A refusal: why something was not let through, in words for the record and for the client."""
+"""A refusal: why something was not let through, in words for the record and for the client.
+
+Kept separate: the readers of HTTP, TLS and SOCKS raise it, and import nothing else of the proxy.
+"""
 
 from __future__ import annotations
 

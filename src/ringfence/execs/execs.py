@@ -28,8 +28,8 @@ from ..sandbox.pump import run_for
 from ..sandbox.reactor import Reactor
 from ..sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ..sessions.keys import digest
-from ..spool.budget import Budget
 from ..spool.spool import Spool
+from ..spool.track import Budget
 from ..store.execs import ExecRecord
 from . import told
 from .counts import Counts

@@ -16,9 +16,10 @@ import select
 import time
 
 from ..launcher import wire
+from ..launcher.machine_code import process_image_elf
 from ..launcher.pid1 import init
-from ..linux import libc, namespaces, signals
-from . import flows, looking, program, room, users
+from ..linux import libc, namespaces, privileges, signals
+from . import flows, looking, room, users
 from .execs import Execs
 from .files import FileRequests
 from .watchdog import Watchdog
@@ -170,7 +171,7 @@ class Agent(FileRequests):
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
         if self.settings["place"]:
-            program.leave(self.settings["place"])
+            leave(self.settings["place"])
         return b""
 
     def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:
@@ -259,3 +260,29 @@ class Agent(FileRequests):
         reply.close()
         for fd in fds:
             os.close(fd)
+
+
+def leave(place: str) -> None:
+    """Be a program that can be saved: gVisor saves none whose file is gone.
+
+    Args:
+        place: The directory that it came in.
+    """
+    if not os.readlink("/proc/self/exe").startswith(f"{place}/"):
+        return
+    fd = os.open(_python(place), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        privileges.prctl(privileges.PR_SET_MM, privileges.PR_SET_MM_EXE_FILE, fd)
+    finally:
+        os.close(fd)
+    libc.munmap(process_image_elf.BASE, process_image_elf.MOST_BYTES)
+
+
+def _python(place: str) -> str:
+    """Find the interpreter behind the process image: the first executable that is mapped."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            rights, path = line.split(None, 2)[1], line[line.find("/") :].rstrip("\n")
+            if "x" in rights and path.startswith("/") and not path.startswith(f"{place}/"):
+                return path
+    raise FileNotFoundError("no program is mapped")

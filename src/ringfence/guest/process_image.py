@@ -2,6 +2,8 @@
 
 In between, the launcher keeps what is in memory (see `launcher.machine_code.process_images`).
 So the first half opens nothing, and learns nothing of where it runs.
+
+Kept separate: it is a program's entry point, named in the text that starts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""First message to an agent. For type checkers only: it crosses the socket as a dict."""
+"""First message to an agent. For type checkers only: it crosses the socket as a dict.
+
+Kept separate: the backends write it and the agent reads it, and neither imports the other.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import posix as os
 import select
 
 from ..linux import files, namespaces, privileges, signals
-from . import build, cgroups, descriptors, lockdown, network, newroot, rehearsal, wire
+from . import build, cgroups, lockdown, network, newroot, rehearsal, wire
 from .machine_code import hibernation
 from .pid1 import init, netlink_sockets
 
@@ -162,7 +162,7 @@ class Boot:
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         names = [f"/proc/self/ns/{name}" for name in ("mnt", "pid")]
         told = [pidfd, *(os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names)]
-        descriptors.point_standard_at_null()
+        build.point_standard_at_null()
         privileges.set_name(b"ringfence-init")
         go = self.go.detach()
         first = self.control or self.offer
@@ -180,7 +180,7 @@ class Boot:
         ]
         wanted = [*held, *told, go, *self.trees]
         try:
-            kept = descriptors.pack(wanted)
+            kept = build.pack(wanted)
         except OSError as exc:
             if self.control is not None:
                 self.control = wire.adopt(control)  # who waits there is to hear why

@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, descriptors, idmap, lockdown, network, newroot, wire
+from . import build, cgroups, idmap, lockdown, network, newroot, wire
 from .pid1 import init
 
 TYPE_CHECKING = False
@@ -219,8 +219,8 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         privileges.set_dumpable(True)
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         privileges.set_dumpable(False)
-        descriptors.point_standard_at_null()
-        control_fd, signal_fd, io_fd = descriptors.pack([control.detach(), signal_fd, io_fd])
+        build.point_standard_at_null()
+        control_fd, signal_fd, io_fd = build.pack([control.detach(), signal_fd, io_fd])
         control = wire.adopt(control_fd)
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.bound(plan)

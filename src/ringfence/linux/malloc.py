@@ -1,4 +1,7 @@
-"""How the C library keeps memory: mallopt(3) and malloc_trim(3), of glibc alone."""
+"""How the C library keeps memory: mallopt(3) and malloc_trim(3), of glibc alone.
+
+Kept separate: it needs all of ctypes, which the launcher does without.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Signals as file descriptors: signalfd(2)."""
+"""Signals as file descriptors: signalfd(2).
+
+Kept separate: the agent, packed as few modules, has this one without timers.
+"""
 
 from __future__ import annotations
 

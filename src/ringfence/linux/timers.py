@@ -1,4 +1,7 @@
-"""Timers as file descriptors: timerfd_create(2)."""
+"""Timers as file descriptors: timerfd_create(2).
+
+Kept separate: only the pool needs it; the launcher loads no call that it does not make.
+"""
 
 from __future__ import annotations
 

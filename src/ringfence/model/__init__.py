@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .sandbox import SandboxView as SandboxView
     from .session import ResolvedMount as ResolvedMount
     from .session import Session as Session
-    from .snapshot import Snapshot as Snapshot
+    from .session import Snapshot as Snapshot
     from .spec import SandboxSpec as SandboxSpec
     from .state import NEXT as NEXT
     from .state import State as State
@@ -87,8 +87,7 @@ _ROOMS = {
     "net.network": ("NetworkPolicy",),
     "net.rules": ("Credential", "NetworkRule"),
     "sandbox": ("SandboxView",),
-    "session": ("ResolvedMount", "Session"),
-    "snapshot": ("Snapshot",),
+    "session": ("ResolvedMount", "Session", "Snapshot"),
     "spec": ("SandboxSpec",),
     "state": ("NEXT", "State", "check_transition"),
     "stats": ("SandboxStats",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import checks, jsonform
-from .base.frozen import FrozenMap
+from .base.checks import FrozenMap
 from .base.ids import check_id
 from .base.model import Model
 from .client_session import SessionTimeouts

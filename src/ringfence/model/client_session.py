@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InvalidRequest, LifecycleError
 from .base import checks, jsonform
-from .base.frozen import FrozenMap
+from .base.checks import FrozenMap
 from .base.model import Model
 
 TYPE_CHECKING = False

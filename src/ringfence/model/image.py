@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import checks
-from .base.frozen import FrozenMap
+from .base.checks import FrozenMap
 from .base.model import Model
 
 TYPE_CHECKING = False

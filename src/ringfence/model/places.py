@@ -1,4 +1,7 @@
-"""Where things are kept unless somebody says otherwise."""
+"""Default paths of state and settings.
+
+Kept separate: the daemon, its client and the command line must agree, and import only this of each other.
+"""
 
 from __future__ import annotations
 

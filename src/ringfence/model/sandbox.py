@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import jsonform
-from .base.frozen import FrozenMap
+from .base.checks import FrozenMap
 from .base.model import Model
 from .client_session import SessionState, SessionTimeouts, read_session_state
 from .limits import Limits

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from ..model.net.netlog import NetworkEvent
     from ..model.net.network import NetworkPolicy
     from ..model.parts import ExecParts, NoOthers, StartParts
-    from ..model.session import ResolvedMount, Session
-    from ..model.snapshot import Snapshot
+    from ..model.session import ResolvedMount, Session, Snapshot
     from ..model.spec import SandboxSpec
     from ..model.state import State
     from ..model.stats import SandboxStats

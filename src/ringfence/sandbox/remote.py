@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..client import AsyncClient, Client
-    from ..model.snapshot import Snapshot
+    from ..model.session import Snapshot
     from ..model.spec import SandboxSpec
     from .aio import AsyncSandbox
     from .sync import Sandbox

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..model.client_session import ClientSession, SessionRef, SessionState
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
-    from ..model.snapshot import Snapshot
+    from ..model.session import Snapshot
     from ..model.spec import SandboxSpec
     from .config import ManagerConfig, PoolConfig
     from .shells.bash import BashConfig

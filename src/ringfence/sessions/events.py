@@ -7,7 +7,7 @@ import time
 from collections import deque
 from itertools import islice
 
-from ..model.base.frozen import FrozenMap
+from ..model.base.checks import FrozenMap
 from ..model.event import Event
 
 TYPE_CHECKING = False

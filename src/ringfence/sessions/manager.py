@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..model.client_session import SessionRef
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
-    from ..model.snapshot import Snapshot
+    from ..model.session import Snapshot
     from ..sandbox.sync import Sandbox
     from ..store.directory import StateDirectory
 

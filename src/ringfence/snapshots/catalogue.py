@@ -17,7 +17,7 @@ import tempfile
 
 from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFound, StorageFull
 from ..model.base.ids import check_id
-from ..model.snapshot import Snapshot
+from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
 
 TYPE_CHECKING = False

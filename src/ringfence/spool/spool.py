@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from .budget import Budget
+    from .track import Budget
 
 NAMES = ("stdout", "stderr")
 _END = 1 << 62

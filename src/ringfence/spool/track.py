@@ -5,11 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 import time
 
-from .budget import EXHAUSTED, PLENTY, Budget
 from .reader import Reader
 from .segments import Segments
+
+
+class Budget:
+    """Bytes that may still be kept. Thread-safe; a few writers at once may overdraw it by a piece each."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._lock, self._left = threading.Lock(), limit_bytes
+
+    @property
+    def left(self) -> int:
+        """At least 0."""
+        return max(0, self._left)
+
+    def spend(self, count: int) -> None:
+        """So many more are on disk; fewer, where it is negative."""
+        with self._lock:
+            self._left -= count
+
+
+PLENTY = 1 << 62
+EXHAUSTED = "as much is kept of what runs as may be"
+
 
 _MOST = 1 << 20  # moved at once: what a pipe holds that was grown
 _READ = 1 << 16

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend, BackendSandbox, WarmSandbox
     from ..model.capabilities import BackendReport
-    from ..model.snapshot import Snapshot
+    from ..model.session import Snapshot
     from ..model.spec import SandboxSpec
 
 

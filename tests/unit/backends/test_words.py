@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ringfence.backends.local.jailed.words import last_words, room_for_words
+from ringfence.backends.local.launched import last_words, room_for_words
 
 FAR = 64 << 20
 

@@ -41,7 +41,7 @@ from ringfence.model import (
     Snapshot,
     State,
 )
-from ringfence.model.base.frozen import FrozenMap
+from ringfence.model.base.checks import FrozenMap
 from ringfence.model.capabilities import MAY_BE_WEAKER
 from ringfence.model.limits import _COUNTS, _SECONDS
 from ringfence.model.net.rules import _FRAMING

@@ -22,7 +22,7 @@ from ringfence.model import (
     SandboxSpec,
     Session,
 )
-from ringfence.model.base.frozen import FrozenMap
+from ringfence.model.base.checks import FrozenMap
 from ringfence.model.base.jsonform import loads
 
 pytestmark = pytest.mark.anyone

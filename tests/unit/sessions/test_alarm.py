@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sessions.test_pool import Bench
 
 from ringfence import SandboxSpec
-from ringfence.sessions.alarm import Alarm
+from ringfence.sessions.pools.pool import Alarm
 
 pytestmark = pytest.mark.anyone
 

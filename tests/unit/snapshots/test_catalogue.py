@@ -18,7 +18,7 @@ from ringfence.errors import (
     SnapshotNotFound,
     StorageFull,
 )
-from ringfence.model.snapshot import Snapshot
+from ringfence.model.session import Snapshot
 from ringfence.model.spec import SandboxSpec
 from ringfence.snapshots.catalogue import Catalogue
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
@@ -12,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from ...errors import IoError, RingfenceError, file_error
 from ...model.files import FileInfo
 from ...sessions.live import Live
-from .. import names, ranges, schemas
+from .. import names, schemas
 from ..models import AsModel, answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
@@ -61,7 +62,7 @@ async def read(
         if not size:  # nothing, or as much as comes
             pieces = _pieces(service, live, file, 0, None)
             return StreamingResponse(pieces, media_type="application/octet-stream")
-        start, end = ranges.part_of(range_, size) or (0, size)
+        start, end = part_of(range_, size) or (0, size)
         is_part = (start, end) != (0, size)
     except ValueError:
         file.close()
@@ -246,3 +247,27 @@ async def remove(
     live = await service.need(sandbox_id, caller)
     await _run(service, live, "remove", path, recursive=recursive)
     return Response(status_code=204)
+
+
+_ONE = re.compile(r"\Abytes=(\d{0,18})-(\d{0,18})\Z")
+
+
+def part_of(header: str, size: int) -> tuple[int, int] | None:
+    """From where to where, exclusive; None for the whole, which is also right for what is not understood.
+
+    Raises:
+        ValueError: Nothing of it is there.
+    """
+    match = _ONE.match(header.strip())
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        last = int(match[2])
+        if not last or not size:
+            raise ValueError
+        return max(0, size - last), size
+    start = int(match[1])
+    end = min(int(match[2]) + 1, size) if match[2] else size
+    if start >= size:
+        raise ValueError
+    return None if end <= start else (start, end)

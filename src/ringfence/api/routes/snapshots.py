@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ...errors import SnapshotNotFound
 from ...model.base import checks
-from ...model.snapshot import Snapshot
+from ...model.session import Snapshot
 from .. import bodies, schemas
 from ..access.caller import Caller
 from ..models import AsModel, answer

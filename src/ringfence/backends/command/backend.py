@@ -26,7 +26,7 @@ from ..local.agents.inside import first_inside
 from ..local.answers import Refused, answer
 from ..local.host import cgroups, identity
 from ..local.host.facts import host
-from ..local.jailed.words import last_words, room_for_words
+from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
 from ..local.mounts.mounting import Mounting, shows_the_host
 from ..local.mounts.trusted import trusted_for

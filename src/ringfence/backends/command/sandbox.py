@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...model.capabilities import Protection
-    from ...model.session import ResolvedMount
-    from ...model.snapshot import Snapshot
+    from ...model.session import ResolvedMount, Snapshot
     from ...model.spec import SandboxSpec
     from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted

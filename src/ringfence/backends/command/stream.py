@@ -27,7 +27,7 @@ from ..local.agents.agents import AgentBackend, make_workdir, own_mounts, settin
 from ..local.agents.guest import GuestSandbox
 from ..local.answers import answer
 from ..local.host import identity
-from ..local.jailed.words import last_words, room_for_words
+from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
 from .far import FarLauncher
 

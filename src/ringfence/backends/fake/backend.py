@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ...errors import BackendUnavailable, InvalidRequest, SnapshotNotFound, Unsupported
 from ...model import capabilities as can
 from ...model import spec as specs
-from ...model.base.frozen import FrozenMap
+from ...model.base.checks import FrozenMap
 from ...model.base.ids import new_id
-from ...model.snapshot import Snapshot
+from ...model.session import Snapshot
 from ..optional import Selective
 from .filesystem import make_root
 from .nodes import Quota

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ExecError, InvalidRequest, LifecycleError, Unsupported, file_error
 from ...model import capabilities as can
-from ...model.base.frozen import FrozenMap
+from ...model.base.checks import FrozenMap
 from ...model.execs import exec as execs
 from ...model.granted import SandboxCapabilities
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, OUTPUTS_DIR, READ_WRITE, outermost_first
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.net.netlog import NetworkEvent
     from ...model.net.network import NetworkPolicy
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ...model.spec import SandboxSpec
     from .backend import FakeBackend
     from .nodes import MemoryDirectory, Node

@@ -16,18 +16,17 @@ from ..local.host.accounts import own_root_refused
 from ..local.host.facts import host, out_of_files
 from ..local.jailed.jails import Jails, kill, take_process_image
 from ..local.jailed.saving import check_goes_on
-from ..local.jailed.words import last_words, room_for_words
+from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
 from ..local.refusals import error_of
 from ..local.sizes import sizes
 from ..optional import Tenanted
-from . import asked, runsc, waits, warm
+from . import asked, runsc, warm
 from . import plan as planning
 from .ahead import Ahead
 from .draft import Draft
-from .limits import KERNEL_BYTES, host_pids
-from .network import GvisorNetwork
-from .sandbox import GvisorSandbox
+from .runsc import KERNEL_BYTES, host_pids
+from .sandbox import GvisorNetwork, GvisorSandbox
 from .views import Views, is_on
 
 TYPE_CHECKING = False
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from ...launcher.jail.jail import JailPlan
     from ...launcher.machine_code.process_image import ProcessImage
     from ...model.capabilities import BackendReport
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ...model.spec import SandboxSpec
     from ..local.launched import Launched
     from ..local.mounts.images import Held
@@ -393,7 +392,7 @@ def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
     try:
         return answer(control, _READY_S)
     except SandboxLost as exc:
-        said = last_words(errors, waits.SAYS)
+        said = last_words(errors, runsc.SAYS)
         raise IsolationError(
             f"gVisor did not start: {said or 'it exited without printing an error'}",
             hint="run `ringfence doctor` to see what this host allows",

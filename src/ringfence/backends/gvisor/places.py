@@ -1,4 +1,7 @@
-"""Where things are: in the jail around gVisor, and in the guest before it runs."""
+"""Paths in the jail around gVisor, and in the guest before it runs.
+
+Kept separate: seven modules share these constants, and they import nothing of each other for them.
+"""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ from ...launcher.machine_code import process_image_elf
 from ...model.spec import OWN_ROOT, SandboxSpec
 from ..local.agents import agent_code
 from ..local.host import identity
-from ..local.jailed import setid
-from ..local.jailed.bare_jail import bare_jail
+from ..local.jailed.bare_jail import bare_jail, filter_of_jail
 from ..local.mounts import template
-from . import bundle, places, root, statx, waits
-from .limits import host_pids
+from . import bundle, places, root, statx
+from .runsc import DESCRIPTORS, NO_REGISTERING, host_pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def make_plan(
     if memory:
         _show_memory(draft, memory)
     ids = identity.slot_map(draft.first_host_id, draft.uid)
-    bare = bare_jail(draft.id, host, ids, setid.filter_of_jail(waits.NO_REGISTERING))
+    bare = bare_jail(draft.id, host, ids, filter_of_jail(NO_REGISTERING))
     return {
         **bare,
         "trees": draft.trees,
@@ -95,7 +94,7 @@ def make_plan(
         },
         "after": draft.after,
         "rlimits": [*bare["rlimits"], _bound_on_processes(size)],
-        "descriptors": waits.DESCRIPTORS,
+        "descriptors": DESCRIPTORS,
         "view": view,
         "keep_capabilities": True,
         "argv": [

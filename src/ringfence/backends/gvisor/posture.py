@@ -16,8 +16,8 @@ from ..local.netns import of_network
 from ..local.reports import UNREADABLE, read_all, unreadable
 from . import views
 from .inspection import Inspection
-from .limits import KERNEL_BYTES, host_pids
 from .places import ROOTFS
+from .runsc import KERNEL_BYTES, host_pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,6 +9,42 @@ import shutil
 import subprocess
 
 from ...errors import BackendUnavailable
+from ...policy.seccomp import Condition, Rule
+
+KERNEL_BYTES = 256 << 20  # the sentry and the gofer, with Go's idea of memory
+_KERNEL_PIDS = 4096
+
+
+def host_pids(guest_pids: int) -> int:
+    """How many processes and threads of the host's so many of the guest's may take.
+
+    gVisor runs each process of the guest in one of the host's, with a thread in it for each of its own
+    threads that ever ran it, and keeps them for the next: in a fork bomb that is nearly the square.
+    Where there are no more, gVisor as a whole ends: so this is for the host's sake alone.
+    """
+    return min(guest_pids * guest_pids + _KERNEL_PIDS, _most_of_the_host())
+
+
+def _most_of_the_host() -> int:
+    with open("/proc/sys/kernel/threads-max", encoding="ascii") as file:
+        return int(file.read()) // 4
+
+
+# Waits for an RCU grace period take 5 to 20 ms each, and a sandbox starts `runsc` five times in a row. A
+# program with one thread does not wait; one in Go has several from its start. See decision 0088.
+_REGISTER_PRIVATE_EXPEDITED = 1 << 4  # include/uapi/linux/membarrier.h
+
+# Every start registers for a barrier within its own process, before it knows what it is started for;
+# the platforms that run a guest in the Sentry's own memory use it, and those fall back to the global
+# barrier, which stays. What a guest asks for itself is answered by the Sentry, from the global one.
+NO_REGISTERING = Rule(
+    ("membarrier",), "ENOSYS", (Condition(0, 32, 0xFFFF_FFFF, (_REGISTER_PRIVATE_EXPEDITED,)),)
+)
+SAYS = "] membarrier("  # in the line by which each start lets its standard error know
+
+# A table of descriptors grows at the 65th and at the 257th, and the Sentry has both before its guest
+# has run once. It is born with a table of its parents' size.
+DESCRIPTORS = 512
 
 _PLACES = ("/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin")
 _PATIENCE_S = 20.0

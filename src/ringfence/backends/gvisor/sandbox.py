@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from _thread import RLock
 
-from ...errors import ExecError, LifecycleError, Unsupported
+from ...errors import ExecError, LifecycleError, NetworkPolicyError, Unsupported
 from ...launcher import wire
 from ...model.state import State
 from ..local import journal
@@ -14,6 +14,7 @@ from ..local.host import identity
 from ..local.host.facts import host
 from ..local.jailed.jail_mounts import JailMounts
 from ..local.jailed.jailed import JailedSandbox
+from ..local.network import SandboxNetwork
 from . import places
 from .asked import NAME
 
@@ -21,10 +22,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...launcher.plan import NetworkPlan
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
-    from ...model.snapshot import Snapshot
+    from ...model.net.network import NetworkPolicy
+    from ...model.session import Snapshot
     from ..local.host.cgroups import Group
     from ..local.launched import Launched
     from ..local.sizes import Sizes
@@ -112,7 +115,7 @@ class GvisorSandbox(JailedSandbox):
         self.owner.released(self)
 
     def granted(self) -> SandboxCapabilities:
-        from .granted import granted
+        from .inspection import granted
 
         return granted(self)
 
@@ -171,3 +174,22 @@ class StandStill:
                 self._sandbox._freeze(False)
         finally:
             self._lock.release()
+
+
+class GvisorNetwork(SandboxNetwork):
+    """See `SandboxNetwork`."""
+
+    _sandbox: GvisorSandbox
+
+    def check(self, policy: NetworkPolicy) -> None:
+        super().check(policy)
+        if not self._sandbox.has_network and not policy.is_none:
+            raise NetworkPolicyError(
+                "gVisor was started without any way out of this sandbox, and gets none later",
+                field="network",
+                hint="create a sandbox with a list of hosts; that list can be changed",
+            )
+
+    def _enter(self, plan: NetworkPlan) -> list[int]:
+        _said, sockets = self._sandbox.enter("network", {"network": plan}, [])
+        return sockets

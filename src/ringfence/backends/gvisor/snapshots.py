@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .sandbox import GvisorSandbox
 

@@ -20,7 +20,7 @@ from ..local.host import identity
 from ..local.host.facts import host
 from ..local.jailed.bare_jail import bare_jail
 from ..local.jailed.jails import kill
-from ..local.jailed.words import last_words, room_for_words
+from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...egress.host.client import Egress
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
 
 

@@ -19,7 +19,7 @@ from ..local.answers import Refused
 from ..local.host.facts import host, out_of_files
 from ..local.jailed.jails import Jails, kill
 from ..local.jailed.saving import check_goes_on
-from ..local.jailed.words import last_words, room_for_words
+from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.refusals import error_of
 from ..optional import TierDefault

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
     from .sandbox import MicrovmSandbox
 

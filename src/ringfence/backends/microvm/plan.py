@@ -17,8 +17,7 @@ from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
 from ..local.host import identity
 from ..local.host.facts import host
-from ..local.jailed import setid
-from ..local.jailed.bare_jail import bare_jail
+from ..local.jailed.bare_jail import bare_jail, filter_of_jail
 from ..local.mounts import template
 from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
@@ -215,7 +214,7 @@ def jail(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         after.append((verb, path, len(trees) + rest[0]) if verb == "bind" else (verb, path, *rest))
     trees += draft.mounted
     return {
-        **bare_jail(draft.id, here, f"0 {draft.first_host_id} 1", setid.filter_of_jail()),
+        **bare_jail(draft.id, here, f"0 {draft.first_host_id} 1", filter_of_jail()),
         "trees": trees,
         "steps": steps,
         "guest": {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
     from ..local.sizes import Sizes

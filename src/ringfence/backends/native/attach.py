@@ -13,7 +13,7 @@ from ..local.answers import Refused
 from ..local.host.facts import host
 from ..local.mounts.denied import check_mount
 from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
-from ..local.mounts.sockets import refuse_sockets
+from ..local.mounts.sources import refuse_sockets
 from ..local.refusals import hint_of_source
 from . import planner
 from .inner import replay, send

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.net.netlog import NetworkEvent
     from ...model.net.network import NetworkPolicy
-    from ...model.snapshot import Snapshot
+    from ...model.session import Snapshot
     from ..local.host.cgroups import Group
     from ..local.sizes import Sizes
     from .live import Home

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..rows import Missing
-from . import commands, docker, oci, sandlock
-from .peer import PeerMissingError
+from . import docker, oci, sandlock
+from .peer import CommandPeer, Peer, PeerMissingError, program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def _docker(all_: Gathered) -> docker.Docker:
     return engine
 
 
-BUBBLEWRAP: dict[str, Opener] = {"bwrap": lambda _: commands.bubblewrap()}
+BUBBLEWRAP: dict[str, Opener] = {"bwrap": lambda _: bubblewrap()}
 # A whole life: made, one `true`, gone.
 ONCE: dict[str, Opener] = {
-    "nsjail": lambda _: commands.nsjail(),
-    "firejail": lambda _: commands.firejail(),
+    "nsjail": lambda _: nsjail(),
+    "firejail": lambda _: firejail(),
     "sandlock": lambda _: sandlock.Sandlock(),
     "runc": _oci_once("runc"),
     "runsc": _oci_once("runsc"),
@@ -95,3 +95,18 @@ LIVE: dict[str, Opener] = {
     "runsc": _oci_live("runsc"),
     "sandlock": lambda _: sandlock.Sandlock(),
 }
+
+
+def bubblewrap() -> Peer:
+    """All namespaces and the host's root read-only: no filter, no Landlock, no limits."""
+    options = "--unshare-all --ro-bind / / --proc /proc --dev /dev"
+    return CommandPeer("bwrap", program("bwrap"), *options.split(), "true")
+
+
+def nsjail() -> Peer:
+    options = "-Mo --really_quiet --chroot /"
+    return CommandPeer("nsjail", program("nsjail"), *options.split(), "--", program("true"))
+
+
+def firejail() -> Peer:
+    return CommandPeer("firejail", program("firejail"), "--quiet", "--noprofile", "true")

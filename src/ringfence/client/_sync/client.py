@@ -14,7 +14,7 @@ from ...model.execution.execution import ExecutionRequest, ExecutionResult
 from ...model.execution.info import ExecutionInfo
 from ...model.manager_stats import Health, ManagerStats
 from ...model.sandbox import SandboxView
-from ...model.snapshot import Snapshot
+from ...model.session import Snapshot
 from ...model.spec import SandboxSpec
 from .happening import follow
 from .pauses import made

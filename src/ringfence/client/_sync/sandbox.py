@@ -23,11 +23,9 @@ from ...model.granted import SandboxCapabilities
 from ...model.net.netlog import NetworkEvent
 from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
-from ...model.session import ResolvedMount, Session
-from ...model.snapshot import Snapshot
+from ...model.session import ResolvedMount, Session, Snapshot
 from ...model.stats import SandboxStats
 from ..exposure import RemoteExposure, connect
-from ..views import read_view, session_of
 from .files import RemoteFiles
 from .pauses import CANCELLABLE, blocking, made
 from .process import RemoteProcess, split_input, wait_for
@@ -190,13 +188,15 @@ class RemoteSandbox:
     def view(self) -> SandboxView:
         """All that the server says of it, now. It is asked while the caller waits."""
         if self._view.state != "terminated":  # which stays so, whoever still knows of it
-            self._view = read_view(self._transport.blocking, self._at)
+            self._view = SandboxView.from_json(self._transport.blocking.json("GET", self._at))
         return self._view
 
     @property
     def session(self) -> Session:
         """Id, backend, state and mounts now."""
-        return session_of(self.view)
+        view = self.view
+        metadata = {**view.labels, "profile": view.profile, "tier": view.tier}
+        return Session(view.id, view.backend, view.state, view.mounts, metadata)
 
     @property
     def state(self) -> State:

@@ -11,8 +11,16 @@ import httpx2
 
 from ...errors import ServerUnreachable, TimeoutExceeded
 from ..address import Address, key_of
-from ..answers import BUSY, KEEP_ALIVE, error_of, object_of, pause_s, user_agent
-from ..asked import as_json, with_query
+from ..answers import (
+    BUSY,
+    KEEP_ALIVE,
+    as_json,
+    error_of,
+    object_of,
+    pause_s,
+    user_agent,
+    with_query,
+)
 from .pauses import close_when_dropped, let_go, pause, twin
 
 TYPE_CHECKING = False

@@ -3,6 +3,8 @@ one.
 
 A process of its own runs this once and stops itself, and its memory is saved. A PID 1 that resumes
 continues after that line.
+
+Kept separate: it is a program's entry point, named in the text that starts it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Pages needed again are mapped again, from the page cache shared with all others. Written pages
 cannot be released.
+
+Kept separate: the zygote learns the pages before a PID 1 exists, and PID 1 inherits the list.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...errors import BadJson, InvalidRequest
 from . import checks
-from .frozen import FrozenMap
+from .checks import FrozenMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

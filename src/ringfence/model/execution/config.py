@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..base import checks, jsonform
-from ..base.frozen import FrozenMap
+from ..base.checks import FrozenMap
 from ..base.model import Model
 from ..capabilities import weaker
 from ..mount import Mount

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ...errors import InvalidRequest, LifecycleError
 from ..base import checks, jsonform
-from ..base.frozen import FrozenMap
+from ..base.checks import FrozenMap
 from ..base.ids import check_id
 from ..base.model import Model
 from ..spec import LIGHT, TIERS

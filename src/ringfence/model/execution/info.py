@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..base import jsonform
-from ..base.frozen import FrozenMap
+from ..base.checks import FrozenMap
 from ..base.model import Model
 from ..spec import LIGHT
 from .config import ExecutionConfig

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, deque
 
 from ...errors import Unsupported
-from ..alarm import Alarm
+from ...linux import timers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -290,3 +291,22 @@ class Pool:
             alarm, self._alarm = self._alarm, None
             if alarm is not None:
                 alarm.close()
+
+
+class Alarm:
+    """Timer of one waiting thread. `set` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._fd = timers.timerfd()
+
+    def set(self, after_s: float) -> None:
+        """Expire in `after_s` seconds instead of at the earlier set time; 0: now."""
+        timers.settime(self._fd, after_s)
+
+    def wait(self) -> None:
+        """Wait until it expires. Preconditions: it is set, or will be."""
+        os.read(self._fd, 8)
+
+    def close(self) -> None:
+        """Preconditions: no thread waits, and none will set it."""
+        os.close(self._fd)

@@ -12,7 +12,7 @@ from ...backends.registry import DEFAULT
 from ...errors import ImageNotFound
 from ...images.store import ImageStore
 from ...model.base import checks
-from ...model.base.frozen import FrozenMap
+from ...model.base.checks import FrozenMap
 from ...model.base.model import Model
 from ...model.capabilities import weaker
 from ...model.limits import MIB, Limits

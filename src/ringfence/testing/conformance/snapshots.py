@@ -9,7 +9,7 @@ import pytest
 from ...errors import FileNotFound, InvalidRequest, SnapshotNotFound
 from ...model import capabilities as can
 from ...model.mount import Mount
-from ...model.snapshot import Snapshot
+from ...model.session import Snapshot
 from ...model.state import State
 from ..lab import Lab
 from .base import ConformanceBase, needs

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ....egress.host.client import Egress
     from ....guest.room import Room
     from ....guest.settings import Settings
-    from ....model.snapshot import Snapshot
+    from ....model.session import Snapshot
     from ...protocol import Backend
     from ..answers import Refused
     from .contained import ContainedSandbox

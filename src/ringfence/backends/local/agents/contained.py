@@ -17,7 +17,7 @@ from ..host.facts import host
 from ..jailed import saving
 from ..mounts.denied import check_mount
 from ..mounts.mounting import Mounting, OrNothing, shows_the_host
-from ..mounts.sockets import refuse_sockets
+from ..mounts.sources import refuse_sockets
 from ..network import SandboxNetwork
 from .guest import GuestSandbox
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from ....model.granted import SandboxCapabilities
     from ....model.mount import Mount
     from ....model.net.network import NetworkPolicy
-    from ....model.session import ResolvedMount
-    from ....model.snapshot import Snapshot
+    from ....model.session import ResolvedMount, Snapshot
     from ....snapshots.catalogue import Catalogue
     from ..launched import Launched
     from ..mounts.trusted import Trusted

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ....model.mount import Mount
     from ....model.net.netlog import NetworkEvent
     from ....model.net.network import NetworkPolicy
-    from ....model.snapshot import Snapshot
+    from ....model.session import Snapshot
     from ....model.spec import SandboxSpec
     from ..network import SandboxNetwork
 

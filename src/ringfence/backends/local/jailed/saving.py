@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Protocol
 
-    from ....model.snapshot import Snapshot
+    from ....model.session import Snapshot
     from ....model.spec import SandboxSpec
     from ....snapshots.catalogue import Catalogue
     from ..agents.guest import GuestSandbox

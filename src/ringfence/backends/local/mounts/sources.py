@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from ....errors import InvalidRequest
+from ....errors import InvalidRequest, IsolationError
 from ....linux import files, mounts
 from ..session import no_source
 from . import template
@@ -73,3 +73,33 @@ def _link(what: str, source: str) -> InvalidRequest:
         field="mounts.source",
         hint=f"if it leads where it should, name that place: {os.path.realpath(source)}",
     )
+
+
+_SCANNED_ENTRIES = 50_000
+
+
+def refuse_sockets(source: str) -> None:
+    """A directory with unix sockets is not shown to a sandbox that may connect to them.
+
+    Raises:
+        IsolationError: It has one, or is too large to tell.
+    """
+    seen = 0
+    _refuse_socket(source)
+    for directory, names, others in os.walk(source):
+        for name in others:
+            _refuse_socket(os.path.join(directory, name))
+        seen += len(names) + len(others)
+        if seen > _SCANNED_ENTRIES:
+            raise IsolationError(
+                f"{source} has too many files to look for unix sockets in it",
+                hint="give the mount when the sandbox is created",
+            )
+
+
+def _refuse_socket(path: str) -> None:
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise IsolationError(
+            f"{path} is a unix socket, and this sandbox may connect to it",
+            hint="give the mount when the sandbox is created: it then has no unix sockets",
+        )
