@@ -53,6 +53,7 @@ CALLERS = {
 # What each route with a JSON body takes at least; of an owner that has no such thing it is a 404.
 BODIES: dict[str, Any] = {
     "/v1/sandboxes": {},
+    "/v1/sandboxes/{sandbox_id}": {"name": "x"},
     "/v1/sandboxes/{sandbox_id}/extend": {"ttl_s": 60},
     "/v1/sandboxes/{sandbox_id}/tokens": {},
     "/v1/sandboxes/{sandbox_id}/execs": {"argv": ["true"]},

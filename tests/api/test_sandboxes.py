@@ -271,6 +271,34 @@ def test_time_to_live_and_idle_time(client: httpx.Client) -> None:
     assert 422 == client.post(f"/v1/sandboxes/{kept}/extend", json={"ttl_s": 0}).status_code
 
 
+def test_the_name_and_the_labels_of_a_live_sandbox_change(client: httpx.Client) -> None:
+    box = _make(client, name="first", labels={"a": "1", "b": "2"}, metadata={"m": "n"})
+    at = f"/v1/sandboxes/{box}"
+
+    changed = client.patch(at, json={"name": "second", "labels": {"b": None, "c": "3"}}).json()
+    renamed = client.patch(at, json={"name": "third"}).json()
+    listed = client.get("/v1/sandboxes", params={"name": "third", "label": "c=3"}).json()
+    refused = [
+        client.patch(at, json=body)
+        for body in (
+            {"name": "a\nb"},
+            {"labels": {f"l{i}": "" for i in range(64)}},
+            {"labels": {"x": 1}},
+            {"id": "other"},
+        )
+    ]
+    client.delete(at)
+    ended = client.get(at).json()
+
+    assert ("second", {"a": "1", "c": "3"}) == (changed["name"], changed["labels"])
+    assert ("third", {"a": "1", "c": "3"}) == (renamed["name"], renamed["labels"])
+    assert [box] == [each["id"] for each in listed["items"]]
+    assert [422] * 4 == [each.status_code for each in refused]
+    assert ("third", {"a": "1", "c": "3"}) == (ended["name"], ended["labels"])  # as written down
+    assert {"m": "n"} == ended["metadata"]
+    assert 409 == client.patch(at, json={"name": "fourth"}).status_code
+
+
 def test_events_go_on_where_they_broke_off(client: httpx.Client) -> None:
     first = _make(client)
     with client.stream("GET", "/v1/events", params={"follow": True}) as events:

@@ -95,6 +95,15 @@ def test_what_was_made_is_listed_and_ended(type_: Type, sandbox: str) -> None:
     assert (125, True) == (missing.returncode, b"sbx-nothing" in missing.stderr)
 
 
+def test_a_name_and_labels_are_changed(type_: Type, sandbox: str) -> None:
+    words = ("--name", "hers", "--label", "step=2", "--unlabel", "team", "mine", "--json")
+    told = json.loads(type_("update", *words).stdout)
+
+    assert (sandbox, "hers", {"step": "2"}) == (told["id"], told["name"], told["labels"])
+    assert b"" == type_("update", "--label", "step=3", "hers").stdout
+    assert sandbox in type_("list", "--label", "step=3", "-q").stdout.decode()
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 3", 3), ("kill -9 $$", 137), ("no-such-program", 127), ("exec sleep 60", 124)],
@@ -257,6 +266,9 @@ def test_what_is_used_is_told(type_: Type, sandbox: str) -> None:
         (("exec", "x"), "no command given"),
         (("exec",), "no command given"),
         (("rm",), "SANDBOX: is missing"),
+        (("update", "--name", "x"), "SANDBOX: is missing"),
+        (("update", "x"), "--name: is missing"),
+        (("update", "--name", "x", "y", "z"), "unexpected argument"),
         (("create", "--label", "bare"), "not K=V"),
         (("create", "--snapshot", "x", "--memory", "1g"), "--memory"),
         (("keys", "forge"), "unknown verb 'forge'"),

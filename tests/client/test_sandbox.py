@@ -141,6 +141,9 @@ def test_describing_and_changing(client: Client, tmp_path: Path) -> None:
         assert "no_new_privs" in {each.name for each in sandbox.protections()}
         assert sandbox.capabilities().syscall_filter_active
         assert (sandbox.extend(1000).expires_in_s or 0) > 900
+        changed = sandbox.update(name="other", labels={"a": "b", "team": None})
+        assert ("other", {"a": "b"}) == (changed.name, changed.labels)
+        assert ("other", {}) == (sandbox.update(labels={"a": None}).name, sandbox.view.labels)
         assert [] == sandbox.network_log()
         assert sandbox.learned_policy().is_none
         sandbox.shell("echo kept > ~/file")

@@ -46,10 +46,20 @@ OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
 }  # fmt: skip
 OWN_OF = {Stream: {"close"}}
 # What only a server has: others' processes, and a sandbox that goes on when nobody waits for it.
-THEIRS = {"execs", "process", "extend", "view", "events", "call_back", "run_through", "end"}
+THEIRS = {
+    "execs",
+    "process",
+    "extend",
+    "update",
+    "view",
+    "events",
+    "call_back",
+    "run_through",
+    "end",
+}
 # What there is only because somebody else may have begun it, or keeps it.
 THEIRS_OF = {
-    RemoteSandbox: {"execs", "process", "extend", "view"},
+    RemoteSandbox: {"execs", "process", "extend", "update", "view"},
     RemoteProcess: {"events", "view"},
     RemoteStream: {"dropped_bytes"},
 }
@@ -92,7 +102,8 @@ def test_what_a_local_one_has_a_remote_one_has(local: type[Any], remote: type[An
 def test_the_verbs_of_a_manager_are_those_of_a_server_s() -> None:
     """But for what the client itself has, and what only a server's administrator does."""
     elsewhere = {
-        *("snapshot", "checkpoint", "snapshots", "delete_snapshot"),  # of a sandbox, of the client
+        *("change", "snapshot", "checkpoint"),  # of a sandbox, where `change` is `update`
+        *("snapshots", "delete_snapshot"),  # of the client
         *("stats", "stats_of", "health", "uptime_s", "change_pool", "close"),
         *("cleanup_expired", "fill_pool", "check_open", "activate", "end", "verbs"),
     }

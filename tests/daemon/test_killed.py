@@ -33,6 +33,7 @@ def test_output_and_results_are_whole(server: Server) -> None:
     over = server.run(sandbox, "echo over; exit 3")
     reads = server.run(sandbox, "read x; echo got $x; exit 4", stream_stdin=True)
     assert 3 == server.wait(sandbox, over)["status"]["exit_code"]
+    server.ask("PATCH", f"/sandboxes/{sandbox}", json={"name": "n", "labels": {"c": "d"}})
     before = server.ask("GET", f"/sandboxes/{sandbox}")
     for _ in range(3):
         server.kill()

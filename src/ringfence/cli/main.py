@@ -11,6 +11,7 @@ OWN_FAILURE = 125
 _REMOTE = {
     "create": "server.sandboxes.create",
     "list": "server.sandboxes.list_",
+    "update": "server.sandboxes.update",
     "rm": "server.sandboxes.remove",
     "top": "server.sandboxes.top",
     "exec": "server.inside.exec_",

@@ -17,13 +17,14 @@ from ..errors import (
 )
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.client_session import ClientSession, SessionState, check_session_step, id_of
+from ..model.create import CreateRequest
 from ..model.spec import SandboxSpec
 from ..store.store import Store
 from . import acquiring, liveness, snapshots
 from .admission import Slots
 from .catalogue.ended import EndedSandboxes
 from .catalogue.index import SessionIndex
-from .catalogue.records import view_of
+from .catalogue.records import NAME, map_text, spec_text, view_of
 from .clock import Clock
 from .config import ManagerConfig, PoolConfig
 from .counts.statistics import Counters
@@ -278,6 +279,35 @@ class SessionManager:
             self.store.change_sandbox(live.sandbox_id, expires_ns=int(expires * 1e9))
             live.expires = expires
         self.reaper.expect(live)
+        return live.view()
+
+    def change(
+        self,
+        session: SessionRef,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        client_id: str | None = None,
+    ) -> ClientSession:
+        """Change a sandbox's name, if one is given, and some of its labels; a label of None goes.
+
+        Raises:
+            InvalidRequest: They may not be so, or there would be too many.
+            LifecycleError: It is over.
+        """
+        live = self._need(session, client_id)
+        with live.lock:
+            if live.state == SessionState.TERMINATED:
+                raise _over(live.view())
+            merged = {**live.spec.labels, **(labels or {})}
+            spec = replace(live.spec, labels={k: v for k, v in merged.items() if v is not None})
+            metadata = {**live.metadata, **({} if name is None else {NAME: name})}
+            CreateRequest(spec, name=metadata.get(NAME, ""), metadata=metadata)  # checks them
+            with self.store.together():
+                self.store.change_sandbox(live.sandbox_id, spec=spec_text(spec))
+                self.store.change_session(live.id, metadata=map_text(metadata))
+            live.spec = live.sandbox.spec = spec
+            live.metadata = metadata
         return live.view()
 
     def terminate(self, session: SessionRef, client_id: str | None = None) -> ClientSession:

@@ -81,6 +81,7 @@ ROUTES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/sandboxes"): Rule(_OWNER, JSON, _MAKING),
     ("GET", "/v1/sandboxes"): Rule(_LOOK),
     ("GET", _SANDBOX): Rule(_LOOK_INSIDE),
+    ("PATCH", _SANDBOX): Rule(_OWNER, JSON),
     ("DELETE", _SANDBOX): Rule(_OWNER, changes=("life",)),
     ("POST", f"{_SANDBOX}/extend"): Rule(_OWNER, JSON, ("life",)),
     ("POST", f"{_SANDBOX}/suspend"): Rule(_OWNER, changes=("life",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Header, Query, Request
@@ -20,6 +21,7 @@ from ...model.state import State
 from ...model.stats import SandboxStats
 from ...sessions import snapshots
 from ...sessions.catalogue import describe, listing
+from ...sessions.catalogue.records import NAME
 from ...sessions.keys import digest_of
 from ...sessions.manager import SessionManager
 from .. import bodies, schemas
@@ -48,7 +50,7 @@ async def create(
     spec = body.spec
     if body.snapshot_id is not None:
         spec = await _restored(service, caller, body)
-    metadata = {**body.metadata, describe.NAME: body.name} if body.name else body.metadata
+    metadata = {**body.metadata, NAME: body.name} if body.name else body.metadata
     options = AcquireOptions(
         preferred_id=spec.id,
         preferred_backend=body.backend,
@@ -162,6 +164,25 @@ async def _do(
 async def delete(sandbox_id: schemas.SandboxId, service: TheService, caller: TheCaller) -> Response:
     """End a sandbox. Legal in every state; ending it twice is once."""
     return await _do(service, caller, "terminate", sandbox_id, ENDING)
+
+
+class Changes(schemas.Form):
+    """Name and labels to set. Labels that are not named stay; null removes one."""
+
+    name: Annotated[str | None, Field(max_length=255, pattern=schemas.LINE)] = None
+    labels: Annotated[dict[str, str | None] | None, Field(max_length=64)] = None
+
+
+@router.patch("/{sandbox_id}", response_model=View)
+async def update(
+    sandbox_id: schemas.SandboxId, body: Changes, service: TheService, caller: TheCaller
+) -> Response:
+    """Change the name and the labels of a live sandbox."""
+    change = partial(
+        service.manager.change, name=body.name, labels=body.labels, client_id=caller.sees
+    )
+    await service.thread_pools.call(change, sandbox_id, key=sandbox_id)
+    return await _shown(service, caller, sandbox_id)
 
 
 class Extend(schemas.Form):

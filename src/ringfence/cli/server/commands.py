@@ -285,6 +285,22 @@ the default sandbox of this client.""",
     ),
 )
 
+UPDATE = Command(
+    "update",
+    "Change the name and the labels of a sandbox.",
+    arguments="[OPTIONS] SANDBOX",
+    options=(
+        Option("name", "TEXT", "set the name; an empty one removes it"),
+        Option("label", "K=V", "set this label; others stay", repeat=True, field="labels"),
+        Option("unlabel", "K", "remove this label", repeat=True),
+        *_ENDING,
+    ),
+    examples=(
+        ("give it a name", "ringfence update --name build $id"),
+        ("set and remove labels", "ringfence update --label team=b --unlabel draft $id"),
+    ),
+)
+
 RM = Command(
     "rm",
     "End sandboxes.",
@@ -364,4 +380,4 @@ server and needs an admin key.""",
     ),
 )
 
-REMOTE = (CREATE, LIST, EXEC, SHELL, CP, LOGS, TOP, SNAPSHOT, SESSION, RM, KEYS, POOL)
+REMOTE = (CREATE, LIST, UPDATE, EXEC, SHELL, CP, LOGS, TOP, SNAPSHOT, SESSION, RM, KEYS, POOL)

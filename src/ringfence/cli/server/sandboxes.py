@@ -1,4 +1,4 @@
-"""`create`, `list`, `rm`, `top`: the sandboxes of a server."""
+"""`create`, `list`, `update`, `rm`, `top`: the sandboxes of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import tables
 from ..request import make_spec
 from ..terminal import complain, size
 from . import remote
-from .commands import CREATE, LIST, RM, TOP
+from .commands import CREATE, LIST, RM, TOP, UPDATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,6 +132,22 @@ def remove(argv: Sequence[str]) -> int:
     else:
         sys.stdout.write("".join(f"{each}\n" for each in ended))
     return failed
+
+
+def update(argv: Sequence[str]) -> int:
+    """Change the name and the labels of a sandbox."""
+    given, words, after = remote.read(UPDATE, argv)
+    remote.no_more(words := [*words, *after], 1)
+    sandbox = remote.word(words, "SANDBOX", UPDATE)
+    labels: dict[str, str | None] = dict.fromkeys(given.get("unlabel", ()))
+    labels |= remote.key_values(given.get("label", ()), "label")
+    if not labels and "name" not in given:
+        raise InvalidRequest("is missing", field="name", hint="or give --label, --unlabel")
+    with remote.client_of(given) as client:
+        view = remote.sandbox_of(client, sandbox).update(name=given.get("name"), labels=labels)
+    if "json" in given:
+        remote.print_json(remote.full(view))
+    return 0
 
 
 def top(argv: Sequence[str]) -> int:

@@ -255,6 +255,16 @@ class RemoteSandbox:
         self._view = SandboxView.from_json(answer)
         return self._view
 
+    def update(
+        self, *, name: str | None = None, labels: Mapping[str, str | None] | None = None
+    ) -> SandboxView:
+        """Change its name, if one is given, and some of its labels; a label of None goes."""
+        given = {"name": name, "labels": None if labels is None else dict(labels)}
+        body = {key: value for key, value in given.items() if value is not None}
+        answer = self._transport.json("PATCH", self._at, body=body, repeat=True)
+        self._view = SandboxView.from_json(answer)
+        return self._view
+
     def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         body = {"metadata": dict(metadata or {})}

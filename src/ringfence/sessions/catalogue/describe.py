@@ -12,7 +12,7 @@ from ...model.sandbox import SandboxView
 from ...model.spec import SandboxSpec
 from ...model.state import State
 from .. import liveness
-from .records import view_of
+from .records import NAME, view_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ...store.records import SessionRecord
     from ..live import Live
     from ..manager import SessionManager
-
-NAME = "name"
-"""The key in a session's metadata under which its sandbox's name is kept."""
 
 
 def describe(manager: SessionManager, any_id: str, client_id: str | None = None) -> SandboxView:

@@ -9,12 +9,21 @@ from ...store.records import SessionRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...model.spec import SandboxSpec
     from ..clock import Clock
     from ..live import Live
 
 
+NAME = "name"
+"""The key in a session's metadata under which its sandbox's name is kept."""
 _text = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def map_text(values: Mapping[str, str]) -> str:
+    """Labels or metadata."""
+    return _text(dict(values))
 
 
 def spec_text(spec: SandboxSpec) -> str:
@@ -30,7 +39,7 @@ def record_of(live: Live, clock: Clock) -> SessionRecord:
         owner=live.client_id,
         backend=live.backend,
         state=str(live.state),
-        metadata=_text(dict(live.metadata)),
+        metadata=map_text(live.metadata),
         timeouts=_text(live.timeouts.to_json()),
         created_at=live.created_at,
         boot=clock.boot,

@@ -1,0 +1,157 @@
+"""Each route of the server is called by a method of the SDK, or stands here with the reason why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from ringfence.api.access.permissions import ROUTES, find
+from ringfence.client import Client, RemoteSandbox
+from ringfence.client._sync.process import RemoteProcess
+from ringfence.client._sync.transport import Transport
+from ringfence.model.client_session import SessionState
+from ringfence.model.execs.exec_view import ExecState, ExecView
+from ringfence.model.sandbox import SandboxView
+from ringfence.model.spec import SandboxSpec
+from ringfence.model.state import State
+
+_BOX = "/v1/sandboxes/{sandbox_id}"
+WITHOUT = {
+    "GET /v1/openapi.json": "for programs that generate clients",
+    "GET /metrics": "for Prometheus",
+    f"POST {_BOX}/tokens": "for a program that hands a sandbox to another; it asks over HTTP",
+    f"POST {_BOX}/ports/{{port}}": "tells a browser's URL; `connect` and `expose` open the port",
+    f"ANY {_BOX}/ports/{{port}}/http": "for browsers",
+    f"ANY {_BOX}/ports/{{port}}/http/{{path:path}}": "for browsers",
+    f"WS {_BOX}/ports/{{port}}/ws/{{path:path}}": "for browsers",
+    f"WS {_BOX}/execs/{{exec_id}}/attach": "for browsers; the SDK has `events` and `stdin`",
+    f"GET {_BOX}/mounts": "part of `view`",
+    f"GET {_BOX}/network": "part of `view`",
+    "GET /v1/snapshots/{snapshot_id}": "`snapshots` has the same of each",
+    "POST /v1/sessions/{session_id}/terminate": "`release` is the SDK's; `terminate` ends the sandbox",
+}
+"""Routes that no method calls, and why."""
+TRIED_ELSEWHERE = {
+    "PUT /v1/pools": "`change_pool` reads it before",
+    f"GET {_BOX}/files/tree": "`files.download` asks what it is before",
+    f"GET {_BOX}/files/watch": "`files.watch` asks from a thread of its own",
+    f"WS {_BOX}/ports/{{port}}/tcp": "`connect` is a WebSocket",
+}
+"""Routes that methods call later than in their first request; tests of the client over a server call them."""
+
+
+class AskedError(Exception):
+    """The first request of a method, which is not sent."""
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    def ask(
+        _self: Transport,
+        _client: object,
+        _repeat: bool,
+        method: str,
+        url: str,
+        *_: Any,
+        **_more: Any,
+    ) -> NoReturn:
+        raise AskedError(method, url.partition("?")[0])
+
+    monkeypatch.setattr(Transport, "_ask", ask)
+    with Client("unix:/nobody.sock") as made:
+        yield made
+
+
+def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
+    """Every method of the SDK that asks the server, called with the least that it takes."""
+    at = (0.0, 0.0)
+    view = SandboxView("b", "s", "me", State.RUNNING, SessionState.ACTIVE, "native", *at)
+    box = RemoteSandbox(client._transport, view, SandboxSpec())
+    run = ExecView("e", "b", ExecState.RUNNING, ("cat",), 0.0, stream_stdin=True)
+    process = RemoteProcess(client._transport, "/v1/sandboxes/b", run)
+    assert process.stdin is not None
+    stdin, files, sessions = process.stdin, box.files, client.sessions
+    return {
+        "create": client.create,
+        "get": lambda: client.get("b"),
+        "list": client.list,
+        "snapshots": client.snapshots,
+        "delete_snapshot": lambda: client.delete_snapshot("x"),
+        "execute": lambda: client.execute("true"),
+        "execution": lambda: client.execution("x"),
+        "kill_execution": lambda: client.kill_execution("x"),
+        "execution_info": client.execution_info,
+        "configure_executions": client.configure_executions,
+        "health": client.health,
+        "stats": client.stats,
+        "info": client.info,
+        "events": client.events,
+        "make_key": lambda: client.make_key("x"),
+        "keys": client.keys,
+        "rotate_key": lambda: client.rotate_key("x"),
+        "delete_key": lambda: client.delete_key("x"),
+        "pool": client.pool,
+        "acquire": sessions.acquire,
+        "attach": lambda: sessions.attach({"sandbox_id": "b", "client_id": "c"}),
+        "release": lambda: sessions.release("s"),
+        "detach": lambda: sessions.detach("s"),
+        "suspend a session": lambda: sessions.suspend("s"),
+        "resume a session": lambda: sessions.resume("s"),
+        "touch": lambda: sessions.touch("s"),
+        "session": lambda: sessions.get("s"),
+        "sessions": sessions.list,
+        "default_sandbox": sessions.default_sandbox,
+        "set_default_sandbox": lambda: sessions.set_default_sandbox("b"),
+        "exec": lambda: box.exec(["true"]),
+        "execs": box.execs,
+        "process": lambda: box.process("e"),
+        "mount": lambda: box.mount("/a:/b"),
+        "apply_network_policy": lambda: box.apply_network_policy("none"),
+        "network_log": box.network_log,
+        "learned_policy": box.learned_policy,
+        "suspend": box.suspend,
+        "resume": box.resume,
+        "extend": lambda: box.extend(1.0),
+        "update": lambda: box.update(name="x"),
+        "snapshot": box.snapshot,
+        "checkpoint": box.checkpoint,
+        "box stats": box.stats,
+        "capabilities": box.capabilities,
+        "protections": box.protections,
+        "terminate": box.terminate,
+        "wait": lambda: process.wait(1.0),
+        "signal": lambda: process.send_signal(15),
+        "kill": process.kill,
+        "resize": lambda: process.resize(1, 1),
+        "output": lambda: next(process.events()),
+        "stdin": lambda: stdin.write(b"x"),
+        "read": lambda: files.read("a"),
+        "write": lambda: files.write("a", b""),
+        "list files": files.list,
+        "stat": lambda: files.stat("a"),
+        "make_dir": lambda: files.make_dir("a"),
+        "remove": lambda: files.remove("a"),
+        "move": lambda: files.move("a", "b"),
+        "upload": lambda: files.upload(str(directory), "a"),
+        "glob": lambda: files.glob("*"),
+        "search": lambda: files.search("a"),
+        "replace": lambda: files.replace(["a"], "b", "c"),
+    }
+
+
+def test_every_route_has_a_method_or_a_reason(client: Client, tmp_path: Path) -> None:
+    called = set()
+    for name, call in _calls(client, tmp_path).items():
+        with pytest.raises(AskedError) as asked:
+            call()
+        method, path = asked.value.args
+        found = find(method, path)
+        assert found is not None, name
+        called.add(f"{method} {found.path}")
+
+    routes = {f"{method} {path}" for method, path in ROUTES}
+    assert routes == called | {*WITHOUT, *TRIED_ELSEWHERE}
+    assert set() == called & {*WITHOUT, *TRIED_ELSEWHERE}
