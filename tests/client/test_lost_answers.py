@@ -163,6 +163,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "RemoteSandbox.expose": (lambda p: p.box.expose(1).close(), True),
     "RemoteSandbox.suspend": (lambda p: p.box.suspend(), True),
     "RemoteSandbox.resume": (lambda p: p.box.resume(), True),
+    "RemoteSandbox.update": (lambda p: p.box.update(name="x"), True),
     "RemoteSandbox.extend": (lambda p: p.box.extend(1000), True),
     "RemoteSandbox.snapshot": (lambda p: p.box.snapshot(), False),
     "RemoteSandbox.checkpoint": (lambda p: p.box.checkpoint(), False),

@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 import pytest
 
 from ringfence.api.access.permissions import ROUTES, find
+from ringfence.api.routes import health, keys, pools
 from ringfence.client import Client, RemoteSandbox
 from ringfence.client._sync.process import RemoteProcess
 from ringfence.client._sync.transport import Transport
+from ringfence.client.forms import Info, Key, MadeKey, Pools
 from ringfence.model.client_session import SessionState
 from ringfence.model.execs.exec_view import ExecState, ExecView
 from ringfence.model.sandbox import SandboxView
@@ -155,3 +157,12 @@ def test_every_route_has_a_method_or_a_reason(client: Client, tmp_path: Path) ->
     routes = {f"{method} {path}" for method, path in ROUTES}
     assert routes == called | {*WITHOUT, *TRIED_ELSEWHERE}
     assert set() == called & {*WITHOUT, *TRIED_ELSEWHERE}
+
+
+@pytest.mark.parametrize("form", [Key, MadeKey, Info, Pools])
+def test_a_typed_answer_has_the_fields_of_the_document(form: type) -> None:
+    """The types are the SDK's own: the document is made by the server."""
+    document: Any = {
+        each.__name__: each for each in (keys.Key, keys.MadeKey, health.Info, pools.Pools)
+    }
+    assert form.__annotations__.keys() == document[form.__name__].model_fields.keys()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...client import Client, RemoteSandbox
+    from ...client.forms import OutputEvent
     from ...model.execs.exec_view import ExecView
 
 _SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l")
@@ -136,14 +137,13 @@ def logs(argv: Sequence[str]) -> int:
     return 0
 
 
-def _print_event(event: dict[str, Any]) -> None:
+def _print_event(event: OutputEvent) -> None:
     import json
 
     from ...model.base.jsonform import bytes_to_json
 
-    if "data" in event:
-        event.update(bytes_to_json("data", event["data"]))
-    print(json.dumps(event), flush=True)
+    data = bytes_to_json("data", event["data"]) if "data" in event else {}
+    print(json.dumps({**event, **data}), flush=True)
 
 
 def _newest(sandbox: RemoteSandbox) -> str:

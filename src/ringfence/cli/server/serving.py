@@ -124,12 +124,13 @@ def pool(argv: Sequence[str]) -> int:
             changes = remote.key_values(words[1:], "NAME=VALUE")
             if not changes:
                 raise InvalidRequest("nothing to set", field="NAME=VALUE")
-            told = client.change_pool(**{name: _value(text) for name, text in changes.items()})
+            found = client.change_pool(**{name: _value(text) for name, text in changes.items()})
         else:
-            told = client.pool()
+            found = client.pool()
     if "json" in given:
-        remote.print_json(told)
+        remote.print_json(found)
         return 0
+    told: dict[str, Any] = {**found}
     config = {key: value for key, value in told.pop("config").items() if key != "profiles"}
     rows = [(name, _shown(value)) for name, value in {**config, **told}.items()]
     tables.show(("NAME", "VALUE"), rows)

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from ...model.calls import Mounts, Network, StrPath
     from ...model.limits import Limits
     from ...model.parts import NoOthers, SandboxParts
+    from ..forms import Info, Key, MadeKey, Pools
 
     # `list` is a method here.
     Views = list[SandboxView]
     Snapshots = list[Snapshot]
     Events = list[Event]
     Forms = list[dict[str, Any]]
+    Keys = list[Key]
 
 _EXECUTIONS = "/api/v1/sandbox"
 _PAGE = 1000
@@ -260,11 +262,11 @@ class AsyncClient:
         """Counts and times, of all clients together."""
         return ManagerStats.from_json(await self._transport.json("GET", "/v1/stats"))
 
-    async def info(self) -> dict[str, Any]:
+    async def info(self) -> Info:
         """Return the server's version, the identity of this client, and the backends that work on
         its host.
         """
-        found: dict[str, Any] = await self._transport.json("GET", "/v1/info")
+        found: Info = await self._transport.json("GET", "/v1/info")
         return found
 
     async def events(self, since: int = 0) -> Events:
@@ -293,7 +295,7 @@ class AsyncClient:
         expires_in_s: float | None = None,
         max_sandboxes: int | None = None,
         max_requests: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> MadeKey:
         """A new key, under `key` this once; for admins. It has the bounds that are given."""
         body: dict[str, Any] = {"owner": owner, "scope": scope, "name": name}
         bounds = {
@@ -302,19 +304,19 @@ class AsyncClient:
             "max_requests": max_requests,
         }
         body |= {key: value for key, value in bounds.items() if value is not None}
-        found: dict[str, Any] = await self._transport.json("POST", "/v1/keys", body=body)
+        found: MadeKey = await self._transport.json("POST", "/v1/keys", body=body)
         return found
 
-    async def keys(self) -> Forms:
+    async def keys(self) -> Keys:
         """Every key, without what opens; for admins."""
         answer = await self._transport.json("GET", "/v1/keys")
-        found: Forms = answer["items"]
+        found: Keys = answer["items"]
         return found
 
-    async def rotate_key(self, key_id: str, *, overlap_s: float = 0.0) -> dict[str, Any]:
+    async def rotate_key(self, key_id: str, *, overlap_s: float = 0.0) -> MadeKey:
         """Another secret for a key, under `key` this once; the one before opens for `overlap_s` more."""
         at, body = f"/v1/keys/{segment(key_id)}/rotate", {"overlap_s": overlap_s}
-        found: dict[str, Any] = await self._transport.json("POST", at, body=body)
+        found: MadeKey = await self._transport.json("POST", at, body=body)
         return found
 
     async def delete_key(self, key_id: str, *, this_key: bool = False) -> None:
@@ -326,17 +328,15 @@ class AsyncClient:
         at = f"/v1/keys/{segment(key_id)}{'?this_key=true' if this_key else ''}"
         await self._transport.request("DELETE", at, repeat=False)
 
-    async def pool(self) -> dict[str, Any]:
+    async def pool(self) -> Pools:
         """Return the configuration and the state of the pool; for admins."""
-        found: dict[str, Any] = await self._transport.json("GET", "/v1/pools")
+        found: Pools = await self._transport.json("GET", "/v1/pools")
         return found
 
-    async def change_pool(self, **changes: Any) -> dict[str, Any]:
+    async def change_pool(self, **changes: Any) -> Pools:
         """Keep other sandboxes warm from now on; for admins."""
         config = {**(await self.pool())["config"], **changes}
-        found: dict[str, Any] = await self._transport.json(
-            "PUT", "/v1/pools", body=config, repeat=True
-        )
+        found: Pools = await self._transport.json("PUT", "/v1/pools", body=config, repeat=True)
         return found
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.execs.exec import ExecRequest, ExecResult
+    from ..forms import OutputEvent
 
     Callback = Callable[[bytes], None] | None
 
@@ -134,7 +135,7 @@ class AsyncRemoteProcess:
 
     async def events(
         self, cursor: str = "0", *, follow: bool = True
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[OutputEvent, None]:
         """Both streams, in the order of writing, through as many connections as it takes.
 
         Each event has a `type`: `output` (with `stream`, `offset` and `data`, bytes), `dropped` (with
@@ -162,7 +163,7 @@ class AsyncRemoteProcess:
             failures += 1
             await pause(pause_s(failures, {}))
 
-    async def _events(self, cursor: str, follow: bool) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, cursor: str, follow: bool) -> AsyncGenerator[Any, None]:
         params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         async with self._transport.stream(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.execs.exec import ExecRequest, ExecResult
+    from ..forms import OutputEvent
 
     Callback = Callable[[bytes], None] | None
 
@@ -135,7 +136,7 @@ class RemoteProcess:
 
     def events(
         self, cursor: str = "0", *, follow: bool = True
-    ) -> Generator[dict[str, Any], None, None]:
+    ) -> Generator[OutputEvent, None, None]:
         """Both streams, in the order of writing, through as many connections as it takes.
 
         Each event has a `type`: `output` (with `stream`, `offset` and `data`, bytes), `dropped` (with
@@ -163,7 +164,7 @@ class RemoteProcess:
             failures += 1
             pause(pause_s(failures, {}))
 
-    def _events(self, cursor: str, follow: bool) -> Generator[dict[str, Any], None, None]:
+    def _events(self, cursor: str, follow: bool) -> Generator[Any, None, None]:
         params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         with self._transport.stream(
