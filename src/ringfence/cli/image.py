@@ -67,7 +67,9 @@ def needed(given: dict[str, Any]) -> Image:
         from ..model.mistakes import meant
 
         hint = meant(policy, _PULL)
-        raise InvalidRequest(f"{policy!r} is no time to fetch", field="--pull", hint=hint)
+        raise InvalidRequest(
+            f"{policy!r} does not say when to fetch the image", field="--pull", hint=hint
+        )
     if "image" not in given:
         hint = "--image NAME --pull missing"
         raise InvalidRequest(
