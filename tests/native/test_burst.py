@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, Sandbox, SandboxSpec
-from ringfence.backends.native import making
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.prebuilt import burst
+from ringfence.backends.native.provision import Provision
+from ringfence.backends.native.request import request
 from ringfence.errors import InvalidRequest
 from tests.native.callers import Caller
 from tests.native.outside import (
@@ -229,15 +230,15 @@ def test_one_that_is_not_built_yet_can_be_given_up(backend: NativeBackend) -> No
 def test_one_that_is_taken_is_not_forgotten_for_the_next(backend: NativeBackend) -> None:
     """Somebody has it, and has not said so yet, when another one is asked for ahead."""
     Sandbox.create(backend=backend).terminate()
-    spec, zygote = SandboxSpec(), backend.zygote()
-    profile = backend.checked_profile(spec)
+    spec = SandboxSpec()
+    asked = request(spec, backend.profiles)
 
     with Sandbox.create(backend=backend):
-        taken = backend.burst.take(spec, burst.kind_of(spec, profile), zygote)
+        taken = backend.burst.take(asked, backend.zygote())
         assert taken is not None
         with Sandbox.create(backend=backend) as between:
             assert taken.id != between.id
-            made = making.make(backend, backend.burst, spec, profile, taken.id, zygote, taken)
+            made = Provision(backend, backend.burst, asked, taken).run()
             with Sandbox(made, spec) as late:
                 assert late.exec(["true"]).ok
 
@@ -450,7 +451,6 @@ def test_the_zygote_is_killed(backend: NativeBackend) -> None:
 
 
 _BURST = """
-from ringfence.backends.native import making
 from ringfence.backends.native.prebuilt import burst
 burst.KEEP_S = 30
 for _ in range(2):
@@ -475,7 +475,6 @@ def test_the_caller_is_killed() -> None:
 
 
 _FORK = """
-from ringfence.backends.native import making
 from ringfence.backends.native.prebuilt import burst
 burst.KEEP_S = 30
 for _ in range(2):

@@ -336,6 +336,23 @@ def test_no_sandbox_where_nobody_can_serve_it(
     assert before == len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.root  # an ordinary user's sandboxes have the one uid that there is
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["made", "claimed"])
+def test_the_host_ids_of_a_failed_create_are_given_back_once(
+    egress: Listening, backend: NativeBackend, is_claimed: bool
+) -> None:
+    """Else two sandboxes would have the same."""
+    from ringfence import SandboxSpec
+
+    spec = SandboxSpec(network=NetworkPolicy.parse("a.test:443"))
+    egress.fails.add("serve")
+    with pytest.raises(OSError, match="no serve today"):
+        backend.prewarm(spec).claim(spec) if is_claimed else backend.provision(spec)
+
+    free = backend.host_ids()._free
+    assert sorted({*free}) == sorted(free)
+
+
 def test_a_claimed_sandbox_too(backend: NativeBackend, egress: Listening) -> None:
     from ringfence import SandboxSpec
 

@@ -11,15 +11,16 @@ from ringfence import Mount, SandboxSpec
 from ringfence.backends.local.host.facts import host
 from ringfence.backends.native import planner
 from ringfence.backends.native.profiles import BUILT_IN, Profile
+from ringfence.backends.native.request import Request
 from ringfence.policy.landlock import plan_landlock
 
 OWN = Profile("own")
 
 
 def draft_of(mounts: list[Mount]) -> planner.Draft:
-    draft = planner.Draft(SandboxSpec(mounts=tuple(mounts)), "sandbox", 1000, 0)
+    draft = planner.Draft(Request(SandboxSpec(mounts=tuple(mounts)), OWN, 1000), "sandbox", 0)
     try:
-        planner.make_plan(draft, host(), OWN)
+        planner.make_plan(draft, host())
     finally:
         draft.close()
         for part in draft.protected:
@@ -59,7 +60,7 @@ def test_a_host_directory_stays_one_whatever_is_mounted_after_it(tmp_path: Path)
 def test_unix_sockets_are_allowed_where_none_of_the_hosts_is_in_reach(
     abi: int, directory: bool, isolated: bool, allowed: bool
 ) -> None:
-    draft = planner.Draft(SandboxSpec(), "sandbox", 1000, 0)
+    draft = planner.Draft(Request(SandboxSpec(), OWN, 1000), "sandbox", 0)
     draft.host_directory = directory
     rules = plan_landlock(abi, writable=["/tmp"])
 

@@ -38,9 +38,9 @@ def attach(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
     if not mount.is_host_path:
         return _attach_session_dir(sandbox, mount)
     here = host()
-    draft = planner.Draft(sandbox.spec, sandbox.id, sandbox.uid, sandbox.first_host_id)
+    tree, pinned = planner.host_tree(mount, sandbox.uid, sandbox.first_host_id, here)
+    tree["fd"] = 0 if here.trusted_root else -1
     try:
-        tree = planner.host_tree(draft, mount, here)
         if may_reach_sockets(sandbox):
             refuse_sockets(tree["source"])
         target = mount.target
@@ -61,7 +61,7 @@ def attach(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
         steps: list[tuple[Any, ...]] = [*first, ("bind", target, 0), *protected.steps]
         made = [each for part in parts for each in part.placeholders]
         try:
-            _send(sandbox, tree, target, link, steps, draft.fds, made)
+            _send(sandbox, tree, target, link, steps, [pinned], made)
         except BaseException:
             for part in parts:
                 part.remove_placeholders()
@@ -71,7 +71,7 @@ def attach(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
         journal.erase(sandbox.note)
         sandbox.note = journal.note(sandbox.id, made, sandbox.backend.label())
     finally:
-        draft.close()
+        os.close(pinned)
     sandbox.host_directory |= not os.path.isfile(tree["source"])
     return ResolvedMount(mount.target, mount.access, tree["source"])
 

@@ -8,11 +8,13 @@ from ...errors import RingfenceError, SandboxLost
 from ...model.spec import LIGHT
 from ..local import journal
 from ..local.host import cgroups
-from ..local.host.facts import Host, host, with_files
+from ..local.host.facts import Host, explained_file_limit, host
 from ..optional import Durable, ProfileStore
-from . import ids, making, planner
-from .prebuilt.burst import Burst, kind_of
+from . import ids
+from .prebuilt.burst import Burst
 from .profiles import BUILT_IN, Profile, profile_named
+from .provision import Provision
+from .request import LEAST, request
 from .runtime import Runtime
 
 TYPE_CHECKING = False
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
     from ...model.capabilities import BackendReport
     from ...model.spec import SandboxSpec
     from ...policy.seccomp import SeccompPolicy
-    from ..local.mounts.images import Held
     from .live import LiveSandbox
     from .prebuilt.prewarming import NativeWarm, Prewarming
+    from .request import Request
     from .sandbox import NativeSandbox
     from .zygote import Zygote
 
@@ -43,7 +45,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
     """
 
     tiers = (LIGHT,)
-    least = planner.LEAST
+    least = LEAST
 
     def __init__(
         self,
@@ -88,17 +90,27 @@ class NativeBackend(Runtime, Durable, ProfileStore):
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
         self._under_way.append(None)
         try:
-            return with_files(lambda: self._provision_from(spec))
+            with explained_file_limit(), request(spec, self.profiles) as asked:
+                return self._provision(asked)
         finally:
             self._under_way.pop()
 
-    def _provision_from(self, spec: SandboxSpec) -> NativeSandbox:
-        if spec.image is None:
-            return self._provision(spec)
-        from ..local.mounts import images
-
-        planner.check(spec)
-        return images.made_from(spec, self._provision)
+    def _provision(self, asked: Request) -> NativeSandbox:
+        if asked.spec.network.needs_tls_termination:
+            self.egress().expect(asked.spec.network)
+        zygote = self.zygote()
+        if (ahead := self.burst.take(asked, zygote)) is not None:
+            try:
+                return Provision(self, self.burst, asked, ahead).run()
+            except SandboxLost:
+                zygote = self.zygote()  # it did not live to see this
+        try:
+            return Provision(self, self.burst, asked).run()
+        except SandboxLost:
+            if zygote.alive or asked.image:  # what an image is held by has been given up
+                raise
+            # It was dying already when it was asked: nothing of this one has run.
+            return Provision(self, self.burst, asked).run()
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         return self.prewarming.prewarm(spec)
@@ -129,32 +141,6 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         except RingfenceError as exc:
             return f"no profile {spec.profile}: {exc.message}"
         return ""
-
-    def _provision(self, spec: SandboxSpec, image: Held | None = None) -> NativeSandbox:
-        profile = self.checked_profile(spec)
-        if spec.network.needs_tls_termination:
-            self.egress().expect(spec.network)
-        zygote = self.zygote()
-        ahead = None if image else self.burst.take(spec, kind_of(spec, profile), zygote)
-        if ahead is not None:
-            try:
-                return making.make(self, self.burst, spec, profile, ahead.id, zygote, ahead)
-            except SandboxLost:
-                self.burst.end(ahead)  # it did not live to see this
-                zygote = self.zygote()
-            except BaseException:
-                self.burst.end(ahead)
-                raise
-        sandbox_id = self.new_id(spec)
-        try:
-            return making.make(self, self.burst, spec, profile, sandbox_id, zygote, image=image)
-        except SandboxLost:
-            if zygote.alive or image:  # what an image is held by has been given up
-                raise
-            # It was dying already when it was asked: nothing of this one has run.
-            return making.make(self, self.burst, spec, profile, sandbox_id, self.zygote())
-        finally:
-            self.made(sandbox_id)
 
     def released(self, sandbox: LiveSandbox) -> None:
         self.burst.over()

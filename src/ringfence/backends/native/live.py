@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from ..local.agents.execs import LocalExec
     from ..local.host.cgroups import Group, Layout
     from ..local.network import SandboxNetwork
-    from ..local.sizes import Sizes
     from .fd_store.no_handover import NoHandover
     from .planner import Draft
-    from .profiles import Profile
     from .zygote import Zygote
 
     class Home(Protocol):
@@ -54,15 +52,13 @@ class LiveSandbox(InCgroup):
         self,
         backend: Home,
         draft: Draft,
-        profile: Profile,
-        sizes: Sizes,
-        group: Group,
         control: wire.Socket,
         plan: Plan,
         zygote: Zygote,
     ) -> None:
         super().__init__(backend, draft.spec, draft.id, draft.mounts, control, -1)
-        self.profile, self.sizes, self.group = profile, sizes, group
+        self.profile, self.sizes = draft.request.profile, draft.request.sizes
+        self.group: Group = draft.group
         self.uid, self.first_host_id = draft.uid, draft.first_host_id
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory

@@ -6,53 +6,42 @@ import os
 import resource
 import stat
 
-from ...errors import InvalidRequest, Unsupported
 from ...launcher.pid1.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
 from ...linux import namespaces
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
-from ...model.spec import LIGHT, SandboxSpec
 from ...policy import filters, landlock
 from ..local.host import identity
 from ..local.host.facts import Host
 from ..local.mounts import sources, template
 from ..local.mounts.denied import deny_paths
-from ..local.mounts.protect import Protected, check_names, prepare_mount_point, protect_mount
-from ..local.network import check_given_secrets
+from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
 from ..local.session import (
     all_mounts,
-    check_idle_timeout,
-    check_least,
-    check_sources,
     must_make,
     session_root,
     steps_of_own,
 )
-from ..local.sizes import Sizes, sizes
 from . import connecting, ids
-from .profiles import Profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
-    from ..local.mounts.images import Held
+    from ...model.spec import SandboxSpec
+    from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted
+    from ..local.sizes import Sizes
+    from .profiles import Profile
+    from .request import Request
 
 _MIB = 1 << 20
-# Least limits with which a sandbox can start at all.
-LEAST = {
-    "open_files": (64, "PID 1 of the sandbox lives under it too"),
-    "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
-    "inodes": (128, "the sandbox's own directories are some of them"),
-}
 # Locked bytes, bytes of POSIX message queues, pending signals. Hosts allow a user 8 MiB, 800 KiB and
 # a quarter of the processes that there may be.
 _OF_ITS_OWN = 8 * _MIB, 800 * 1024, 4096
 _OF_THE_CALLERS = 2 * _MIB, 200 * 1024, 1024
 ATTACHED = "/mnt/attached"  # where live mounts are made that may be written to
-LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 
 
 class Draft:
@@ -62,8 +51,11 @@ class Draft:
         first_host_id: 0 where there is one user inside.
     """
 
-    def __init__(self, spec: SandboxSpec, sandbox_id: str, uid: int, first_host_id: int) -> None:
-        self.spec, self.id, self.uid, self.first_host_id = spec, sandbox_id, uid, first_host_id
+    group: Group
+
+    def __init__(self, request: Request, sandbox_id: str, first_host_id: int) -> None:
+        self.request, self.spec, self.image = request, request.spec, request.image
+        self.id, self.uid, self.first_host_id = sandbox_id, request.uid, first_host_id
         self.trees: list[Tree] = []
         self.steps: list[tuple[Any, ...]] = []
         self.fds: list[int] = []
@@ -76,7 +68,6 @@ class Draft:
         self.unix_sockets = False
         self.connects = False  # PID 1 makes every connection
         self.trusted: Trusted | None = None
-        self.image: Held | None = None
         self.note: str | None = None  # of the journal
 
     def close(self) -> None:
@@ -86,69 +77,9 @@ class Draft:
         self.fds.clear()
 
 
-def check(spec: SandboxSpec) -> None:
-    """Refuse what the native backend does not do, before anything is made."""
-    if spec.tier != LIGHT:
-        raise Unsupported(
-            "the native backend is tier light",
-            backend="native",
-            operation=f"tier {spec.tier}",
-            field="tier",
-            hint="name no backend, and the strong one that works here is taken",
-        )
-    if spec.template != "default":
-        raise InvalidRequest(
-            f"unknown template {spec.template!r}", field="template", hint="one of default"
-        )
-    _check_network(spec)
-    check_least(spec, LEAST)
-    _check_open_files(spec.limits.open_files)
-    check_sources(spec)
-    check_names(spec.unprotect)
-
-
-def _check_open_files(wanted: int | None) -> None:
-    """Refuse a request above our own hard limit; the default is silently lowered to it."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if wanted is not None and most != resource.RLIM_INFINITY and wanted > most:
-        raise InvalidRequest(
-            f"{wanted} is above this process's own hard limit, {most}",
-            field="limits.open_files",
-            hint="ask for fewer, or start Ringfence under a higher hard limit: `ulimit -Hn`",
-        )
-
-
-def _check_network(spec: SandboxSpec) -> None:
-    unlimited = ["io_bytes_per_s"]
-    if spec.network.is_unrestricted:
-        unlimited.append("network_bytes")  # nobody counts them there
-    for name in unlimited:
-        if getattr(spec.limits, name) is not None:
-            raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
-    check_idle_timeout(spec, "native")
-    check_given_secrets(spec)
-
-
-def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: str) -> None:
-    """Refuse a start without `protection`, unless the user allowed that by name.
-
-    Raises:
-        Unsupported: It is not allowed to be missing.
-    """
-    if protection in spec.allow_degraded or "*" in spec.allow_degraded:
-        return
-    raise Unsupported(
-        f"{protection} cannot be enforced here: {why}",
-        backend="native",
-        operation=protection,
-        field=field_name,
-        hint=f"run `ringfence doctor` for the fix, or allow it by name: allow_degraded=[{protection!r}]",
-    )
-
-
-def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
+def make_plan(draft: Draft, host: Host) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
-    spec = draft.spec
+    spec, profile = draft.spec, draft.request.profile
     draft.writable += template.WRITABLE
     if draft.image:
         draft.image.appear_as(identity.host_id(draft.first_host_id, draft.uid), host.trusted_root)
@@ -176,7 +107,7 @@ def make_plan(draft: Draft, host: Host, profile: Profile) -> Plan:
         steps, covered = deny_paths(spec, draft.mounts)
         draft.steps += steps
         draft.protected += covered
-    return _plan(draft, host, profile, isolated)
+    return _plan(draft, host, isolated)
 
 
 def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
@@ -184,7 +115,10 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
         _add_session_mount(draft, mount)
         return
     index = len(draft.trees)
-    draft.trees.append(host_tree(draft, mount, host))
+    tree, fd = host_tree(mount, draft.uid, draft.first_host_id, host)
+    draft.trees.append(tree)
+    draft.fds.append(fd)
+    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
     # A socket of the host's may be in it, or come into it; a file stays what it was when it was pinned.
     draft.host_directory |= not stat.S_ISREG(os.fstat(draft.fds[-1]).st_mode)
     point = prepare_mount_point(mount.target, draft.trees[index]["source"], draft.mounts)
@@ -211,20 +145,19 @@ def _add_session_mount(draft: Draft, mount: Mount) -> None:
     draft.mounts.append(ResolvedMount(mount.target, mount.access))
 
 
-def host_tree(draft: Draft, mount: Mount, host: Host) -> Tree:
+def host_tree(mount: Mount, uid: int, first_host_id: int, host: Host) -> tuple[Tree, int]:
     """Resolve a host path once; what is mounted later is this very inode or nothing.
+
+    Returns a descriptor that pins it, the caller's to close and to number in the tree.
 
     Raises:
         InvalidRequest: It does not exist or may not be seen by the caller.
         Unsupported: See `ids.check_mount`.
     """
-    ids.check_mount(mount, draft.first_host_id)
+    ids.check_mount(mount, first_host_id)
     # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
-    inside = identity.host_id(draft.first_host_id, draft.uid) if host.trusted_root else None
-    tree, fd = sources.pin(mount, inside)
-    draft.fds.append(fd)
-    tree["fd"] = len(draft.fds) - 1 if host.trusted_root else -1
-    return tree
+    inside = identity.host_id(first_host_id, uid) if host.trusted_root else None
+    return sources.pin(mount, inside)
 
 
 def _without_sockets(draft: Draft) -> list[str]:
@@ -238,8 +171,8 @@ def _without_sockets(draft: Draft) -> list[str]:
     return [*draft.writable_of_host, ATTACHED]
 
 
-def _plan(draft: Draft, host: Host, profile: Profile, isolated: bool) -> Plan:
-    spec, size = draft.spec, sizes(draft.spec, host)
+def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
+    spec, size, profile = draft.spec, draft.request.sizes, draft.request.profile
     rules = landlock.plan_landlock(
         host.landlock_abi if profile.landlock else 0,
         writable=draft.writable,

@@ -10,10 +10,8 @@ from ...model.base.ids import new_id
 from ..local import journal
 from ..local.base import LocalBackend
 from ..local.host import cgroups, identity
-from ..local.host.facts import host
-from . import ids, planner
+from . import ids
 from .fd_store.no_handover import NoHandover
-from .profiles import profile_named
 from .zygote import Zygote
 
 TYPE_CHECKING = False
@@ -64,18 +62,6 @@ class Runtime(LocalBackend):
     def others_wait(self) -> bool:
         """True while several creates are in progress."""
         return len(self._under_way) > 1
-
-    def checked_profile(self, spec: SandboxSpec) -> Profile:
-        """The profile that it names. Raises `InvalidRequest` for what this host cannot do or nobody can."""
-        planner.check(spec)
-        identity.uid_of(spec.user)
-        profile = profile_named(spec.profile, self.profiles)
-        ids.check(profile)
-        if profile.landlock and host().landlock_abi < planner.LEAST_LANDLOCK_ABI:
-            planner.require_allowed(
-                spec, "landlock", "this kernel has no usable Landlock", "profile"
-            )
-        return profile
 
     def take_host_ids(self, profile: Profile) -> int:
         """The first of a range that is one sandbox's, where it has ids of its own; else 0."""

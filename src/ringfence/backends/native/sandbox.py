@@ -39,11 +39,8 @@ if TYPE_CHECKING:
     from ...model.net.netlog import NetworkEvent
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
-    from ..local.host.cgroups import Group
-    from ..local.sizes import Sizes
     from .live import Home
     from .planner import Draft
-    from .profiles import Profile
     from .zygote import Zygote
 
 _ASK_S = 30.0
@@ -57,17 +54,9 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
     network: NativeNetwork
 
     def __init__(
-        self,
-        backend: Home,
-        draft: Draft,
-        profile: Profile,
-        sizes: Sizes,
-        group: Group,
-        control: wire.Socket,
-        plan: Plan,
-        zygote: Zygote,
+        self, backend: Home, draft: Draft, control: wire.Socket, plan: Plan, zygote: Zygote
     ) -> None:
-        super().__init__(backend, draft, profile, sizes, group, control, plan, zygote)
+        super().__init__(backend, draft, control, plan, zygote)
         self.files = NativeFiles(self)
         self.network = NativeNetwork(self, [], draft.trusted)
         self._environment = environment(self.spec, self.network.environment())

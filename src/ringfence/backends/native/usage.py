@@ -7,7 +7,7 @@ import os
 from ...model.state import State
 from ...model.stats import SandboxStats
 from ..local.host.facts import host
-from .planner import LEAST_LANDLOCK_ABI
+from .request import LEAST_LANDLOCK_ABI
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

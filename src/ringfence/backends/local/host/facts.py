@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager
 
 from ....errors import IsolationError, ResourceExhausted
 from ....linux import landlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    T = TypeVar("T")
+    from collections.abc import Iterator
 
 _GIB = 1 << 30
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
@@ -78,10 +76,11 @@ def out_of_files(exc: OSError) -> ResourceExhausted | None:
     return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
 
 
-def with_files(make: Callable[[], T]) -> T:
-    """`make()`; that this process has too many files open is said as such."""
+@contextmanager
+def explained_file_limit() -> Iterator[None]:
+    """Raise `ResourceExhausted` for an error that means too many open files."""
     try:
-        return make()
+        yield
     except OSError as exc:
         if problem := out_of_files(exc):
             raise problem from exc

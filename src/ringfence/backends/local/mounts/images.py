@@ -123,6 +123,7 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
         account = config.Account(image.uid, image.user, image.home)
         if spec.user is not None or account.uid is None:
             account = config.account_of(spec.user or image.user, held.root)
+        workdir = config.place_of(spec.workdir or image.workdir, held.root)
     except BaseException:
         held.close()
         raise
@@ -133,7 +134,6 @@ def hold(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSpe
         **{name: value for name, value in image.env.items() if _is_name(name)},
         **spec.env,
     }
-    workdir = config.place_of(spec.workdir or image.workdir, held.root)
     # By its id: a snapshot is restored over these very files, whatever the name means by then.
     spec = replace(spec, image=image.id, user=str(account.uid), env=env, workdir=workdir)
     return spec, held

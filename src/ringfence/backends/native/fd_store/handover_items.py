@@ -17,13 +17,12 @@ from ....model.spec import SandboxSpec
 from ...local.agents.execs import LocalExec
 from ...local.fd_store import Item
 from ...local.host.cgroups import Group
-from ...local.host.facts import host
 from ...local.mounts.images import Held
 from ...local.mounts.protect import Protected
 from ...local.mounts.trusted import Trusted
-from ...local.sizes import sizes
 from .. import planner
 from ..profiles import profile_named
+from ..request import Request
 from ..sandbox import NativeSandbox
 
 TYPE_CHECKING = False
@@ -125,27 +124,18 @@ def take_back(
     item = items[SANDBOX]
     note = item.note
     spec = _spec(note)
-    sandbox_host = host()
-    draft = planner.Draft(spec, sandbox_id, note["uid"], note["first_host_id"])
+    profile = profile_named(note["profile"], backend.profiles)
+    request = Request(spec, profile, note["uid"], _image(items.get(IMAGE)))
+    draft = planner.Draft(request, sandbox_id, note["first_host_id"])
+    draft.group = Group.known(*note["group"])
     draft.mounts = [ResolvedMount(*each) for each in note["mounts"]]
     draft.writable, draft.note = note["writable"], note["note"]
     draft.host_directory, draft.unix_sockets = note["host_directory"], note["unix_sockets"]
     draft.protected = _protected(note["protected"], items)
-    draft.image = _image(items.get(IMAGE))
     draft.trusted = Trusted.known(*note["trusted"]) if note["trusted"] else None
-    profile = profile_named(note["profile"], backend.profiles)
     control, pidfd, *namespaces = item.fds
     network = items.get(NETWORK)
-    sandbox = NativeSandbox(
-        backend,
-        draft,
-        profile,
-        sizes(spec, sandbox_host),
-        Group.known(*note["group"]),
-        wire.adopt(control),
-        note["lockdown"],
-        zygote,
-    )
+    sandbox = NativeSandbox(backend, draft, wire.adopt(control), note["lockdown"], zygote)
     sandbox.begun(note["pid"], pidfd, namespaces, network.fds if network else [])
     sandbox.remember(note["created"], items[COUNT].note, note["placeholders"])
     sandbox.was_paused = PAUSED in items

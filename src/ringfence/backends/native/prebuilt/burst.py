@@ -16,21 +16,17 @@ from ....launcher import wire
 from ....model.base.ids import new_id
 from ....model.limits import Limits
 from ....policy import filters
-from ...local import sizes
 from ...local.host import cgroups, identity
-from ...local.host.facts import host
 from .. import planner
 from .prebuilt import Prebuilt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ....launcher.plan import Plan, Shape
-    from ....model.spec import SandboxSpec
     from ..planner import Draft
-    from ..profiles import Profile
+    from ..request import Kind, Request
     from ..runtime import Runtime
     from ..zygote import Zygote
-    from .prebuilt import Kind
 
 KEEP_S = 0.25  # creates this close together are a burst; so long is one kept that nobody comes for
 CALM_S = 0.008  # before the next one is built: a first command that ends soon has ended by then
@@ -43,6 +39,29 @@ _EACH_ONES_OWN = (
 )
 _SWITCH = "RINGFENCE_AHEAD"
 _OFF = ("0", "no", "off", "false")
+
+
+class Ahead(Prebuilt):
+    """A prebuilt sandbox for the next create of a loop.
+
+    Attributes:
+        until_s: How long it is kept.
+    """
+
+    def __init__(
+        self,
+        owner: Burst,
+        sandbox_id: str,
+        kind: Kind,
+        first_host_id: int,
+        zygote: Zygote,
+        control: wire.Socket,
+    ) -> None:
+        super().__init__(sandbox_id, kind, first_host_id, zygote, control)
+        self._owner, self.until_s = owner, time.monotonic() + KEEP_S
+
+    def discard(self) -> None:
+        self._owner.end(self)
 
 
 def are_alike(plan: Plan, other: Plan) -> bool:
@@ -73,15 +92,17 @@ class Burst:
         self._backend = backend
         self._on = os.environ.get(_SWITCH, "").lower() not in _OFF if on is None else on
         self._lock = allocate_lock()
-        self._ahead: Prebuilt | None = None
+        self._ahead: Ahead | None = None
         self._last: tuple[Kind, Zygote] | None = None
         self._last_plan: Plan | None = None
         self._last_s = 0.0
         self._over_s = 0.0  # when one ended last
         self._calm_s = CALM_S
 
-    def take(self, spec: SandboxSpec, kind: Kind, zygote: Zygote) -> Prebuilt | None:
-        """The one ahead, if it can become what `spec` asks for; else it is ended."""
+    def take(self, request: Request, zygote: Zygote) -> Ahead | None:
+        """Return the prebuilt sandbox if it can become what is asked for; else end it."""
+        if request.image is not None:
+            return None
         with self._lock:
             ahead = self._let_go()
             in_haste = time.monotonic() - self._over_s < _HASTE_S or self._backend.others_wait
@@ -92,7 +113,8 @@ class Burst:
             self._lost(ahead)
             return None
         # It has an id of its own.
-        fits = kind == ahead.kind and spec.id is None and len(spec.mounts) <= MOST_MOUNTS
+        spec = request.spec
+        fits = request.kind == ahead.kind and spec.id is None and len(spec.mounts) <= MOST_MOUNTS
         if fits and time.monotonic() < ahead.until_s:
             return ahead
         self.end(ahead)
@@ -102,13 +124,13 @@ class Burst:
         """A sandbox has ended."""
         self._over_s = time.monotonic()
 
-    def _let_go(self) -> Prebuilt | None:
+    def _let_go(self) -> Ahead | None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.zygote.owner == os.getpid():  # else it is our parent's
             ahead.zygote.unwatch(ahead.control.fileno())
         return ahead
 
-    def end(self, ahead: Prebuilt) -> None:
+    def end(self, ahead: Ahead) -> None:
         """Discard the prebuilt sandbox. The zygote ends it before any later request of ours."""
         ahead.control.close()
         try:
@@ -137,7 +159,7 @@ class Burst:
             self._let_go()
         self._lost(ahead)
 
-    def _lost(self, ahead: Prebuilt) -> None:
+    def _lost(self, ahead: Ahead) -> None:
         """Its ids stay ours for good: nobody can tell us when it has ended."""
         ahead.control.close()
         if ahead.zygote.owner == os.getpid():  # else it is our parent's, and lives
@@ -179,8 +201,7 @@ class Burst:
                 return
             ours, theirs = wire.socketpair()
             name = new_id(self._backend.name)
-            ahead = Prebuilt(name, kind, self._take_ids(shape), zygote, ours)
-            ahead.until_s = time.monotonic() + KEEP_S
+            ahead = Ahead(self, name, kind, self._take_ids(shape), zygote, ours)
             try:
                 next_shape = self._next(shape, ahead, draft)
                 if before is not None and are_alike(plan, before):
@@ -215,7 +236,7 @@ class Burst:
     def _take_ids(self, shape: Shape) -> int:
         return self._backend.host_ids().take() if shape["trusted_root"] else 0
 
-    def _next(self, last: Shape, ahead: Prebuilt, draft: Draft) -> Shape:
+    def _next(self, last: Shape, ahead: Ahead, draft: Draft) -> Shape:
         """The same again, with nothing that is the last one's own."""
         shape = last.copy()
         shape["id"] = ahead.id
@@ -224,7 +245,7 @@ class Burst:
         # Only settings that every plan overwrites where it differs: so not the processors.
         name = cgroups.group_name(ahead.id, self._backend.label())
         group = cgroups.Group(self._backend.layout(), name, cpus=False)
-        size = sizes.sizes(draft.spec, host())
+        size = draft.request.sizes
         shape["cgroup_dirs"] = ahead.directories = group.directories
         shape["programs_cgroup"] = group.of_programs
         shape["cgroup_values"] = group.values(Limits(), size.memory_bytes, size.pids)
@@ -233,7 +254,7 @@ class Burst:
         return shape
 
 
-def _make_twin(ahead: Prebuilt, shape: Shape, plan: Plan, draft: Draft) -> None:
+def _make_twin(ahead: Ahead, shape: Shape, plan: Plan, draft: Draft) -> None:
     """Have it become what the last two were: its plan lies there before it is built."""
     if draft.spec.limits.cpus or draft.protected or plan["trees"] or plan["placeholders"]:
         return  # that takes the zygote, or what is somebody's own
@@ -246,17 +267,3 @@ def _make_twin(ahead: Prebuilt, shape: Shape, plan: Plan, draft: Draft) -> None:
             return  # see `are_alike`
     wire.send(ahead.control, twin)
     ahead.plan = twin
-
-
-def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
-    """Select the parts of a spec that are fixed before a claim."""
-    return (
-        identity.uid_of(spec.user),
-        spec.network.is_unrestricted,
-        spec.python_env,
-        profile.forbid_user_namespaces,
-        profile.drop_capabilities,
-        profile.root_capabilities,
-        spec.template,
-        spec.image,
-    )

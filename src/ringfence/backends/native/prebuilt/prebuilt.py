@@ -8,9 +8,8 @@ if TYPE_CHECKING:
 
     from ....launcher import wire
     from ....launcher.plan import Plan
+    from ..request import Kind
     from ..zygote import Zygote
-
-    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
 
 
 class Prebuilt:
@@ -21,7 +20,6 @@ class Prebuilt:
         control: Our end of its control socket.
         directories, values: Its cgroups, and their settings.
         plan: The plan by which it is locked down, equal to the last sandbox's; None: it waits for one.
-        until_s: How long it is kept.
         meanwhile: What its caller wants done while it locks itself down.
         is_pooled: Its owner refills, so that no other one is built in its place.
     """
@@ -29,7 +27,6 @@ class Prebuilt:
     plan: Plan | None = None
     meanwhile: Callable[[], None] | None = None
     is_pooled = False
-    until_s = 0.0
 
     def __init__(
         self, sandbox_id: str, kind: Kind, first_host_id: int, zygote: Zygote, control: wire.Socket
@@ -43,3 +40,10 @@ class Prebuilt:
         """Return whether it can take the plan without the zygote opening mounts or setting limits."""
         same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (self.directories, self.values)
         return same and not (plan["trees"] or plan["placeholders"])
+
+    def discard(self) -> None:
+        """End it unused."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Forget it without ending it: it is a sandbox now, which owns its control."""

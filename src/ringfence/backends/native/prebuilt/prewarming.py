@@ -11,6 +11,7 @@ import _signal as signal
 import os
 import select
 from _thread import RLock, allocate_lock
+from contextlib import ExitStack
 
 from ....errors import ExecError, InvalidRequest, LifecycleError
 from ....launcher import wire
@@ -19,13 +20,13 @@ from ....model.net.network import NetworkPolicy
 from ....model.spec import SandboxSpec
 from ...local import sizes
 from ...local.answers import Refused, answer
-from ...local.host import identity
-from ...local.host.facts import host, with_files
+from ...local.host.facts import explained_file_limit, host
 from ...local.mounts import images
 from .. import planner
-from ..making import READY_S, make, plan_limits
 from ..profiles import profile_named
-from .burst import MOST_MOUNTS, kind_of
+from ..provision import READY_S, Provision, plan_limits
+from ..request import checked, kind_of, request
+from .burst import MOST_MOUNTS
 from .prebuilt import Prebuilt
 
 TYPE_CHECKING = False
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....launcher.plan import Plan
-    from ...local.host import cgroups
-    from ...local.mounts.images import Held
-    from ..profiles import Profile
+    from ..request import Kind, Request
     from ..runtime import Runtime
     from ..sandbox import NativeSandbox
     from ..zygote import Zygote
     from .burst import Burst
-    from .prebuilt import Kind
 
 
 class Prewarming:
@@ -65,42 +63,30 @@ class Prewarming:
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         """Prebuild a sandbox that can be claimed for `spec`."""
-        if spec.image is None:
-            return with_files(lambda: self._prewarm(spec))
-        planner.check(spec)
-        return with_files(lambda: images.made_from(spec, self._prewarm))
+        with explained_file_limit(), request(plain(spec), self._backend.profiles) as bare:
+            return self._prewarm(bare, spec)
 
-    def _prewarm(self, spec: SandboxSpec, image: Held | None = None) -> NativeWarm:
-        kind, bare = self.kind_of(spec), plain(spec)
-        profile, zygote = self._backend.checked_profile(bare), self._backend.zygote()
-        sandbox_id = self._backend.new_id(spec)
-        try:
-            first = self._backend.take_host_ids(profile)
+    def _prewarm(self, bare: Request, like: SandboxSpec) -> NativeWarm:
+        """Build one for nobody, in cgroups with the limits that are asked for most likely."""
+        backend, sandbox_id = self._backend, ""
+        with ExitStack() as acquired:
             try:
-                draft = planner.Draft(bare, sandbox_id, identity.uid_of(spec.user), first)
-                draft.image = image
-                plan, group = self._plan_ahead(draft, profile, spec)
-                control, pid, pidfd = self._build_ahead(plan, zygote)
-            except BaseException:
+                zygote, sandbox_id = backend.zygote(), backend.new_id(like)
+                first = backend.take_host_ids(bare.profile)
                 if first:
-                    self._backend.host_ids().give_back(first)
-                raise
-            values = plan["cgroup_values"]
-            made = NativeWarm(self, draft, kind, group, pid, pidfd, zygote, control, values)
-            self._warm[sandbox_id] = made
-            return made
-        finally:
-            self._backend.made(sandbox_id)
-
-    def _plan_ahead(
-        self, draft: planner.Draft, profile: Profile, like: SandboxSpec
-    ) -> tuple[Plan, cgroups.Group]:
-        """The plan of nobody's sandbox, in cgroups with the limits that are asked for most likely."""
-        plan = planner.make_plan(draft, host(), profile)
-        group = plan_limits(self._backend, plan, draft.spec, sizes.sizes(draft.spec, host()))
-        size = sizes.sizes(like, host())
-        plan["cgroup_values"] = group.values(draft.spec.limits, size.memory_bytes, size.pids)
-        return plan, group
+                    acquired.callback(backend.host_ids().give_back, first)
+                draft = planner.Draft(bare, sandbox_id, first)
+                plan = planner.make_plan(draft, host())
+                plan_limits(backend, draft, plan)
+                size = sizes.sizes(like, host())
+                plan["cgroup_values"] = draft.group.values(Limits(), size.memory_bytes, size.pids)
+                control, pid, pidfd = self._build_ahead(plan, zygote)
+                made = NativeWarm(self, draft, plan["cgroup_values"], pid, pidfd, zygote, control)
+                self._warm[sandbox_id] = made
+                acquired.pop_all()
+                return made
+            finally:
+                backend.made(sandbox_id)
 
     def _build_ahead(self, plan: Plan, zygote: Zygote) -> tuple[wire.Socket, int, int]:
         """Its control, and its PID 1 as pid and pidfd."""
@@ -132,26 +118,13 @@ class Prewarming:
             wanted = claimed.fitting(spec)
             if wanted is None or spec.id not in (None, claimed.id):
                 raise InvalidRequest("this warm sandbox does not fit the spec")
-            profile = self._backend.checked_profile(wanted)
-            sandbox = with_files(
-                lambda: make(
-                    self._backend,
-                    self._burst,
-                    wanted,
-                    profile,
-                    claimed.id,
-                    claimed.zygote,
-                    claimed,
-                    claimed.image,
-                )
-            )
+            asked = checked(wanted, self._backend.profiles, claimed.image)
         except BaseException:
             claimed.discard()
-            raise
-        finally:
             self._backend.made(claimed.id)
-        claimed.close()
-        return sandbox
+            raise
+        with explained_file_limit():
+            return Provision(self._backend, self._burst, asked, claimed).run()
 
     def discard_all(self, zygote: Zygote | None = None) -> None:
         """End those of one zygote, or all, unused."""
@@ -186,16 +159,14 @@ class NativeWarm(Prebuilt):
         self,
         owner: Prewarming,
         draft: planner.Draft,
-        kind: Kind,
-        group: cgroups.Group,
+        values: list[tuple[str, str]],
         pid: int,
         pidfd: int,
         zygote: Zygote,
         control: wire.Socket,
-        values: list[tuple[str, str]],
     ) -> None:
-        super().__init__(draft.id, kind, draft.first_host_id, zygote, control)
-        self.directories, self.values, self.image = group.directories, values, draft.image
+        super().__init__(draft.id, draft.request.kind, draft.first_host_id, zygote, control)
+        self.directories, self.values, self.image = draft.group.directories, values, draft.image
         self._owner, self.pid, self.pidfd = owner, pid, pidfd
         # The zygote's watcher may discard it while another thread discards or inspects it.
         self._lock = RLock()

@@ -1,0 +1,213 @@
+"""Creation of a native sandbox, from a checked request to a sandbox that is ready for use."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack
+
+from ...errors import SandboxLost
+from ...launcher import wire
+from ..local import journal
+from ..local.answers import Refused, answer
+from ..local.host import cgroups
+from ..local.host.facts import host
+from . import planner
+from .prebuilt.burst import are_alike
+from .request import require_allowed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...launcher.plan import Plan
+    from .planner import Draft
+    from .prebuilt.burst import Burst
+    from .prebuilt.prebuilt import Prebuilt
+    from .request import Request
+    from .runtime import Runtime
+    from .sandbox import NativeSandbox
+    from .zygote import Zygote
+
+READY_S = 60.0
+ENDED = "the sandbox's first process ended while it was made"
+CRASHED = (
+    "create a new sandbox; if that fails too, the helper process crashes on this Python or kernel: "
+    "report what it printed on stderr with `ringfence doctor --json`"
+)
+_BEHIND_THE_CGROUP = 8  # processes
+
+
+class Provision:
+    """A single create: plan, acquire, launch, hand over.
+
+    What it acquires (host ids, placeholders and their note, cgroups, a control socket) is given back, in
+    reverse order, where it does not come to the hand over. From then on the sandbox owns it.
+
+    Args:
+        prebuilt: Sandbox to turn into it, discarded where that fails; None: build one now.
+    """
+
+    _acquired: ExitStack
+    _zygote: Zygote
+
+    def __init__(
+        self, runtime: Runtime, burst: Burst, request: Request, prebuilt: Prebuilt | None = None
+    ) -> None:
+        self._runtime, self._burst = runtime, burst
+        self._request, self._prebuilt = request, prebuilt
+
+    def run(self) -> NativeSandbox:
+        """Make the sandbox; on failure, leave nothing behind.
+
+        Raises:
+            SandboxLost: The zygote, or the prebuilt sandbox, is gone.
+        """
+        prebuilt, sandbox_id = self._prebuilt, ""
+        with ExitStack() as self._acquired:
+            if prebuilt is not None:
+                self._acquired.callback(prebuilt.discard)
+            try:
+                self._zygote = prebuilt.zygote if prebuilt else self._runtime.zygote()
+                spec = self._request.spec
+                sandbox_id = prebuilt.id if prebuilt else self._runtime.new_id(spec)
+                return self._make(planner.Draft(self._request, sandbox_id, self._take_ids()))
+            finally:
+                self._runtime.made(sandbox_id)
+
+    def _make(self, draft: Draft) -> NativeSandbox:
+        try:
+            plan = self._plan(draft)
+            sandbox, fds = self._launch(draft, plan)
+        finally:
+            draft.close()
+        self._hand_over(sandbox, fds)
+        return sandbox
+
+    # -- plan and acquire -------------------------------------------------------------------
+
+    def _take_ids(self) -> int:
+        if self._prebuilt is not None:
+            return self._prebuilt.first_host_id
+        first = self._runtime.take_host_ids(self._request.profile)
+        if first:
+            self._acquired.callback(self._runtime.host_ids().give_back, first)
+        return first
+
+    def _plan(self, draft: Draft) -> Plan:
+        runtime, network = self._runtime, draft.spec.network
+        if network.needs_tls_termination:
+            from ..local.mounts.trusted import trusted_for
+
+            draft.trusted = trusted_for(network, runtime.egress())
+        self._acquired.callback(self._give_up, draft)
+        plan = planner.make_plan(draft, host())
+        plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
+        draft.note = journal.note(draft.id, plan["placeholders"], runtime.label())
+        plan["note"] = draft.note or ""
+        plan_limits(runtime, draft, plan)
+        self._acquired.callback(self._zygote.clear_up, draft.id, draft.group.directories, [])
+        return plan
+
+    def _give_up(self, draft: Draft) -> None:
+        journal.give_up(draft.protected, draft.note, draft.id, self._zygote)
+
+    # -- launch and hand over ---------------------------------------------------------------
+
+    def _launch(self, draft: Draft, plan: Plan) -> tuple[NativeSandbox, list[int]]:
+        """The sandbox that is there now, and descriptors of its network."""
+        prebuilt, shape = self._prebuilt, planner.shape_of(plan)
+        is_straight = prebuilt is not None and prebuilt.takes(plan)
+        plan["template"] = b""  # the zygote knows it
+        twin = prebuilt.plan if prebuilt else None
+        if twin is not None:
+            if not (is_straight and are_alike(plan, twin)):
+                raise SandboxLost("the prebuilt sandbox does not fit the plan any more")
+            plan["tag_key"], plan["seccomp"] = twin["tag_key"], twin["seccomp"]
+        ours, theirs = (prebuilt.control, None) if prebuilt and is_straight else wire.socketpair()
+        self._acquired.callback(ours.close)
+        try:
+            send_plan(ours, plan if twin is None else None)
+            kind = None if prebuilt and prebuilt.is_pooled else self._request.kind
+            verb = "claim" if prebuilt else "create"
+            self._burst.tell(self._zygote, theirs, verb, shape, kind, draft, plan)
+        finally:
+            if theirs:
+                theirs.close()
+        # While the kernel builds the sandbox: then nobody has to wait for this.
+        from .sandbox import NativeSandbox
+
+        sandbox = NativeSandbox(self._runtime, draft, ours, plan, self._zygote)
+        self._runtime.handover.expect(sandbox)
+        if prebuilt is not None and prebuilt.meanwhile is not None:
+            prebuilt.meanwhile()
+        body, fds = _first_answer(ours)
+        ours.settimeout(None)
+        sandbox.begun(int(body), fds[0], fds[1:3], fds[3:])
+        return sandbox, fds[3:]
+
+    def _hand_over(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
+        """Leave everything to the sandbox: its end gives back what was acquired for it."""
+        self._acquired.pop_all()
+        self._acquired.callback(sandbox.terminate)
+        if self._prebuilt is not None:
+            if sandbox.control is not self._prebuilt.control:
+                self._prebuilt.control.close()  # the zygote gave it another one
+            self._prebuilt.close()
+        self._runtime.handover.begin(sandbox, sockets)
+        sandbox.serve_network()
+        self._runtime.count(sandbox)
+        self._acquired.pop_all()
+
+
+def plan_limits(runtime: Runtime, draft: Draft, plan: Plan) -> None:
+    """Put limits of memory, processes and processors into `plan`, and the cgroups into both."""
+    spec, size, layout = draft.spec, draft.request.sizes, runtime.layout()
+    name = cgroups.group_name(draft.id, runtime.label())
+    draft.group = group = cgroups.Group(layout, name, cpus=bool(spec.limits.cpus))
+    plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
+    plan["programs_cgroup"] = group.of_programs
+    plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
+    if spec.limits.cpus and not group.holds_cpus:
+        require_allowed(
+            spec,
+            "cpu_limit",
+            f"no cgroup to limit processors with: {layout.why}",
+            "limits.cpus",
+        )
+    import resource
+
+    if layout.version:
+        # The cgroup says no first, because it counts how often.
+        processes = size.pids + _BEHIND_THE_CGROUP
+        plan["rlimits"].append((resource.RLIMIT_NPROC, processes, processes))
+    else:
+        # Counted per user namespace since Linux 5.14, so it bounds this sandbox alone.
+        own = size.pids + cgroups.OWN_PROCESSES
+        plan["rlimits"].append((resource.RLIMIT_NPROC, own, own))
+        plan["memory_watchdog_bytes"] = size.memory_bytes
+        plan["rlimits"].append((resource.RLIMIT_DATA, size.memory_bytes, size.memory_bytes))
+
+
+def _first_answer(control: wire.Socket) -> tuple[bytes, list[int]]:
+    try:
+        return answer(control, READY_S)
+    except SandboxLost as exc:
+        raise SandboxLost(ENDED, hint=CRASHED) from exc
+    except Refused as exc:
+        if exc.errno in (errno.ESRCH, errno.EPIPE, errno.ECONNRESET):
+            raise SandboxLost(f"{ENDED}: {exc.strerror}", hint=CRASHED) from exc
+        from ..local.refusals import error_of
+
+        raise error_of(exc) from exc
+
+
+def send_plan(control: wire.Socket, plan: Plan | None) -> None:
+    """Put it where the sandbox at the other end will find it; None: the one it has already is to hold.
+
+    Raises:
+        SandboxLost: Nobody is there any more.
+    """
+    try:
+        wire.send(control, plan)
+    except OSError as exc:
+        if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+            raise
+        raise SandboxLost("the sandbox has ended", hint="create a new one") from exc

@@ -1,0 +1,154 @@
+"""Requests to create a sandbox, checked once, before anything is planned or made."""
+
+from __future__ import annotations
+
+import resource
+
+from ...errors import InvalidRequest, Unsupported
+from ...model.spec import LIGHT
+from ..local.host import identity
+from ..local.host.facts import host
+from ..local.mounts.protect import check_names
+from ..local.network import check_given_secrets
+from ..local.session import check_idle_timeout, check_least, check_sources
+from ..local.sizes import sizes
+from . import ids
+from .profiles import profile_named
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...model.spec import SandboxSpec
+    from ..local.mounts.images import Held
+    from .profiles import Profile
+
+    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
+
+_MIB = 1 << 20
+# Least limits with which a sandbox can start at all.
+LEAST = {
+    "open_files": (64, "PID 1 of the sandbox lives under it too"),
+    "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
+    "inodes": (128, "the sandbox's own directories are some of them"),
+}
+LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
+
+
+class Request:
+    """A spec, and what follows from it alone.
+
+    Attributes:
+        image: The held image of its root; of the sandbox once there is one.
+        kind: The parts that are fixed in a sandbox before it gets a plan.
+    """
+
+    def __init__(
+        self, spec: SandboxSpec, profile: Profile, uid: int, image: Held | None = None
+    ) -> None:
+        self.spec, self.profile, self.uid, self.image = spec, profile, uid, image
+        self.sizes = sizes(spec, host())
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.spec, self.profile)
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        """Let go of the image unless a sandbox was made."""
+        if kind is not None and self.image is not None:
+            self.image.close()
+
+
+def request(spec: SandboxSpec, profiles: dict[str, Profile]) -> Request:
+    """The request for `spec`. Everything that may be wrong with it is refused here.
+
+    Raises:
+        InvalidRequest, Unsupported: This host, or the native backend, cannot serve it.
+        ImageNotFound: Its image is not on this machine.
+    """
+    if spec.image is None:
+        return checked(spec, profiles)
+    from ..local.mounts import images
+
+    return images.made_from(spec, lambda resolved, held: checked(resolved, profiles, held))
+
+
+def checked(spec: SandboxSpec, profiles: dict[str, Profile], image: Held | None = None) -> Request:
+    """As `request`, of a spec with everything filled in that its held image decides."""
+    check(spec)
+    profile = profile_named(spec.profile, profiles)
+    ids.check(profile)
+    if profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
+        require_allowed(spec, "landlock", "this kernel has no usable Landlock", "profile")
+    return Request(spec, profile, identity.uid_of(spec.user), image)
+
+
+def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
+    """Select the parts of a spec that are fixed before a claim."""
+    return (
+        identity.uid_of(spec.user),
+        spec.network.is_unrestricted,
+        spec.python_env,
+        profile.forbid_user_namespaces,
+        profile.drop_capabilities,
+        profile.root_capabilities,
+        spec.template,
+        spec.image,
+    )
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what the native backend does not do."""
+    if spec.tier != LIGHT:
+        raise Unsupported(
+            "the native backend is tier light",
+            backend="native",
+            operation=f"tier {spec.tier}",
+            field="tier",
+            hint="name no backend, and the strong one that works here is taken",
+        )
+    if spec.template != "default":
+        raise InvalidRequest(
+            f"unknown template {spec.template!r}", field="template", hint="one of default"
+        )
+    unlimited = ["io_bytes_per_s"]
+    if spec.network.is_unrestricted:
+        unlimited.append("network_bytes")  # nobody counts them there
+    for name in unlimited:
+        if getattr(spec.limits, name) is not None:
+            raise Unsupported(backend="native", operation=f"limit {name}", field=f"limits.{name}")
+    _check_open_files(spec.limits.open_files)
+    check_idle_timeout(spec, "native")
+    check_least(spec, LEAST)
+    check_sources(spec)
+    check_given_secrets(spec)
+    check_names(spec.unprotect)
+
+
+def _check_open_files(wanted: int | None) -> None:
+    """Refuse a request above our own hard limit; the default is silently lowered to it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted is not None and most != resource.RLIM_INFINITY and wanted > most:
+        raise InvalidRequest(
+            f"{wanted} is above this process's own hard limit, {most}",
+            field="limits.open_files",
+            hint="ask for fewer, or start Ringfence under a higher hard limit: `ulimit -Hn`",
+        )
+
+
+def require_allowed(spec: SandboxSpec, protection: str, why: str, field_name: str) -> None:
+    """Refuse a start without `protection`, unless the user allowed that by name.
+
+    Raises:
+        Unsupported: It is not allowed to be missing.
+    """
+    if protection in spec.allow_degraded or "*" in spec.allow_degraded:
+        return
+    raise Unsupported(
+        f"{protection} cannot be enforced here: {why}",
+        backend="native",
+        operation=protection,
+        field=field_name,
+        hint=f"run `ringfence doctor` for the fix, or allow it by name: allow_degraded=[{protection!r}]",
+    )
