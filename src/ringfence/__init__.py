@@ -65,10 +65,12 @@ if TYPE_CHECKING:
     from .errors import TooSlow as TooSlow
     from .errors import Unauthenticated as Unauthenticated
     from .errors import Unsupported as Unsupported
-    from .execution import ExecutionService as ExecutionService
+    from .execution.service import ExecutionService as ExecutionService
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
     from .model.acquire import RequiredCapabilities as RequiredCapabilities
+    from .model.base.checks import parse_duration as parse_duration
+    from .model.base.checks import parse_size as parse_size
     from .model.base.ids import check_id as check_id
     from .model.base.ids import new_id as new_id
     from .model.capabilities import BackendReport as BackendReport
@@ -101,8 +103,6 @@ if TYPE_CHECKING:
     from .model.found import Replaced as Replaced
     from .model.granted import SandboxCapabilities as SandboxCapabilities
     from .model.limits import Limits as Limits
-    from .model.limits import parse_duration as parse_duration
-    from .model.limits import parse_size as parse_size
     from .model.manager_stats import Check as Check
     from .model.manager_stats import Health as Health
     from .model.manager_stats import ManagerStats as ManagerStats

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidRequest
+from ..model.base.checks import parse_duration, parse_size
 from ..model.execs.exec import ExecRequest
-from ..model.limits import Limits, parse_duration, parse_size
+from ..model.limits import Limits
 from ..model.mount import READ_WRITE, Mount
 from ..model.spec import SandboxSpec
 from .scripts import scripts_of

@@ -8,7 +8,7 @@ import os
 import sys
 
 from ..errors import BackendUnavailable, BadJson, InvalidRequest
-from ..model.limits import parse_duration
+from ..model.base.checks import parse_duration
 from .commands import SERVE
 from .options import no_arguments, parse
 from .request import whole_number

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .acquire import AcquireOptions as AcquireOptions
     from .acquire import AttachRequest as AttachRequest
     from .acquire import RequiredCapabilities as RequiredCapabilities
+    from .base.checks import parse_duration as parse_duration
+    from .base.checks import parse_size as parse_size
     from .base.ids import check_id as check_id
     from .base.ids import new_id as new_id
     from .capabilities import BackendReport as BackendReport
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from .found import Replaced as Replaced
     from .granted import SandboxCapabilities as SandboxCapabilities
     from .limits import Limits as Limits
-    from .limits import parse_duration as parse_duration
-    from .limits import parse_size as parse_size
     from .manager_stats import Check as Check
     from .manager_stats import Health as Health
     from .manager_stats import ManagerStats as ManagerStats
@@ -78,8 +78,9 @@ _ROOMS = {
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "granted": ("SandboxCapabilities",),
+    "base.checks": ("parse_duration", "parse_size"),
     "base.ids": ("check_id", "new_id"),
-    "limits": ("Limits", "parse_duration", "parse_size"),
+    "limits": ("Limits",),
     "manager_stats": ("Check", "Health", "ManagerStats", "Percentiles"),
     "mount": ("Mount",),
     "net.netlog": ("NetworkEvent",),

@@ -106,14 +106,6 @@ INSTEAD = {
 }
 
 
-def keyword_hint(function: str, name: str) -> str:
-    """Say what is meant by a keyword that `function`, `create` or `exec`, does not have."""
-    from .parts import ExecParts, SandboxParts
-
-    known = (SandboxParts if function == "create" else ExecParts).__annotations__
-    return INSTEAD[function].get(name) or meant(name, known)
-
-
 def no_attribute(owner: object, name: str) -> AttributeError:
     """The error for an attribute that `owner` does not have, with the one that is meant."""
     cls = type(owner)
@@ -145,7 +137,7 @@ def closest(given: str, known: Iterable[str]) -> str:
 def as_number(value: object, field: str) -> str:
     """Show the number that was meant: of `"256m"` for a size, of `"5m"` for a time, of `"3"`, of 3.0."""
     from ..errors import InvalidRequest
-    from .limits import parse_duration, parse_size
+    from .base.checks import parse_duration, parse_size
 
     if isinstance(value, float) and value.is_integer():
         return f"as {int(value)}"

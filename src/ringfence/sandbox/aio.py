@@ -85,7 +85,9 @@ class AsyncSandbox:
         others = others_in(locals())
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
-            return await remote.create_async(server, spec, backend, with_parts)
+            name = remote.name_of(backend)
+            created = remote.make_async(server, "create", spec, backend=name, **with_parts)
+            return await created  # type: ignore[no-any-return]  # as in `Sandbox.create`
         make = partial(
             Sandbox.create,
             spec,
@@ -109,7 +111,8 @@ class AsyncSandbox:
     ) -> AsyncSandbox:
         """A new sandbox with the files of a snapshot; see `Sandbox.restore`."""
         if server is not None:
-            return await remote.restore_async(server, snapshot_id, spec, secrets)
+            restored = remote.make_async(server, "restore", snapshot_id, spec, secrets=secrets)
+            return await restored  # type: ignore[no-any-return]
         make = partial(Sandbox.restore, snapshot_id, spec, secrets=secrets, backend=backend)
         return cls(await owned(make, Sandbox.terminate))
 
@@ -119,7 +122,7 @@ class AsyncSandbox:
     ) -> list[Snapshot]:
         """Every snapshot that is kept, oldest first."""
         if server is not None:
-            async with remote.client_async(server) as client:
+            async with remote.opened_async(server) as client:
                 return await client.snapshots()
         return await in_thread(Sandbox.snapshots, backend=backend)
 
@@ -132,7 +135,7 @@ class AsyncSandbox:
     ) -> None:
         """Remove a snapshot; sandboxes restored from it are not touched."""
         if server is not None:
-            async with remote.client_async(server) as client:
+            async with remote.opened_async(server) as client:
                 await client.delete_snapshot(snapshot_id)
             return
         await in_thread(Sandbox.delete_snapshot, snapshot_id, backend=backend)

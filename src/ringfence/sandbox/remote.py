@@ -2,126 +2,67 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager, contextmanager
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from collections.abc import AsyncIterator, Iterator
     from typing import Any
 
     from ..client import AsyncClient, Client
-    from ..model.session import Snapshot
-    from ..model.spec import SandboxSpec
-    from .aio import AsyncSandbox
-    from .sync import Sandbox
 
 
-def create(
-    server: str | Client, spec: SandboxSpec | None, backend: object, parts: dict[str, Any]
-) -> Sandbox:
-    """A sandbox of the server. One of its own connections ends them with it."""
+def make(server: str | Client, method: str, *args: object, **options: object) -> Any:
+    """A sandbox of the server, by `method` of its client.
+
+    A client that is made for it here closes its connections when the sandbox is terminated.
+    """
     client, is_ours = _client(server)
     try:
-        made = client.create(spec, backend=_name(backend), **parts)
+        made = getattr(client, method)(*args, **options)
     except BaseException:
         if is_ours:
             client.close()
         raise
     made.owns_transport = is_ours
-    return made  # type: ignore[return-value]  # the same methods: tests/client compares them
+    return made
 
 
-def restore(
-    server: str | Client,
-    snapshot_id: str,
-    spec: SandboxSpec | None,
-    secrets: Mapping[str, str] | None,
-) -> Sandbox:
-    """A sandbox of the server with the files of a snapshot."""
-    client, is_ours = _client(server)
-    try:
-        made = client.restore(snapshot_id, spec, secrets=secrets)
-    except BaseException:
-        if is_ours:
-            client.close()
-        raise
-    made.owns_transport = is_ours
-    return made  # type: ignore[return-value]
-
-
-def snapshots(server: str | Client) -> list[Snapshot]:
-    """Every snapshot that the server keeps."""
-    with _opened(server) as client:
-        return client.snapshots()
-
-
-def delete_snapshot(server: str | Client, snapshot_id: str) -> None:
-    """Remove a snapshot of the server's."""
-    with _opened(server) as client:
-        client.delete_snapshot(snapshot_id)
-
-
-async def create_async(
-    server: str | AsyncClient, spec: SandboxSpec | None, backend: object, parts: dict[str, Any]
-) -> AsyncSandbox:
-    """As `create`."""
+async def make_async(
+    server: str | AsyncClient, method: str, *args: object, **options: object
+) -> Any:
+    """As `make`."""
     client, is_ours = _client_async(server)
     try:
-        made = await client.create(spec, backend=_name(backend), **parts)
+        made = await getattr(client, method)(*args, **options)
     except BaseException:
         if is_ours:
             await client.close()
         raise
     made.owns_transport = is_ours
-    return made  # type: ignore[return-value]
+    return made
 
 
-async def restore_async(
-    server: str | AsyncClient,
-    snapshot_id: str,
-    spec: SandboxSpec | None,
-    secrets: Mapping[str, str] | None,
-) -> AsyncSandbox:
-    """As `restore`."""
-    client, is_ours = _client_async(server)
-    try:
-        made = await client.restore(snapshot_id, spec, secrets=secrets)
-    except BaseException:
-        if is_ours:
-            await client.close()
-        raise
-    made.owns_transport = is_ours
-    return made  # type: ignore[return-value]
-
-
-def client_async(server: str | AsyncClient) -> AbstractAsyncContextManager[AsyncClient]:
+@contextmanager
+def opened(server: str | Client) -> Iterator[Client]:
     """The client of an address, closed at the end of the block unless it is the caller's."""
-    from contextlib import asynccontextmanager
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[AsyncClient]:
-        client, is_ours = _client_async(server)
-        try:
-            yield client
-        finally:
-            if is_ours:
-                await client.close()
-
-    return opened()
+    client, is_ours = _client(server)
+    try:
+        yield client
+    finally:
+        if is_ours:
+            client.close()
 
 
-def _opened(server: str | Client) -> AbstractContextManager[Client]:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def opened() -> Iterator[Client]:
-        client, is_ours = _client(server)
-        try:
-            yield client
-        finally:
-            if is_ours:
-                client.close()
-
-    return opened()
+@asynccontextmanager
+async def opened_async(server: str | AsyncClient) -> AsyncIterator[AsyncClient]:
+    """As `opened`."""
+    client, is_ours = _client_async(server)
+    try:
+        yield client
+    finally:
+        if is_ours:
+            await client.close()
 
 
 def _client(server: str | Client) -> tuple[Client, bool]:
@@ -136,7 +77,7 @@ def _client_async(server: str | AsyncClient) -> tuple[AsyncClient, bool]:
     return (server, False) if isinstance(server, AsyncClient) else (AsyncClient(server), True)
 
 
-def _name(backend: object) -> str:
+def name_of(backend: object) -> str:
     """None means: whichever the server has."""
     if backend is None:
         return ""

@@ -138,10 +138,12 @@ class Sandbox:
         others = others_in(locals())
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
-            return remote.create(server, spec, backend, with_parts)
-        name = name_of(backend)
-        if name is not None and spec is None and others.get("tier") is None:
-            others["tier"] = tier_of(name)
+            name = remote.name_of(backend)
+            made: Sandbox = remote.make(server, "create", spec, backend=name, **with_parts)
+            return made  # a RemoteSandbox, with the same methods: tests/client compares them
+        local = name_of(backend)
+        if local is not None and spec is None and others.get("tier") is None:
+            others["tier"] = tier_of(local)
         wanted = make_spec(spec, mounts, network, limits, others)
         if backend is None or isinstance(backend, str):
             return cls(provision(wanted, backend), wanted)
@@ -173,7 +175,8 @@ class Sandbox:
             InvalidRequest: The policy writes a secret that is not given.
         """
         if server is not None:
-            return remote.restore(server, snapshot_id, spec, secrets)
+            made: Sandbox = remote.make(server, "restore", snapshot_id, spec, secrets=secrets)
+            return made
         if backend is None:
             backend = backend_of(snapshot_id)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
@@ -188,7 +191,8 @@ class Sandbox:
     ) -> list[Snapshot]:
         """Every snapshot that is kept, oldest first."""
         if server is not None:
-            return remote.snapshots(server)
+            with remote.opened(server) as client:
+                return client.snapshots()
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         return chosen.snapshots()
 
@@ -205,7 +209,8 @@ class Sandbox:
             SnapshotNotFound: No such snapshot.
         """
         if server is not None:
-            remote.delete_snapshot(server, snapshot_id)
+            with remote.opened(server) as client:
+                client.delete_snapshot(snapshot_id)
             return
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         chosen.delete_snapshot(snapshot_id)

@@ -8,33 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .database import Database, Row
 
-SCHEMA = """
--- An exec is written down before it begins; its output is in files, found by its id and its sandbox's.
-CREATE TABLE execs (
-    id TEXT PRIMARY KEY,
-    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
-    state TEXT NOT NULL,
-    view TEXT NOT NULL,             -- JSON, as its owner sees it; without environment and input
-    created_at REAL NOT NULL,
-    ended_at REAL                   -- NULL: not known to have ended
-) STRICT, WITHOUT ROWID;
-CREATE INDEX execs_by_sandbox ON execs (sandbox, id);
-CREATE INDEX execs_by_end ON execs (ended_at);
-"""
-
-KEYS = """
--- Keys that clients chose to start an exec once. No reference to it: a record that is written again is
--- replaced, and its key stays.
-CREATE TABLE exec_keys (
-    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
-    key TEXT NOT NULL,
-    exec TEXT NOT NULL,
-    request TEXT NOT NULL,          -- digest of what was asked for
-    PRIMARY KEY (sandbox, key)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX exec_keys_by_exec ON exec_keys (exec);
-"""
-
 
 @dataclass(frozen=True)
 class ExecRecord:

@@ -10,20 +10,6 @@ if TYPE_CHECKING:
 
     from .database import Database, Row
 
-SCHEMA = """
--- What the execution service was asked for, and how it ended.
-CREATE TABLE executions (
-    id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    status TEXT NOT NULL,
-    request TEXT NOT NULL,          -- digest of what was asked for under that id
-    result TEXT NOT NULL,           -- JSON, as clients are shown it
-    created_at REAL NOT NULL,
-    ended_at REAL                   -- NULL: it has not
-) STRICT, WITHOUT ROWID;
-CREATE INDEX executions_by_end ON executions (ended_at);
-"""
-
 
 @dataclass(frozen=True)
 class ExecutionRecord:

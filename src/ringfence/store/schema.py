@@ -8,7 +8,6 @@ which may have put things there that we would break: it is refused, not guessed 
 from __future__ import annotations
 
 from ..errors import StateTooNew
-from . import execs, executions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,12 +94,53 @@ CREATE TABLE snapshots (
 CREATE INDEX snapshots_by_owner ON snapshots (owner, id);
 """
 
+_EXECUTIONS = """
+-- What the execution service was asked for, and how it ended.
+CREATE TABLE executions (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    status TEXT NOT NULL,
+    request TEXT NOT NULL,          -- digest of what was asked for under that id
+    result TEXT NOT NULL,           -- JSON, as clients are shown it
+    created_at REAL NOT NULL,
+    ended_at REAL                   -- NULL: it has not
+) STRICT, WITHOUT ROWID;
+CREATE INDEX executions_by_end ON executions (ended_at);
+"""
+
+_EXECS = """
+-- An exec is written down before it begins; its output is in files, found by its id and its sandbox's.
+CREATE TABLE execs (
+    id TEXT PRIMARY KEY,
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+    state TEXT NOT NULL,
+    view TEXT NOT NULL,             -- JSON, as its owner sees it; without environment and input
+    created_at REAL NOT NULL,
+    ended_at REAL                   -- NULL: not known to have ended
+) STRICT, WITHOUT ROWID;
+CREATE INDEX execs_by_sandbox ON execs (sandbox, id);
+CREATE INDEX execs_by_end ON execs (ended_at);
+"""
+
 _CLOCKS = """
 -- Where the clock on the wall stood when a boot was first heard of: it may have been set since.
 CREATE TABLE clocks (
     boot TEXT PRIMARY KEY,
     ahead_s REAL NOT NULL           -- of CLOCK_MONOTONIC
 ) STRICT, WITHOUT ROWID;
+"""
+
+_EXEC_KEYS = """
+-- Keys that clients chose to start an exec once. No reference to it: a record that is written again is
+-- replaced, and its key stays.
+CREATE TABLE exec_keys (
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+    key TEXT NOT NULL,
+    exec TEXT NOT NULL,
+    request TEXT NOT NULL,          -- digest of what was asked for
+    PRIMARY KEY (sandbox, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX exec_keys_by_exec ON exec_keys (exec);
 """
 
 _SETTINGS = """
@@ -144,10 +184,10 @@ CREATE INDEX keys_by_sandbox ON keys (sandbox) WHERE sandbox IS NOT NULL;
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _KEYS_AND_SNAPSHOTS,
-    executions.SCHEMA,
-    execs.SCHEMA,
+    _EXECUTIONS,
+    _EXECS,
     _CLOCKS,
-    execs.KEYS,
+    _EXEC_KEYS,
     _SETTINGS,
     _ANCHORS_OF,
     _KEYS_THAT_END,

@@ -7,8 +7,8 @@ import shlex
 import sys
 
 from ...errors import ExecNotFound, FileNotFound, InvalidRequest
+from ...model.base.checks import parse_duration
 from ...model.files import DIRECTORY
-from ...model.limits import parse_duration
 from .. import tables
 from ..request import environment
 from . import attached, remote

@@ -6,7 +6,7 @@ import sys
 import time
 
 from ...errors import InvalidRequest, RingfenceError
-from ...model.limits import parse_duration
+from ...model.base.checks import parse_duration
 from .. import tables
 from ..request import make_spec
 from ..terminal import complain, size

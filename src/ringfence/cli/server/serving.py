@@ -6,7 +6,7 @@ import json
 import sys
 
 from ...errors import InvalidRequest
-from ...model.limits import parse_duration
+from ...model.base.checks import parse_duration
 from .. import tables
 from ..options import verb_of
 from ..request import whole_number
