@@ -15,6 +15,7 @@ from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
+from ringfence.testing.conformance.optional import Attendance, Durability, Profiles, Tenancy
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
@@ -22,7 +23,19 @@ from ringfence.testing.conformance.trees import Trees
 from ringfence.testing.conformance.warmth import Warmth
 
 
-class ForEachUser(Files, Mounts, Network, Checkpoints, Suspension, LimitsThatBite, Reports):
+class ForEachUser(
+    Files,
+    Mounts,
+    Network,
+    Checkpoints,
+    Suspension,
+    LimitsThatBite,
+    Reports,
+    Durability,
+    Tenancy,
+    Profiles,
+    Attendance,
+):
     """Files of the host and owners, limits and what holds: done with what the user may do."""
 
 

@@ -22,6 +22,7 @@ from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
+from ringfence.testing.conformance.optional import Attendance, Durability, Profiles, Tenancy
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
@@ -65,6 +66,10 @@ class TestMicrovm(
     Suspension,
     Warmth,
     Reports,
+    Durability,
+    Tenancy,
+    Profiles,
+    Attendance,
 ):
     """One half of the suite."""
 

@@ -24,6 +24,9 @@ class TestNative(Connecting, BackendConformance):
     def make_backend(self) -> NativeBackend:
         return NativeBackend(state_dir=_state.name)
 
+    def make_durable(self, directory: str) -> NativeBackend:
+        return NativeBackend(state_dir=_state.name, restart_dir=directory, outlive_s=60.0)
+
 
 class TestNativeClaimed(TestNative):
     """Every sandbox is built ahead and then claimed: whoever gets it cannot tell the difference."""

@@ -51,7 +51,8 @@ class Durable:
     """A backend whose sandboxes can be taken over by the next manager of the state directory.
 
     A server gives the options `restart_dir`, its state directory, and `outlive_s`, for how long sandboxes
-    live on without a server; None: end what an earlier server left there. Its sandboxes are `DurableSandbox`.
+    live on without a server; None: end what an earlier server left there. Commands go on where its sandboxes
+    are `DurableSandbox`.
     """
 
     @property
@@ -67,8 +68,11 @@ class Durable:
         """Return a live sandbox, of this or an earlier process; None if there is none."""
         raise NotImplementedError
 
+    def save(self) -> None:
+        """Save what the end of this process would lose: it ends now, and leaves its sandboxes."""
+
     def leave(self) -> None:
-        """Close without ending any sandbox. Preconditions: `outlives`."""
+        """Close after `save`, without ending any sandbox for good. Preconditions: `outlives`."""
         raise NotImplementedError
 
     def anchor(self) -> tuple[int, int] | None:

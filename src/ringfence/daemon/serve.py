@@ -93,6 +93,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             # As if killed, but with every request answered: there is one way to go on from.
             _flush(service)
             liveness.tidy(manager)
+            liveness.save(manager)
             logging.shutdown()
             os._exit(0)
 

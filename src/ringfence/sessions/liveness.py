@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backends.optional import CpuClock
+from ..backends.optional import CpuClock, Durable
 from ..errors import RingfenceError
 from ..model.client_session import DETACH, SUSPEND, SessionState
 from . import expiry
@@ -86,3 +86,10 @@ def tidy(manager: SessionManager) -> None:
     except RingfenceError:
         pass  # no room now; `health` tells
     manager.pool.wake()
+
+
+def save(manager: SessionManager) -> None:
+    """Have durable backends save what the end of this process would lose."""
+    for backend in manager.maker.backends.values():
+        if isinstance(backend, Durable) and backend.outlives:
+            backend.save()

@@ -541,6 +541,7 @@ class SessionManager:
     def _close_backends(self, *, keep: bool = False) -> None:
         for backend in reversed(self._own_backends):
             if keep and isinstance(backend, Durable) and backend.outlives:
+                backend.save()
                 backend.leave()
             else:
                 backend.close()

@@ -211,6 +211,7 @@ class CommandBackend(AgentBackend):
                 spec,
                 uid,
                 filtered=self.launcher.filtered,
+                policy=self.policies.get(spec.profile),
                 covered=[*template.masked(), AGENT, *self.launcher.anew] if isolated else [],
                 anew=isolated and not self.lets_in,
                 # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.

@@ -126,7 +126,10 @@ class StreamBackend(AgentBackend):
             far.close()
             facts, rest = self._hello(near, process, errors)
             line = _Line(near, rest)
-            wire.send(line.control, settings(spec, uid, filtered=True))
+            wire.send(
+                line.control,
+                settings(spec, uid, filtered=True, policy=self.policies.get(spec.profile)),
+            )
             answer(line.control, _READY_S)
             line.control.settimeout(None)
             mounts = own_mounts(spec)

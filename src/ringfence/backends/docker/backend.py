@@ -188,6 +188,7 @@ class DockerBackend(AgentBackend):
                 spec,
                 uid,
                 filtered=True,
+                policy=self.policies.get(spec.profile),
                 covered=[*template.masked(), *_ENGINES, AGENT] if isolated else [],
                 processes=size.pids + 1 if host_ids else 0,
                 unix_sockets=not shows_the_host(spec),

@@ -6,7 +6,8 @@
         def make_backend(self):
             return MyBackend()
 
-Every rule of the backend protocol has a test here. What a backend reports it cannot do is
+Every rule of the backend protocol has a test here. A member that is missing fails one test, and
+the others are skipped for it. What a backend reports it cannot do is
 tested too: it must be refused with `Unsupported`, and each refusal is counted and listed at
 the end of the run. Tests use only the protocol, so a backend needs nothing else to pass;
 sandboxes need a POSIX `sh` and the `PROGRAMS`. Waits are bounded by `patience_s`, and nothing
@@ -27,13 +28,18 @@ from .lifecycle import Lifecycle
 from .limits import LimitsThatBite
 from .mounts import Mounts
 from .network import Network
+from .optional import Attendance, Durability, Profiles, Tenancy
 from .reports import Reports
 from .requests import Requests
 from .suspension import Suspension
 from .trees import Trees
 from .warmth import Warmth
 
-__all__ = ["PROGRAMS", "BackendConformance", "ConformanceBase", "needs"]
+__all__ = ["PROGRAMS", "BackendConformance", "BasicConformance", "ConformanceBase", "needs"]
+
+
+class BasicConformance(Lifecycle, Execs, Durability, Tenancy, Profiles, Attendance):
+    """The first half of the way: lifecycle, execs, and the optional parts that are declared."""
 
 
 class BackendConformance(
@@ -52,5 +58,9 @@ class BackendConformance(
     LimitsThatBite,
     Warmth,
     Reports,
+    Durability,
+    Tenancy,
+    Profiles,
+    Attendance,
 ):
     """The whole suite; subclass it as `Test...` and override `make_backend`."""

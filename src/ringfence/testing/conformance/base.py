@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from ...backends import protocol
+from ...backends.plugins import lacks
 from ...errors import NetworkPolicyError, Unsupported
+from ...model.execs.exec import ExecRequest
 from ...model.spec import SandboxSpec
 from ..lab import Lab
 from ..shared import SharedLab
@@ -95,6 +98,7 @@ class ConformanceBase:
     _common: ClassVar[SharedLab | None] = None
     _shared: ClassVar[Backend | None] = None
     _is_telling: ClassVar[bool] = False
+    _broken: ClassVar[str] = ""
 
     def make_backend(self) -> Backend:
         """A backend of its own, closed by the caller: to be overridden."""
@@ -117,7 +121,32 @@ class ConformanceBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.refusals = Counter()
-        cls._shared, cls._common, cls._is_telling = None, None, False
+        cls._shared, cls._common, cls._is_telling, cls._broken = None, None, False, ""
+
+    def test_every_member_of_the_contract_is_there(self, request: pytest.FixtureRequest) -> None:
+        """Fails once with every lack; the other tests of the class are then skipped for it."""
+        cls = type(self)
+        try:
+            lacking = list(self._lacks(request.getfixturevalue("backend")))
+        except Exception as exc:
+            cls._broken = f"{type(exc).__name__}: {exc}"
+            raise
+        cls._broken = "; ".join(lacking)
+        assert not lacking
+
+    def _lacks(self, backend: Backend) -> Iterator[str]:
+        """Name the members that the backend, or what it makes, lacks."""
+        yield from _named(backend, protocol.Backend)
+        assert (report := backend.report()).available, report.reason
+        sandbox = backend.provision(self.make_spec())
+        try:
+            yield from _named(sandbox, protocol.BackendSandbox)
+            yield from _named(sandbox.files, protocol.BackendFiles)
+            process = sandbox.start(ExecRequest(("true",)))
+            yield from _named(process, protocol.BackendExec)
+            process.close()
+        finally:
+            sandbox.terminate()
 
     @pytest.fixture
     def backend(self, request: pytest.FixtureRequest) -> Backend:
@@ -163,6 +192,8 @@ class ConformanceBase:
     def _tell_refusals(self, request: pytest.FixtureRequest) -> None:
         """List at the end of the class what was refused, once."""
         cls = type(self)
+        if cls._broken:
+            pytest.skip(f"the contract is not kept: {cls._broken}")
         if not cls._is_telling:
             cls._is_telling = True
             _class_node(request).addfinalizer(lambda: cls._tell(request.config))
@@ -188,6 +219,10 @@ class ConformanceBase:
         shared, cls._shared = cls._shared, None
         if shared is not None:
             shared.close()
+
+
+def _named(made: object, contract: type) -> Iterator[str]:
+    return (f"{type(made).__name__} has no {name}" for name in lacks(made, contract))
 
 
 def _part_of(request: pytest.FixtureRequest) -> type[ConformanceBase]:

@@ -17,6 +17,7 @@ from ....model.mount import ALWAYS_THERE, READ_WRITE
 from ....model.session import ResolvedMount
 from ....model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ....policy.filters import load_filter
+from ...optional import ProfileStore
 from ..base import LocalBackend
 from ..host import identity
 from ..launched import Launched
@@ -36,17 +37,19 @@ from .contained import AGENT, NO_NAMESPACE_FDS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from ....egress.host.client import Egress
     from ....guest.room import Room
     from ....guest.settings import Settings
     from ....model.session import Snapshot
+    from ....policy.seccomp import SeccompPolicy
     from ...protocol import Backend
     from ..answers import Refused
     from .contained import ContainedSandbox
     from .guest import GuestSandbox
 
+_PROFILES = (OS_HARDENED, DEBUG, UNRESTRICTED)
 LEAST_OPEN_FILES = (64, "the agent lives under it too")
 _NO_HOST_NETWORK = (
     "it never shares the host's network: list the destinations, or use the native backend"
@@ -59,7 +62,7 @@ class NoIsolationError(Exception):
     """The agent may not set up isolation of its own here; the message says what was refused."""
 
 
-class AgentBackend(LocalBackend):
+class AgentBackend(LocalBackend, ProfileStore):
     """The part of `Backend` that is the same for all of them.
 
     Args:
@@ -76,7 +79,6 @@ class AgentBackend(LocalBackend):
 
     name: str
     tiers = (LIGHT,)
-    profile_names = (OS_HARDENED, DEBUG, UNRESTRICTED)
     held: tuple[str, ...] = ()
     least: Mapping[str, tuple[int, str]] = {"open_files": LEAST_OPEN_FILES}
     lets_in = saves = False
@@ -88,6 +90,19 @@ class AgentBackend(LocalBackend):
         self._jailer: Launched | None = None
         self._live: dict[str, GuestSandbox] = {}
         self._making: set[str] = set()
+        self.policies: dict[str, SeccompPolicy | None] = dict.fromkeys(_PROFILES)
+
+    @property
+    def profile_names(self) -> tuple[str, ...]:
+        """See `Selective`."""
+        return tuple(self.policies)
+
+    def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
+        """See `ProfileStore`."""
+        if policy is None:
+            self.policies.pop(name, None)
+        else:
+            self.policies[name] = policy
 
     def check(self, spec: SandboxSpec) -> None:
         """Refuse what this backend does not do, before anything is made."""
@@ -253,6 +268,7 @@ def settings(
     processes: int = 0,
     unix_sockets: bool = True,
     room: Room | None = None,
+    policy: SeccompPolicy | None = None,
 ) -> Settings:
     """Build the agent's settings, for an agent on the host's kernel.
 
@@ -263,6 +279,7 @@ def settings(
         processes: RLIMIT_NPROC, for a user with no processes elsewhere; 0: only the cgroup limits them.
         room: In those namespaces, the writable layer.
         unix_sockets: Unix sockets are harmless: no host directory, which may hold sockets, is mounted.
+        policy: System-call policy of a profile that was defined at run time.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
     filtered = filtered and wants_filter(spec)
@@ -281,7 +298,7 @@ def settings(
         "memory_bytes": 0,
         "counts_cpu": False,
         "rlimits": [(which, most, most) for which, most in limits.items()],
-        "seccomp": load_filter(allow_af_unix=unix_sockets, debug=tracing, tag_key=key)
+        "seccomp": _filter(policy, allow_af_unix=unix_sockets, debug=tracing, tag_key=key)
         if filtered
         else b"",
         "tag_key": key if filtered else 0,
@@ -290,6 +307,14 @@ def settings(
         "anew": anew,
         "place": AGENT,
     }
+
+
+def _filter(policy: SeccompPolicy | None, **options: Any) -> bytes:
+    if policy is None:
+        return load_filter(**options)
+    from ....policy.seccomp import FilterOptions, compile_filter
+
+    return compile_filter(FilterOptions(**options), policy=policy)
 
 
 def isolation_refused(refused: Refused) -> None:

@@ -1,0 +1,152 @@
+"""The optional parts of `backends.optional`: each is tested where it is declared, and else skipped by name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from ...backends import optional
+from ...errors import RingfenceError
+from ...model.execs.exec import ExecRequest
+from ...policy.seccomp import SeccompPolicy
+from ..lab import Lab
+from ..running import wait_done
+from .base import ConformanceBase
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...backends.protocol import Backend
+    from .base import MakeSandbox
+
+Part = TypeVar("Part")
+NO_MKDIR = {"extends": "os_hardened", "rules": [{"names": ["mkdir", "mkdirat"], "action": "EPERM"}]}
+
+
+def declared(made: object, part: type[Part]) -> Part:
+    """Return the object as that part; skip the test where its class does not inherit it."""
+    if not isinstance(made, part):
+        pytest.skip(f"{type(made).__name__} does not declare {part.__name__}")
+    return made
+
+
+class Durability(ConformanceBase):
+    def make_durable(self, directory: str) -> Any:
+        """Make a backend whose sandboxes outlive it, with `directory` as `restart_dir`: override it."""
+        del directory
+        return None
+
+    def test_a_sandbox_is_adopted_by_its_id(
+        self, backend: Backend, make_sandbox: MakeSandbox
+    ) -> None:
+        durable = declared(backend, optional.Durable)
+        sandbox = make_sandbox().sandbox
+        sandbox_id = sandbox.session.id
+
+        adopted = durable.adopt(sandbox_id)
+
+        assert adopted
+        assert sandbox_id == adopted.session.id
+        assert sandbox_id in [each.session.id for each in durable.living()]
+        assert durable.adopt("no-such-sandbox") is None
+        sandbox.terminate()
+        assert sandbox_id not in [each.session.id for each in durable.living()]
+
+    def test_its_anchor_is_a_process_or_none(self, backend: Backend, sandbox: Lab) -> None:
+        del sandbox
+        anchor = declared(backend, optional.Durable).anchor()
+
+        assert anchor is None or os.path.exists(f"/proc/{anchor[0]}")
+
+    def test_the_next_backend_takes_over_what_is_left(
+        self, backend: Backend, tmp_path: Path
+    ) -> None:
+        declared(backend, optional.Durable)
+        first = self.make_durable(str(tmp_path))
+        assert first, "a backend that declares Durable overrides make_durable"
+        lab = Lab(first.provision(self.make_spec()), self.patience_s)
+        lab.put("note", b"kept")
+        sandbox_id = lab.sandbox.session.id
+        assert first.outlives
+        first.save()
+        first.leave()
+        second = self.make_durable(str(tmp_path))
+        assert second
+        try:
+            found = second.adopt(sandbox_id)
+            assert found
+            if isinstance(found, optional.DurableSandbox):
+                found.align(False)
+            assert b"kept" == Lab(found, self.patience_s).run("cat", "note").stdout
+            found.terminate()
+            assert [] == list(second.living())
+        finally:
+            second.close()
+
+
+class Tenancy(ConformanceBase):
+    def test_a_tenant_is_named_before_the_sandbox(
+        self, backend: Backend, make_sandbox: MakeSandbox
+    ) -> None:
+        tenanted = declared(backend, optional.Tenanted)
+        for sandbox_id, tenant in (("of-ann", "ann"), ("of-ann-too", "ann"), ("of-bob", "bob")):
+            tenanted.belongs_to(sandbox_id, tenant)
+            assert make_sandbox(id=sandbox_id).run("true").ok
+
+
+class Profiles(ConformanceBase):
+    def test_a_profile_is_defined_holds_and_is_removed(
+        self, backend: Backend, make_sandbox: MakeSandbox
+    ) -> None:
+        store = declared(backend, optional.ProfileStore)
+        store.define_profile("no-mkdir", SeccompPolicy.from_json(NO_MKDIR))
+        refused = make_sandbox(profile="no-mkdir").sh("cd /tmp; mkdir made")
+        store.define_profile("no-mkdir", None)
+
+        assert not refused.ok
+        assert make_sandbox().sh("cd /tmp; mkdir made").ok
+        with pytest.raises(RingfenceError):
+            make_sandbox(profile="no-mkdir")
+
+    def test_only_its_profiles_are_served(
+        self, backend: Backend, make_sandbox: MakeSandbox
+    ) -> None:
+        selective = declared(backend, optional.Selective)
+
+        assert "no-such-profile" not in selective.profile_names
+        assert self.make_spec().profile in selective.profile_names
+        assert not [name for name in selective.never if backend.report().can(name)]
+        with pytest.raises(RingfenceError):
+            make_sandbox(profile="no-such-profile")
+
+
+class Attendance(ConformanceBase):
+    one_sandbox = True
+
+    def test_an_attended_exec_ends_as_any_other(self, sandbox: Lab) -> None:
+        attended = declared(sandbox.sandbox, optional.AttendedExec)
+        begun = attended.start_attended(ExecRequest(("sh", "-c", "echo out; exit 3")), "mine")
+
+        if isinstance(attended, optional.DurableSandbox):
+            assert "mine" in attended.adopted_execs()
+        wait_done(begun, self.patience_s)
+        assert b"out\n" == os.read(begun.stdout or 0, 100)
+        assert 3 == begun.status().exit_code
+        begun.close()
+
+    def test_a_command_that_is_not_there_is_noted(self, sandbox: Lab) -> None:
+        process = sandbox.start("no-such-command")
+        driven = declared(process, optional.DrivenExec)
+        wait_done(process, self.patience_s)
+
+        assert 127 == process.status().exit_code
+        assert b"no-such-command" in driven.note
+
+    def test_processor_time_only_grows(self, sandbox: Lab) -> None:
+        clock = declared(sandbox.sandbox, optional.CpuClock)
+        before = clock.cpu_ns()
+        sandbox.sh("i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done")
+
+        assert before is None or before <= (clock.cpu_ns() or 0)
