@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from ..backends.optional import Replicable
 from ..backends.registry import new_backend
 from ..model.mount import READ_ONLY, READ_WRITE, Mount
 from ..sandbox.sync import Sandbox
@@ -75,11 +76,9 @@ class Lab:
         Raises:
             Unsupported: Such a backend keeps none.
         """
-        beside = getattr(self.backend, "beside", None)
-        if beside is None:
-            return new_backend(self.backend.name, state_dir=state_dir)
-        other: Backend = beside(state_dir)
-        return other
+        if isinstance(self.backend, Replicable):
+            return self.backend.beside(state_dir)
+        return new_backend(self.backend.name, state_dir=state_dir)
 
 
 def run(sandbox: Sandbox, module: str, function: str, *words: str, **options: Any) -> ExecResult:

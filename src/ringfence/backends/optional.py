@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..model.execs.exec import ExecRequest
     from ..model.spec import SandboxSpec
     from ..policy.seccomp import SeccompPolicy
-    from .protocol import BackendExec, BackendSandbox
+    from .protocol import Backend, BackendExec, BackendSandbox
 
 _GRACE_S = 10.0
 
@@ -24,9 +24,11 @@ class Selective:
 
     Attributes:
         never: Capabilities that it has on no host, and why.
+        least: Least values of limits, by their names in `Limits`, and why.
     """
 
     never: ClassVar[Mapping[str, str]] = {}
+    least: Mapping[str, tuple[int, str]] = {}
 
     @property
     def profile_names(self) -> Sequence[str]:
@@ -99,6 +101,26 @@ class ProfileStore:
 
         Existing sandboxes keep their filter.
         """
+        raise NotImplementedError
+
+
+class GuestKernel:
+    """A backend that boots a kernel of the caller's choice."""
+
+    def check_kernel(self, place: str) -> None:
+        """Refuse a directory without a kernel that can be booted, by BackendUnavailable."""
+        raise NotImplementedError
+
+    def use_kernel(self, place: str | None) -> None:
+        """Boot the kernel of that directory from now on; None looks in the usual places."""
+        raise NotImplementedError
+
+
+class Replicable:
+    """A backend that is set up in a way which its name does not tell."""
+
+    def beside(self, state_dir: str) -> Backend:
+        """Make another one, set up as this one, with snapshots in a directory of its own."""
         raise NotImplementedError
 
 

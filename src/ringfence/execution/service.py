@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from .. import __version__
-from ..backends.optional import ProfileStore
+from ..backends.optional import GuestKernel, ProfileStore
 from ..errors import (
     BackendUnavailable,
     ExecNotStarted,
@@ -400,9 +400,10 @@ class ExecutionService:
 
     def _use_kernel(self, config: ExecutionConfig) -> None:
         for name, backend in self.manager.maker.backends.items():
-            use = getattr(backend, "use_kernel", None)
-            if use is not None and (VM_KERNEL in config.strong_runtime or self._chose_kernel):
-                use(config.strong_runtime.get(VM_KERNEL))
+            if not isinstance(backend, GuestKernel):
+                continue
+            if VM_KERNEL in config.strong_runtime or self._chose_kernel:
+                backend.use_kernel(config.strong_runtime.get(VM_KERNEL))
                 self._chose_kernel = True
                 self.manager.maker.forget_report(name)
 
@@ -415,15 +416,15 @@ class ExecutionService:
             )
         if VM_KERNEL in config.strong_runtime:
             backends = self.manager.maker.backends.values()
-            checks = [each.check_kernel for each in backends if hasattr(each, "check_kernel")]
-            if not checks:
+            booting = [each for each in backends if isinstance(each, GuestKernel)]
+            if not booting:
                 hint = "name the microvm backend, as `ringfence serve --backend microvm` does"
                 raise InvalidRequest(
                     "no backend here boots a kernel", field=f"strong_runtime.{VM_KERNEL}", hint=hint
                 )
             try:
-                for check in checks:
-                    check(config.strong_runtime[VM_KERNEL])
+                for each in booting:
+                    each.check_kernel(config.strong_runtime[VM_KERNEL])
             except BackendUnavailable as exc:
                 field = f"strong_runtime.{VM_KERNEL}"
                 raise InvalidRequest(exc.message, field=field, hint=exc.hint) from exc

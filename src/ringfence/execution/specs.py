@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from ..backends.optional import Selective
 from ..errors import InvalidRequest, RingfenceError
 from ..model.execution.config import ExecutionConfig, is_at_or_below
 from ..model.limits import Limits
@@ -62,7 +63,8 @@ def check_least(request: ExecutionRequest, backend: Backend) -> None:
     Raises:
         InvalidRequest: `field` is what the request calls it.
     """
-    least, why = getattr(backend, "least", {}).get("memory_bytes", (0, ""))
+    bounds = backend.least if isinstance(backend, Selective) else {}
+    least, why = bounds.get("memory_bytes", (0, ""))
     if request.memory_mb is not None and request.memory_mb * _MIB < least:
         message = f"must be at least {-(-least // _MIB)}: {why}"
         raise InvalidRequest(message, field="memory_mb", hint="memory_mb counts MiB")

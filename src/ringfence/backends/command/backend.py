@@ -78,7 +78,6 @@ class CommandBackend(AgentBackend):
         self._swept = False
 
     def beside(self, state_dir: str) -> CommandBackend:
-        """Another one of the same launcher, with snapshots of its own."""
         return CommandBackend(self.launcher, state_dir=state_dir)
 
     def layout(self) -> cgroups.Layout:

@@ -96,7 +96,6 @@ class DockerBackend(AgentBackend):
         self._host_ids: identity.HostIds | None = None
 
     def beside(self, state_dir: str) -> DockerBackend:
-        """Another one of the same engine, with snapshots of its own."""
         return DockerBackend(self._engine_host, state_dir=state_dir)
 
     # -- provisioning -----------------------------------------------------------------------

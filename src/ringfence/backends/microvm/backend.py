@@ -22,7 +22,7 @@ from ..local.jailed.saving import check_goes_on
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.refusals import error_of
-from ..optional import TierDefault
+from ..optional import GuestKernel, Replicable, TierDefault
 from . import booted, kernel, qemu, written
 from . import plan as planning
 from .accelerator import accelerator
@@ -83,7 +83,7 @@ class Started:
         os.close(self.errors)
 
 
-class MicrovmBackend(Jails, TierDefault):
+class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
     """See `Backend`.
 
     Args:
@@ -117,7 +117,6 @@ class MicrovmBackend(Jails, TierDefault):
         self._report: BackendReport | None = None
 
     def beside(self, state_dir: str) -> MicrovmBackend:
-        """Another one of the same emulator and kernel, with snapshots of its own."""
         return MicrovmBackend(
             path=self._path,
             kernel_place=self._kernel_place,
@@ -126,15 +125,9 @@ class MicrovmBackend(Jails, TierDefault):
         )
 
     def check_kernel(self, place: str) -> None:
-        """Refuse a directory in which no kernel is.
-
-        Raises:
-            BackendUnavailable: None there can be booted; the message says why.
-        """
         kernel.find(place)
 
     def use_kernel(self, place: str | None) -> None:
-        """Boot the kernel of that directory from now on; None looks in the usual places."""
         if place == self._kernel_place:
             return
         with self._found:

@@ -17,7 +17,7 @@ from ....model.mount import ALWAYS_THERE, READ_WRITE
 from ....model.session import ResolvedMount
 from ....model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ....policy.filters import load_filter
-from ...optional import ProfileStore
+from ...optional import ProfileStore, Replicable
 from ..base import LocalBackend
 from ..host import identity
 from ..launched import Launched
@@ -62,7 +62,7 @@ class NoIsolationError(Exception):
     """The agent may not set up isolation of its own here; the message says what was refused."""
 
 
-class AgentBackend(LocalBackend, ProfileStore):
+class AgentBackend(LocalBackend, ProfileStore, Replicable):
     """The part of `Backend` that is the same for all of them.
 
     Args:
@@ -70,7 +70,6 @@ class AgentBackend(LocalBackend, ProfileStore):
 
     Attributes:
         held: Limits that the isolation enforce, by their names in `Limits`.
-        least: Of a limit: the least that works, and why.
         lets_in: Whether helpers of the host's may go in: for mounts and rules of the network.
         saves: Whether they may save what is there as well.
         not_strong, not_root, no_rules, no_limits: What is said to who asks for that.
@@ -228,7 +227,6 @@ class AgentBackend(LocalBackend, ProfileStore):
         raise NotImplementedError
 
     def beside(self, state_dir: str) -> Backend:
-        """Another one, with snapshots of its own."""
         del state_dir
         raise self.refusal("snapshot", "")
 
