@@ -113,6 +113,16 @@ def test_an_image_whose_user_is_not_in_it(user: str, store: ImageStore, tmp_path
         assert "77" == sandbox.exec(["id", "-u"]).stdout_text.strip()
 
 
+def test_an_image_is_let_go_of_where_its_workdir_cannot_be_had(
+    image: str, store: ImageStore
+) -> None:
+    with pytest.raises(NotADirectoryError):
+        Sandbox.create(image=image, workdir="/etc/os-release/below")
+
+    store.remove(image)
+    assert [] == store.collect()[1]
+
+
 def test_what_is_in_use_is_not_collected(image: str, store: ImageStore) -> None:
     with Sandbox.create(image=image) as sandbox:
         found = store.remove(image)
