@@ -300,6 +300,8 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
 ]
 INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("exec text", lambda box: box.exec("echo hi"), "str", "shell(SCRIPT)"),
+    ("exec words", lambda box: box.exec("ls", "-l"), "several arguments", '["ls", "-l"]'),
+    ("start words", lambda box: box.start("ls", "-l"), "several arguments", '["ls", "-l"]'),
     ("exec timeout", lambda box: box.exec(["ls"], timeout=3), "timeout", "timeout_s=SECONDS"),
     ("exec check", lambda box: box.exec(["ls"], check=True), "check", "result.ok"),
     ("exec seconds", lambda box: box.exec(["ls"], timeout_s="5"), "'5'", "as 5"),
@@ -338,6 +340,24 @@ def refusal(act: Callable[[], object]) -> str:
     with pytest.raises(REFUSALS) as caught:
         act()
     return str(caught.value)
+
+
+def test_a_secret_that_no_rule_sends_is_told_by_name() -> None:
+    """Programs see a placeholder and not the value, whatever was hoped for."""
+    for network in ("none", ["example.com"]):
+        with (
+            pytest.warns(UserWarning, match="'TOKEN'") as told,
+            pytest.raises(ringfence.InvalidRequest),
+        ):
+            R.Sandbox.create(secrets={"TOKEN": "x"}, network=network, workdir="work")
+        answers(str(told[0].message), "TOKEN", "credential=Credential('TOKEN')")
+        assert __file__ == told[0].filename
+    rule = ringfence.NetworkRule("example.com", credential=ringfence.Credential("TOKEN"))
+    policy = ringfence.NetworkPolicy(mode="limited", rules=(rule,))
+    with pytest.raises(
+        ringfence.InvalidRequest
+    ):  # the control: no warning, which would be an error
+        R.Sandbox.create(secrets={"TOKEN": "x"}, network=policy, workdir="work")
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,13 @@ def others_in(values: Mapping[str, Any]) -> dict[str, Any]:
         InvalidRequest: `create` was given a name that it does not have.
     """
     refuse_unknown("create", values["unknown"])
+    if hasattr(values["secrets"], "keys"):
+        used = parse_network(values["network"]).secrets
+        for name in sorted(map(str, values["secrets"].keys() - set(used))):
+            import warnings
+
+            how = f"NetworkRule(HOST, credential=Credential({name!r})) does; env= is for programs"
+            warnings.warn(f"no rule of network= sends the secret {name!r}: {how}", stacklevel=3)
     return {name: values[name] for name in _OTHERS if values[name] is not None}
 
 
@@ -168,7 +175,7 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
     return made
 
 
-def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
+def make_request(argv: Sequence[StrPath], *more: object, **options: Any) -> ExecRequest:
     """An exec request from the library's keyword arguments."""
     given = {key: value for key, value in options.items() if value is not None}
     if given:
@@ -176,8 +183,9 @@ def make_request(argv: Sequence[StrPath], **options: Any) -> ExecRequest:
             given["stdin"] = given["stdin"].encode()
         if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
             given["user"] = str(given["user"])
-    if isinstance(argv, str | bytes) or not hasattr(argv, "__iter__"):
-        what, hint = f"must be a list, not {type(argv).__name__}", "for a shell: shell(SCRIPT)"
+    if more or isinstance(argv, str | bytes) or not hasattr(argv, "__iter__"):
+        is_what = "several arguments" if more else type(argv).__name__
+        what, hint = f"must be a list, not {is_what}", "for a shell: shell(SCRIPT)"
         checks.refuse("argv", what, f'as ["ls", "-l"]; {hint}')
     return ExecRequest(argv=tuple(argv), **given)  # type: ignore[arg-type]
 

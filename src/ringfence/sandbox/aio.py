@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Unpack
+    from typing import Any, Never, Unpack
 
     from ..backends.protocol import Backend
     from ..client import AsyncClient
@@ -143,7 +143,7 @@ class AsyncSandbox:
     async def exec(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -161,6 +161,7 @@ class AsyncSandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,

@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Unpack
+    from typing import Any, Never, Unpack
 
     from ..backends.protocol import Backend, BackendSandbox
     from ..client import Client
@@ -220,7 +220,7 @@ class Sandbox:
     def exec(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -252,6 +252,7 @@ class Sandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,
@@ -270,7 +271,7 @@ class Sandbox:
     def start(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -295,6 +296,7 @@ class Sandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,

@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self, Unpack
+    from typing import Any, Never, Self, Unpack
 
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
@@ -73,7 +73,7 @@ class AsyncRemoteSandbox:
     async def exec(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -92,6 +92,7 @@ class AsyncRemoteSandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,
@@ -118,7 +119,7 @@ class AsyncRemoteSandbox:
     async def start(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -135,6 +136,7 @@ class AsyncRemoteSandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,

@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self, Unpack
+    from typing import Any, Never, Self, Unpack
 
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
@@ -74,7 +74,7 @@ class RemoteSandbox:
     def exec(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -93,6 +93,7 @@ class RemoteSandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,
@@ -119,7 +120,7 @@ class RemoteSandbox:
     def start(
         self,
         argv: Sequence[StrPath],
-        *,
+        *more: Never,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
@@ -136,6 +137,7 @@ class RemoteSandbox:
         refuse_unknown("exec", unknown)
         request = make_request(
             argv,
+            *more,
             cwd=cwd,
             env=env,
             user=user,
