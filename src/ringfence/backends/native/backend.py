@@ -8,7 +8,7 @@ from ...errors import RingfenceError, SandboxLost
 from ...model.spec import LIGHT
 from ..local import journal
 from ..local.host import cgroups
-from ..local.host.facts import Host, explained_file_limit, host
+from ..local.host.facts import ExplainedFileLimit, Host, host
 from ..optional import Durable, ProfileStore
 from . import ids
 from .prebuilt.burst import Burst
@@ -90,7 +90,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
     def provision(self, spec: SandboxSpec) -> NativeSandbox:
         self._under_way.append(None)
         try:
-            with explained_file_limit(), request(spec, self.profiles) as asked:
+            with ExplainedFileLimit(), request(spec, self.profiles) as asked:
                 return self._provision(asked)
         finally:
             self._under_way.pop()

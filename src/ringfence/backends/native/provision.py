@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
 
 from ...errors import SandboxLost
 from ...launcher import wire
@@ -17,6 +16,8 @@ from .request import require_allowed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...launcher.plan import Plan
     from .planner import Draft
     from .prebuilt.burst import Burst
@@ -35,6 +36,30 @@ CRASHED = (
 _BEHIND_THE_CGROUP = 8  # processes
 
 
+class Acquired:
+    """Callbacks that give back what was acquired, last first; contextlib takes longer to import."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def callback(self, function: Callable[..., object], *args: object) -> None:
+        self._callbacks.append((function, args))
+
+    def pop_all(self) -> None:
+        self._callbacks.clear()
+
+    def __enter__(self) -> Acquired:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._callbacks:
+            function, args = self._callbacks.pop()
+            try:
+                function(*args)
+            finally:
+                self.__exit__()
+
+
 class Provision:
     """A single create: plan, acquire, launch, hand over.
 
@@ -45,7 +70,7 @@ class Provision:
         prebuilt: Sandbox to turn into it, discarded where that fails; None: build one now.
     """
 
-    _acquired: ExitStack
+    _acquired: Acquired
     _zygote: Zygote
 
     def __init__(
@@ -61,7 +86,7 @@ class Provision:
             SandboxLost: The zygote, or the prebuilt sandbox, is gone.
         """
         prebuilt, sandbox_id = self._prebuilt, ""
-        with ExitStack() as self._acquired:
+        with Acquired() as self._acquired:
             if prebuilt is not None:
                 self._acquired.callback(prebuilt.discard)
             try:

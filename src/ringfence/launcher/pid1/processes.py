@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import posix as os
 import resource
 
@@ -88,8 +89,17 @@ def is_exiting(pid: int) -> bool:
 
     Source: proc(5), stat, flags; PF_EXITING in include/linux/sched.h.
     """
-    fields = _stat_fields(pid)
-    return not fields or bool(int(fields[6]) & _PF_EXITING)
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        return exc.errno == errno.ENOENT
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError as exc:
+        return exc.errno == errno.ESRCH
+    finally:
+        os.close(fd)
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def cpu_ticks(pid: int) -> int:

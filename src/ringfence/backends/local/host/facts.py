@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
 
 from ....errors import IsolationError, ResourceExhausted
 from ....linux import landlock
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _GIB = 1 << 30
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
@@ -76,15 +71,15 @@ def out_of_files(exc: OSError) -> ResourceExhausted | None:
     return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
 
 
-@contextmanager
-def explained_file_limit() -> Iterator[None]:
+class ExplainedFileLimit:  # contextlib would take longer to import than all else of a run
     """Raise `ResourceExhausted` for an error that means too many open files."""
-    try:
-        yield
-    except OSError as exc:
-        if problem := out_of_files(exc):
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if isinstance(exc, OSError) and (problem := out_of_files(exc)):
             raise problem from exc
-        raise
 
 
 _current: Host | None = None

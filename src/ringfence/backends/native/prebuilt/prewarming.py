@@ -20,7 +20,7 @@ from ....model.net.network import NetworkPolicy
 from ....model.spec import SandboxSpec
 from ...local import sizes
 from ...local.answers import Refused, answer
-from ...local.host.facts import explained_file_limit, host
+from ...local.host.facts import ExplainedFileLimit, host
 from ...local.mounts import images
 from .. import planner
 from ..profiles import profile_named
@@ -63,7 +63,7 @@ class Prewarming:
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         """Prebuild a sandbox that can be claimed for `spec`."""
-        with explained_file_limit(), request(plain(spec), self._backend.profiles) as bare:
+        with ExplainedFileLimit(), request(plain(spec), self._backend.profiles) as bare:
             return self._prewarm(bare, spec)
 
     def _prewarm(self, bare: Request, like: SandboxSpec) -> NativeWarm:
@@ -123,7 +123,7 @@ class Prewarming:
             claimed.discard()
             self._backend.made(claimed.id)
             raise
-        with explained_file_limit():
+        with ExplainedFileLimit():
             return Provision(self._backend, self._burst, asked, claimed).run()
 
     def discard_all(self, zygote: Zygote | None = None) -> None:
