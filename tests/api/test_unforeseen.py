@@ -12,13 +12,13 @@ import pytest
 from ringfence.api.access.middleware import PEER
 from ringfence.api.app import make_app
 from ringfence.api.service import Service
-from ringfence.backends.fake.backend import FakeBackend
 from ringfence.sessions.manager import SessionManager
+from tests.unconfined import Unconfined
 
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with SessionManager(backends=[FakeBackend()], background=False) as manager:
+    with SessionManager(backends=[Unconfined()], background=False) as manager:
         made = Service(manager)
         yield made
         made.thread_pools.close()

@@ -16,16 +16,17 @@ from ringfence.errors import BackendUnavailable
 from tests.api.conftest import start
 from tests.cli.command import SOURCE, ringfence_command
 from tests.features import require
+from tests.native.callers import TESTS
 
 MODULE = """
 from ringfence.backends.command.launchers import bubblewrap
-from ringfence.backends.fake import FakeBackend
+from tests.unconfined import Unconfined
 from ringfence.backends.registry import new_backend
 from ringfence.errors import Unsupported
 import dataclasses
 
-class InMemory(FakeBackend):
-    name = "in-memory"
+class Packaged(Unconfined):
+    name = "packaged"
     def __init__(self, state_dir=None):
         super().__init__()
         self.state_dir = state_dir
@@ -36,13 +37,13 @@ class NoBackend:
     name = "lacking"
     def provision(self, spec): ...
 
-class Misnamed(InMemory):
+class Misnamed(Packaged):
     name = "something-else"
 
 LAUNCHER = dataclasses.replace(bubblewrap(), name="launched")
 """
 POINTS = """[ringfence.backends]
-in-memory = a_plugin:InMemory
+packaged = a_plugin:Packaged
 launched = a_plugin:LAUNCHER
 broken = a_plugin_that_is_not_there:Backend
 lacking = a_plugin:NoBackend
@@ -94,7 +95,7 @@ def tables(tmp_path: Path) -> str:
 
 
 def found_by(installed: str, tables: str) -> dict[str, str]:
-    return {"PYTHONPATH": f"{SOURCE}:{installed}", "RINGFENCE_BACKENDS": tables}
+    return {"PYTHONPATH": f"{SOURCE}:{TESTS}:{installed}", "RINGFENCE_BACKENDS": tables}
 
 
 def test_doctor_lists_every_backend_and_what_is_wrong_with_one(installed: str, tables: str) -> None:
@@ -103,7 +104,7 @@ def test_doctor_lists_every_backend_and_what_is_wrong_with_one(installed: str, t
 
     reports = {each["backend"]: each for each in json.loads(said.stdout)["backends"]}
     assert 0 == said.returncode
-    for name in ("native", "in-memory", "launched", "mine"):
+    for name in ("native", "packaged", "launched", "mine"):
         assert reports[name]["available"]
     for name, why in (
         ("broken", "ModuleNotFoundError: No module named 'a_plugin_that_is_not_there'"),
@@ -160,13 +161,13 @@ def test_a_server_serves_them(
 ) -> None:
     """One that cannot be loaded, and one without a pool, leave the server well."""
     config = tmp_path / "serve.json"
-    backends = ["in-memory", "broken", "mine"]
+    backends = ["packaged", "broken", "mine"]
     config.write_text(json.dumps({"backends": backends, "backends_file": tables}))
     monkeypatch.setattr(sys, "path", [*sys.path, installed])
     daemon = start(tmp_path / "state", "--config", str(config))
     try:
         server = f"unix:{daemon.socket}"
-        with Sandbox.create(server=server, backend="in-memory") as first:
+        with Sandbox.create(server=server, backend="packaged") as first:
             assert "kept" == first.exec(["printf", "kept"]).text
         with Sandbox.create(server=server, backend="mine") as second:
             assert "1000" == second.exec(["id", "-u"]).text.strip()
@@ -186,6 +187,6 @@ def test_one_made_in_a_program_is_given_no_more_than_it_takes(
 ) -> None:
     monkeypatch.syspath_prepend(installed)
 
-    backend = registry.new_backend("in-memory", state_dir="/kept", outlive_s=None)
+    backend = registry.new_backend("packaged", state_dir="/kept", outlive_s=None)
 
     assert "/kept" == vars(backend)["state_dir"]

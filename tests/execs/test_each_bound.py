@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.backends.optional import DurableSandbox
 from ringfence.errors import ExecError, ExecNotFound, LifecycleError, SandboxLost, StorageFull
 from ringfence.execs import run as run_module
@@ -29,6 +28,7 @@ from ringfence.spool.order import ERR, OUT
 from ringfence.spool.spool import Spool
 from tests.execs.test_giving_back import descriptors_beneath
 from tests.native.outside import until
+from tests.unconfined import Unconfined
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 CAT = ExecRequest(("cat",), stream_stdin=True)
@@ -37,7 +37,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[SessionManager]:
-    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[FakeBackend()]) as made:
+    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[Unconfined()]) as made:
         yield made
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import ExecNotFound, LifecycleError, SandboxLost
 from ringfence.execs import retention
 from ringfence.execs.execs import Execs
@@ -27,6 +26,7 @@ from ringfence.spool.track import EXHAUSTED
 from tests.features import require
 from tests.native.callers import Caller
 from tests.native.outside import until
+from tests.unconfined import Unconfined
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 PATIENCE_S = 60.0
@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[SessionManager]:
-    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[FakeBackend()]) as made:
+    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[Unconfined()]) as made:
         yield made
 
 
@@ -104,7 +104,7 @@ def test_who_sees_an_exec_can_write_to_it(
 def test_one_whose_end_nobody_saw_is_lost(manager: SessionManager, live: Live) -> None:
     first = Execs(manager)
     begun = first.start(live, ExecRequest(("sleep", "1000")))
-    second = Execs(manager)  # the fake keeps nothing for anybody
+    second = Execs(manager)  # the backend keeps nothing for it
     found = second.find(live.sandbox_id, begun.id)
 
     with pytest.raises(SandboxLost):
@@ -261,7 +261,7 @@ def test_what_belongs_to_no_sandbox_is_removed(
 
 
 def test_without_a_state_directory_nothing_is_left(tmp_path: Path) -> None:
-    with SessionManager(CONFIG, backends=[FakeBackend()]) as manager:
+    with SessionManager(CONFIG, backends=[Unconfined()]) as manager:
         live = manager.index.find(manager.acquire(client_id="ann").id)
         assert live is not None
         execs = Execs(manager)
@@ -300,7 +300,7 @@ def test_the_log_has_ids_and_numbers_and_nothing_that_was_run(
 
 _FULL = """
 import ctypes, tempfile
-from ringfence.backends.fake import FakeBackend
+from tests.unconfined import Unconfined
 from ringfence.errors import ResourceExhausted
 from ringfence.execs.execs import Execs
 from ringfence.model.execs.exec import ExecRequest
@@ -309,7 +309,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 place = tempfile.mkdtemp()
 assert 0 == libc.mount(b"none", place.encode(), b"tmpfs", 0, sys.argv[1].encode())
 config = ManagerConfig(pool=PoolConfig(enabled=False))
-manager = SessionManager(config, state_dir=place + "/state", backends=[FakeBackend()])
+manager = SessionManager(config, state_dir=place + "/state", backends=[Unconfined()])
 live = manager.index.find(manager.acquire(client_id="ann").id)
 execs = Execs(manager)
 running = execs.start(live, ExecRequest(("sh", "-c", "cat; exit 3"), stream_stdin=True))
@@ -348,6 +348,7 @@ execs.close()
 manager.close()
 libc.umount2(place.encode(), 2)
 os.rmdir(place)
+say()
 """
 
 
@@ -356,6 +357,7 @@ def test_a_full_disk_kills_nothing_and_hides_nothing() -> None:
     under = ("unshare", "--user", "--map-root-user", "--mount")
     with Caller(_FULL, "size=900k", under=under) as caller:
         refused, code, fault, came, dropped, found, again, unwritten, kept = caller.hear()
+        assert caller.hear() is None  # it has removed what it made
 
     assert refused
     assert (3, os.strerror(28)) == (code, fault)

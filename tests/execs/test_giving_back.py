@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import ExecNotFound, IoError, SandboxLost, StorageFull
 from ringfence.execs.execs import Execs, _with_input
 from ringfence.execs.given import Given
@@ -19,6 +18,7 @@ from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
+from tests.unconfined import Unconfined
 
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 REQUEST = ExecRequest(("cat",), stream_stdin=True)  # whose input is counted in a file
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[SessionManager]:
-    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[FakeBackend()]) as made:
+    with SessionManager(CONFIG, state_dir=str(tmp_path), backends=[Unconfined()]) as made:
         yield made
 
 

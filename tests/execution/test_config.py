@@ -20,6 +20,7 @@ from ringfence.model.net.network import NetworkPolicy
 from ringfence.policy.seccomp import SeccompPolicy
 from tests.execution.conftest import MakeService
 from tests.features import has
+from tests.unconfined import Unconfined
 
 FORKS = "import os, time\nfor _ in range(30):\n if os.fork() == 0: time.sleep(60)"
 CONNECT = (
@@ -205,7 +206,7 @@ def test_a_policy_of_ones_own_filters_system_calls(service: ExecutionService) ->
 def test_nothing_takes_a_policy_where_no_backend_does(make_service: MakeService) -> None:
     from ringfence.sessions.manager import SessionManager
 
-    with SessionManager(backends=("fake",), background=False) as manager:
+    with SessionManager(backends=(Unconfined(),), background=False) as manager:
         service = ExecutionService(manager)
         with pytest.raises(Unsupported):
             service.change({"seccomp": {"default_action": "allow", "rules": []}})

@@ -16,6 +16,7 @@ import ringfence
 from tests.native.outside import PATIENCE_S
 
 SOURCE = str(Path(ringfence.__file__).parent.parent)
+TESTS = str(Path(__file__).parents[2])  # where `import tests` finds them
 _PRELUDE = """
 import json, os, signal, sys, threading
 from ringfence import AsyncSandbox, Sandbox
@@ -47,7 +48,7 @@ class Caller:
         under: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> None:
-        path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [SOURCE, TESTS, os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
             [*under, python, "-c", _PRELUDE + code],
             stdin=subprocess.PIPE,

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, Mount, SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import (
     BackendUnavailable,
@@ -22,6 +21,7 @@ from ringfence.model.base.ids import check_id
 from ringfence.model.client_session import SessionTimeouts
 from ringfence.sessions.manager import SessionManager
 from tests.sessions.conftest import MakeManager
+from tests.unconfined import Unconfined
 
 MIB = 1 << 20
 
@@ -230,19 +230,19 @@ def test_what_will_not_do_is_not_taken_again(manager: SessionManager) -> None:
 def test_the_first_backend_that_can_is_taken(
     make_manager: MakeManager, native: NativeBackend
 ) -> None:
-    manager = make_manager(backends=(FakeBackend(), native))
+    manager = make_manager(backends=(Unconfined(), native))
 
     plain = manager.acquire(client_id="ann")
     limited = manager.acquire(SandboxSpec(limits=Limits(memory_bytes=64 * MIB)), client_id="ann")
 
-    assert ("fake", "native") == (plain.session.backend, limited.session.backend)
+    assert ("unconfined", "native") == (plain.session.backend, limited.session.backend)
 
 
 def test_a_preferred_one_and_no_other(make_manager: MakeManager, native: NativeBackend) -> None:
-    manager = make_manager(backends=(native, FakeBackend()))
-    options = AcquireOptions(preferred_backend="fake")
+    manager = make_manager(backends=(native, Unconfined()))
+    options = AcquireOptions(preferred_backend="unconfined")
 
-    assert "fake" == manager.acquire(options=options, client_id="ann").session.backend
+    assert "unconfined" == manager.acquire(options=options, client_id="ann").session.backend
     with pytest.raises(BackendUnavailable) as refusal:
         manager.acquire(SandboxSpec(limits=Limits(memory_bytes=64 * MIB)), options, client_id="ann")
     assert "memory_limit" in str(refusal.value)
@@ -253,15 +253,21 @@ def test_a_preferred_one_and_no_other(make_manager: MakeManager, native: NativeB
 
 
 def test_when_none_can_each_says_why(make_manager: MakeManager, native: NativeBackend) -> None:
-    manager = make_manager(backends=(native, FakeBackend(without=["attach"])))
+    manager = make_manager(backends=(native, Unconfined()))
     spec = SandboxSpec(tier="strong", limits=Limits(io_bytes_per_s=1000))
 
     with pytest.raises(BackendUnavailable) as refusal:
         manager.acquire(spec, client_id="ann")
 
     text = str(refusal.value)
-    for said in ("native: tier strong", "fake: tier strong", "no io_limit", "measure I/O"):
+    for said in ("native: tier strong", "unconfined: tier strong"):
         assert said in text, text
+    with pytest.raises(BackendUnavailable, match="no io_limit: it limits nothing"):
+        manager.acquire(
+            SandboxSpec(limits=Limits(io_bytes_per_s=1000)),
+            AcquireOptions(preferred_backend="unconfined"),
+            client_id="ann",
+        )
     assert 0 == manager.slots.taken
 
 

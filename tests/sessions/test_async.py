@@ -21,11 +21,11 @@ from ringfence import (
     SandboxBash,
     SessionManager,
 )
-from ringfence.backends.fake import FakeBackend
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import LifecycleError
 from tests.native.outside import until
 from tests.sessions.conftest import ALLOWED, NO_POOL
+from tests.unconfined import Unconfined
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 Run = Callable[[Main], None]
@@ -108,7 +108,7 @@ def test_a_manager_without_a_thread_of_the_callers(run: Run, native: NativeBacke
 def test_who_is_cancelled_while_it_acquires_keeps_nothing(run: Run) -> None:
     async def main() -> None:
         config = ManagerConfig(max_sandboxes=1, max_waiting=1, wait_s=30, pool=NO_POOL)
-        async with await AsyncSessionManager.open(config, backends=(FakeBackend(),)) as manager:
+        async with await AsyncSessionManager.open(config, backends=(Unconfined(),)) as manager:
             first = await manager.acquire(client_id="ann")
             inner = manager.manager
             await cancelled(

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ringfence import AsyncSandbox, SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import IsolationError, LifecycleError, RingfenceError
 from ringfence.model.acquire import AcquireOptions, AttachRequest
@@ -24,6 +23,7 @@ from tests.native.callers import Caller
 from tests.native.outside import PATIENCE_S, cgroups_of, descendants_of, pin, survivors, until
 from tests.sessions.conftest import MakeManager
 from tests.sessions.test_restart import BY_HAND, records
+from tests.unconfined import Unconfined
 
 pytestmark = pytest.mark.anyone
 
@@ -175,7 +175,7 @@ def test_with_asyncio(manager: SessionManager) -> None:
 
 
 def test_a_backend_that_comes_back_is_asked_again(make_manager: MakeManager) -> None:
-    class Moody(FakeBackend):
+    class Moody(Unconfined):
         is_away = True
 
         def report(self):  # type: ignore[no-untyped-def]
@@ -198,7 +198,7 @@ def test_a_backend_that_comes_back_is_asked_again(make_manager: MakeManager) -> 
 
 
 def test_health_tells_what_is_wrong(make_manager: MakeManager) -> None:
-    class Broken(FakeBackend):
+    class Broken(Unconfined):
         def prewarm(self, spec: SandboxSpec):  # type: ignore[no-untyped-def]
             raise IsolationError("no room for the unborn")
 
@@ -213,7 +213,7 @@ def test_health_tells_what_is_wrong(make_manager: MakeManager) -> None:
 
 
 def test_a_failing_backend_keeps_no_slot(make_manager: MakeManager) -> None:
-    class Failing(FakeBackend):
+    class Failing(Unconfined):
         def provision(self, spec: SandboxSpec):  # type: ignore[no-untyped-def]
             raise IsolationError("not today")
 
@@ -231,13 +231,13 @@ def test_a_failing_backend_keeps_no_slot(make_manager: MakeManager) -> None:
 
 _FULL = """
 import ctypes, tempfile
-from ringfence.backends.fake import FakeBackend
+from tests.unconfined import Unconfined
 from ringfence.errors import ResourceExhausted
 from ringfence.sessions import ManagerConfig, PoolConfig, SessionManager
 libc = ctypes.CDLL(None, use_errno=True)
 place = tempfile.mkdtemp()
 assert 0 == libc.mount(b"none", place.encode(), b"tmpfs", 0, sys.argv[1].encode())
-backend = FakeBackend()
+backend = Unconfined()
 config = ManagerConfig(pool=PoolConfig(enabled=False))
 manager = SessionManager(config, state_dir=place + "/state", backends=[backend])
 old = manager.acquire(client_id="ann")
@@ -258,7 +258,7 @@ for number in range(500):
 ended = manager.terminate(old.id).state
 for lease in made:
     lease.release()
-is_alone = sorted(backend._sandboxes) == [kept.session.sandbox_id]
+is_alone = sorted(backend.sandboxes) == [kept.session.sandbox_id]
 counted = [manager.stats().active_sandboxes, manager.slots.taken, is_alone]
 # Room for one record, and not for a sandbox.
 os.ftruncate(fill.fileno(), fill.tell() - 2 * 4096)
@@ -267,11 +267,12 @@ fill.close()
 os.unlink(place + "/filler")
 again = manager.acquire(client_id="ann").sandbox.exec(["true"]).ok
 manager.close()
-later = SessionManager(config, state_dir=place + "/state", backends=[FakeBackend()])
+later = SessionManager(config, state_dir=place + "/state", backends=[Unconfined()])
 say([refused, ended, counted, is_well, again, later.get(old.id).state, len(later.store.unended_sandboxes())])
 later.close()
 libc.umount2(place.encode(), 2)
 os.rmdir(place)
+say()
 """
 
 
@@ -280,6 +281,7 @@ def test_a_full_disk_stops_beginnings_and_no_endings() -> None:
     under = ("unshare", "--user", "--map-root-user", "--mount")
     with Caller(_FULL, "size=600k", under=under) as caller:
         refused, ended, counted, is_well, again, later, unended = caller.hear()
+        assert caller.hear() is None  # it has removed what it made
 
     assert "storage_full" == refused
     assert "terminated" == ended == later

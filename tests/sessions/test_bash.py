@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.fake import FakeBackend
+from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, RegistryError, Unsupported
 from ringfence.images.archive import load
 from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
 from ringfence.sessions.shells.bash import BashOutput
+from tests.features import require
 from tests.images.conftest import small
 from tests.native.conftest import has_cgroups
 from tests.native.outside import PATIENCE_S, init_pid, new_length, pids_with, pin, survivors, until
 from tests.sessions.conftest import ALLOWED, MakeManager
+from tests.unconfined import Unconfined
 
 pytestmark = pytest.mark.anyone
 
@@ -86,7 +88,7 @@ def test_a_backend_without_images_refuses(tmp_path: Path, monkeypatch: pytest.Mo
     load(small().as_layout(tmp_path / "layout"), "small:1")
 
     with (
-        SandboxBash(config=BashConfig(image="small:1"), backend=FakeBackend()) as tool,
+        SandboxBash(config=BashConfig(image="small:1"), backend=Unconfined()) as tool,
         pytest.raises(Unsupported) as refusal,
     ):
         tool.exec_command("true")
@@ -279,8 +281,11 @@ def test_without_bash_sh_does(make_bash: MakeBash, workspace: Path, persistent: 
 
 def test_any_backend_will_do() -> None:
     config = BashConfig(image="default", allow_degraded=("*",))
-    with SandboxBash(None, config, backend=FakeBackend()) as tool:
+    require("bwrap")
+    backend = CommandBackend()
+    with SandboxBash(None, config, backend=backend) as tool:
         assert "hello\n" == tool.exec_command("echo hello").stdout
+    backend.close()
 
 
 def test_from_a_manager_s_pool(make_manager: MakeManager, make_bash: MakeBash) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from ringfence import NetworkPolicy, Sandbox, SandboxSpec
 from ringfence.backends.command.backend import CommandBackend
-from ringfence.backends.fake import FakeBackend
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import (
     BackendUnavailable,
@@ -17,17 +16,19 @@ from ringfence.errors import (
     SandboxNotFound,
     Unsupported,
 )
+from ringfence.model import capabilities as can
 from ringfence.model.acquire import AcquireOptions, RequiredCapabilities
 from ringfence.model.client_session import SessionTimeouts
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
 from ringfence.sessions.selection import beforehand
 from tests.sessions.conftest import MakeManager
+from tests.unconfined import Unconfined
 
 
 @pytest.fixture
-def fake(make_manager: MakeManager) -> SessionManager:
-    return make_manager(backends=(FakeBackend(),))
+def unconfined(make_manager: MakeManager) -> SessionManager:
+    return make_manager(backends=(Unconfined(),))
 
 
 VERBS: dict[str, Callable[[SessionManager, Any], object]] = {
@@ -46,48 +47,48 @@ VERBS: dict[str, Callable[[SessionManager, Any], object]] = {
 }
 
 
-def test_verbs_take_whatever_names_a_session(fake: SessionManager) -> None:
+def test_verbs_take_whatever_names_a_session(unconfined: SessionManager) -> None:
     for kind in range(5):
-        lease = fake.acquire(client_id="ann")
+        lease = unconfined.acquire(client_id="ann")
         session = lease.session
         named = (lease, session, lease.sandbox, lease.id, session.sandbox_id)[kind]
         for call in VERBS.values():
-            call(fake, named)
-        assert "terminated" == fake.get(named).state
+            call(unconfined, named)
+        assert "terminated" == unconfined.get(named).state
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_names_no_session_is_refused_with_a_typed_error(
-    fake: SessionManager, verb: str
+    unconfined: SessionManager, verb: str
 ) -> None:
     for wrong in (7, None, {"session_id": "x"}, b"sess-1", object()):
         if verb == "set_default_sandbox" and wrong is None:
             continue  # that is: no default
         with pytest.raises(InvalidRequest) as refusal:
-            VERBS[verb](fake, wrong)
+            VERBS[verb](unconfined, wrong)
         assert "session" == refusal.value.field
-    with Sandbox.create(backend=FakeBackend()) as own:
+    with Sandbox.create(backend=Unconfined()) as own:
         for unknown in ("nobody", "", own):
             with pytest.raises(SandboxNotFound):
-                VERBS[verb](fake, unknown)
+                VERBS[verb](unconfined, unknown)
     with pytest.raises(InvalidRequest):
-        VERBS[verb](fake, "\ud800")
+        VERBS[verb](unconfined, "\ud800")
 
 
-def test_specs_options_and_requests_may_be_mappings(fake: SessionManager) -> None:
-    lease = fake.acquire({"labels": {"a": "1"}}, {"metadata": {"b": "2"}}, client_id="ann")
+def test_specs_options_and_requests_may_be_mappings(unconfined: SessionManager) -> None:
+    lease = unconfined.acquire({"labels": {"a": "1"}}, {"metadata": {"b": "2"}}, client_id="ann")
     assert ("1", "2") == (lease.sandbox.spec.labels["a"], lease.session.metadata["b"])
 
     asked = {"sandbox_id": lease.session.sandbox_id, "client_id": "ann"}
-    assert lease.id == fake.attach(asked).id
+    assert lease.id == unconfined.attach(asked).id
 
     for wrong, field in (
-        (lambda: fake.acquire({"lables": {}}, client_id="ann"), "spec.lables"),
-        (lambda: fake.acquire(7, client_id="ann"), "spec"),  # type: ignore[arg-type]
-        (lambda: fake.acquire(None, ["x"], client_id="ann"), "options"),  # type: ignore[arg-type]
-        (lambda: fake.attach("sbx-1"), "request"),  # type: ignore[arg-type]
-        (lambda: fake.attach({"sandbox_id": "x"}), "request.client_id"),
-        (lambda: fake.default_sandbox({}), "client_id"),  # type: ignore[arg-type]
+        (lambda: unconfined.acquire({"lables": {}}, client_id="ann"), "spec.lables"),
+        (lambda: unconfined.acquire(7, client_id="ann"), "spec"),  # type: ignore[arg-type]
+        (lambda: unconfined.acquire(None, ["x"], client_id="ann"), "options"),  # type: ignore[arg-type]
+        (lambda: unconfined.attach("sbx-1"), "request"),  # type: ignore[arg-type]
+        (lambda: unconfined.attach({"sandbox_id": "x"}), "request.client_id"),
+        (lambda: unconfined.default_sandbox({}), "client_id"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidRequest) as refusal:
             wrong()
@@ -116,7 +117,7 @@ def test_a_network_may_be_required_not_to_be_there(make_manager: MakeManager) ->
 
 
 def test_a_session_tells_whether_its_time_is_over(make_manager: MakeManager) -> None:
-    manager = make_manager(backends=(FakeBackend(),), background=False)
+    manager = make_manager(backends=(Unconfined(),), background=False)
     options = AcquireOptions(timeouts=SessionTimeouts(idle_s=0.001))
     short = manager.acquire(options=options, client_id="ann")
     long = manager.acquire(client_id="ann")
@@ -142,7 +143,7 @@ def test_an_idle_timeout_without_a_manager_says_who_keeps_one(
     assert 77 == lease.session.timeouts.idle_s
 
 
-class Away(FakeBackend):
+class Away(Unconfined):
     name = "away"
 
     def report(self):  # type: ignore[no-untyped-def]
@@ -150,21 +151,22 @@ class Away(FakeBackend):
 
 
 def test_one_backend_that_serves_is_health(make_manager: MakeManager) -> None:
-    manager = make_manager(backends=(Away(), FakeBackend()))
+    manager = make_manager(backends=(Away(), Unconfined()))
     health = manager.health()
     each = {check.name: check for check in health.checks}
 
     assert health.ok
     assert (False, "no kernel for it") == (each["backend away"].ok, each["backend away"].detail)
-    assert each["backend fake"].ok
+    assert each["backend unconfined"].ok
     assert not make_manager(backends=(Away(),)).health().ok
 
 
 def test_the_default_pool_asks_for_nothing_that_a_backend_lacks(make_manager: MakeManager) -> None:
+    class NeverAhead(Unconfined):
+        lacks: ClassVar = {**Unconfined.lacks, can.PREWARM: "switched off"}
+
     for pool, ok in ((PoolConfig(), True), (PoolConfig(min_warm=1), False)):
-        manager = make_manager(
-            backends=(FakeBackend(without=("prewarm",)),), pool=pool, background=False
-        )
+        manager = make_manager(backends=(NeverAhead(),), pool=pool, background=False)
         manager.fill_pool()
         (check,) = [each for each in manager.health().checks if each.name == "pool"]
         assert ok == check.ok
@@ -172,16 +174,16 @@ def test_the_default_pool_asks_for_nothing_that_a_backend_lacks(make_manager: Ma
         assert manager.health().ok
 
 
-class Rootless(FakeBackend):
+class Rootless(Unconfined):
     name = "rootless"
 
     def refuses(self, spec: SandboxSpec) -> str:
         return f"no user {spec.user}: it maps one user" if spec.user else ""
 
 
-class WithOwnRoot(FakeBackend):
+class WithOwnRoot(Unconfined):
     name = "with_own_root"
-    profile_names = (*FakeBackend.profile_names, "own_root")
+    profile_names = (*Unconfined.profile_names, "own_root")
 
 
 def test_profile_and_user_choose_the_backend(make_manager: MakeManager) -> None:

@@ -366,11 +366,13 @@ def test_another_boot_means_that_all_is_gone(state: str) -> None:
 
 
 def test_what_another_backend_left_is_told_and_left(state: str) -> None:
-    from ringfence.backends.fake import FakeBackend
+    from tests.unconfined import Unconfined
 
-    manager = SessionManager(BY_HAND, state_dir=state, backends=[FakeBackend()], background=False)
+    backend = Unconfined()
+    manager = SessionManager(BY_HAND, state_dir=state, backends=[backend], background=False)
     lease = manager.acquire(client_id="ann")
     manager.close(keep=True)
+    backend.close()
 
     with SessionManager(BY_HAND, state_dir=state, background=False) as native:
         assert [lease.session.sandbox_id] == native.not_ours
@@ -378,7 +380,7 @@ def test_what_another_backend_left_is_told_and_left(state: str) -> None:
         assert not health.ok
         assert lease.session.sandbox_id in str(health.checks)
     with SessionManager(
-        BY_HAND, state_dir=state, backends=[FakeBackend()], background=False
+        BY_HAND, state_dir=state, backends=[Unconfined()], background=False
     ) as again:
         assert "restart" == again.get(lease.id).reason
         assert again.health().ok

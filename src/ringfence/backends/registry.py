@@ -31,11 +31,9 @@ _CLASSES = {
     "bubblewrap": _LAUNCHED,
     "codex": _LAUNCHED,
     "lxc": _LAUNCHED,
-    "fake": "fake.backend:FakeBackend",
 }
 NAMES = tuple(_CLASSES)
 DEFAULT = "native"
-TEST_DOUBLES = ("fake",)  # they isolate nothing, and are used only where they are asked for by name
 # Taken where only a tier is asked for, the best first; every other backend is weaker than these.
 _BY_TIER = {"light": ("native",), "strong": ("gvisor", "microvm")}
 _lock = RLock()  # a plug-in may ask for another backend while it is made
@@ -87,7 +85,7 @@ def _meant(name: str) -> str:
     """Name the backend that a misspelt name means, else all of them."""
     from ..model.mistakes import meant
 
-    return meant(name, [each for each in names() if each not in TEST_DOUBLES])
+    return meant(name, names())
 
 
 def tier_of(name: str) -> str:
@@ -204,8 +202,7 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
             refusals[name] = exc
     told = {name: exc.message for name, exc in refusals.items()}
     for name in NAMES:
-        if name not in TEST_DOUBLES:
-            told.setdefault(name, f"it is tier {' and '.join(_tiers_of(name))}")
+        told.setdefault(name, f"it is tier {' and '.join(_tiers_of(name))}")
     able = [exc for exc in refusals.values() if not isinstance(exc, BackendUnavailable)]
     if able:
         raise able[0]  # the best that works here says itself what of the request it cannot do

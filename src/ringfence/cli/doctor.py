@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import TEST_DOUBLES, backend_named, candidates, is_taken_unasked, names
+from ..backends.registry import backend_named, candidates, is_taken_unasked, names
 from ..errors import InvalidRequest
 from ..model.capabilities import SECRETS, SEVERAL_USERS
 from ..model.spec import TIERS
@@ -55,7 +55,7 @@ def _reports() -> list[BackendReport]:
     """Of every backend, all at once: most of each is waiting for what it starts."""
     from concurrent.futures import ThreadPoolExecutor
 
-    asked = [name for name in names() if name not in TEST_DOUBLES]
+    asked = names()
     with ThreadPoolExecutor(len(asked)) as pool:
         return list(pool.map(_report, asked))
 

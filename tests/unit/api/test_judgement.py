@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def authenticator(clock: Clock) -> Iterator[Authenticator]:
     store = Store(None)
-    store.add_sandbox(SandboxRecord("sbx-1", "ann", "fake", LIVE, "{}", 1.0, "b"))
+    store.add_sandbox(SandboxRecord("sbx-1", "ann", "unconfined", LIVE, "{}", 1.0, "b"))
     yield Authenticator(store)
     store.close()
 

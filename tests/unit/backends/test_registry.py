@@ -27,7 +27,7 @@ class Backend:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Backend]:
     """Two strong backends and a light one; each is as the test says."""
-    tiers = {"native": ("light",), "first": ("strong",), "second": ("strong",), "fake": ("strong",)}
+    tiers = {"native": ("light",), "first": ("strong",), "second": ("strong",), "lxc": ("strong",)}
     backends = {name: Backend(None) for name in tiers}
     monkeypatch.setattr(registry, "_BY_TIER", {"light": ("native",), "strong": ("first", "second")})
     monkeypatch.setattr(registry, "_tiers_of", tiers.__getitem__)

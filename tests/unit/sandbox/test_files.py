@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 
 import pytest
+from tests.unconfined import Unconfined
 
 from ringfence import Sandbox
 from ringfence.errors import FileError, FileNotFound
@@ -14,8 +15,10 @@ from ringfence.sandbox.files import Files
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox.create(backend="fake") as made:
+    backend = Unconfined()
+    with Sandbox.create(backend=backend) as made:
         yield made
+    backend.close()
 
 
 def test_write_makes_directories_only_when_asked(sandbox: Sandbox) -> None:

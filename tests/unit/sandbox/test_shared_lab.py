@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.unconfined import Unconfined
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.model.spec import SandboxSpec
 from ringfence.testing import shared
 from ringfence.testing.lab import Lab
@@ -12,7 +12,7 @@ from ringfence.testing.lab import Lab
 
 def test_a_place_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "_PLACES", (".", "/mnt/not-there"))
-    backend = FakeBackend()
+    backend = Unconfined()
     lab = Lab(backend.provision(SandboxSpec()), 10)
     lab.run("true")
     common = shared.SharedLab(lab)

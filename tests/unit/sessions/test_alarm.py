@@ -72,6 +72,6 @@ def test_a_claim_leaves_the_pool_asleep_until_the_lull_unless_half_are_gone() ->
     bench.pool._alarm = alarm
 
     for _ in range(3):
-        assert bench.pool.claim(SandboxSpec(), "fake") is not None
+        assert bench.pool.claim(SandboxSpec(), "unconfined") is not None
 
     assert [0.025, 0.025, 0.0] == alarm.times

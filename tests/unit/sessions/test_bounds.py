@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.unconfined import Unconfined
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import InvalidRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
@@ -40,7 +40,7 @@ def test_a_setting_beyond_its_bound_is_refused_by_name(
 def test_listeners_hear_of_events_until_they_stop() -> None:
     heard: list[str] = []
     config = ManagerConfig(pool=PoolConfig(enabled=False))
-    with SessionManager(config, backends=[FakeBackend()]) as manager:
+    with SessionManager(config, backends=[Unconfined()]) as manager:
         stop = manager.events.listen(lambda event: heard.append(event.kind))
         lease = manager.acquire(client_id="ann")
         manager.release(lease.id)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
 from ringfence import SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import SandboxNotFound
 from ringfence.model.client_session import SessionTimeouts
 from ringfence.sessions import liveness
@@ -24,7 +24,7 @@ KEPT_S = 1800.0
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 @pytest.mark.parametrize("restart", [False, True])
 def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
-    clock, backend = FakeClock(), FakeBackend()
+    clock, backend = FakeClock(), Unconfined()
     config = ManagerConfig(
         pool=PoolConfig(enabled=False),
         timeouts=SessionTimeouts(idle_s=600.0),
@@ -59,3 +59,4 @@ def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
     with pytest.raises(SandboxNotFound):
         manager.get(ended)
     manager.close()
+    backend.close()

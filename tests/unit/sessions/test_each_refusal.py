@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import (
     InvalidRequest,
     LifecycleError,
@@ -40,9 +40,10 @@ CONFIG = ManagerConfig(
 
 @pytest.fixture
 def manager() -> Iterator[SessionManager]:
-    backends = [FakeBackend()]
-    with SessionManager(CONFIG, backends=backends, background=False, clock=FakeClock()) as made:
+    backend = Unconfined()
+    with SessionManager(CONFIG, backends=[backend], background=False, clock=FakeClock()) as made:
         yield made
+    backend.close()
 
 
 def new(manager: SessionManager, client_id: str = "ann", **options: Any) -> Live:

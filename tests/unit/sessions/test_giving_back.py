@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
-from ringfence.backends.fake import FakeBackend
-from ringfence.backends.fake.sandbox import FakeSandbox
-from ringfence.backends.fake.warm import FakeWarm
 from ringfence.errors import IoError, SandboxLost, Unsupported
 from ringfence.model.acquire import AcquireOptions, RequiredCapabilities
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
+from ringfence.testing.unconfined.backend import UnconfinedPrebuilt
+from ringfence.testing.unconfined.sandbox import UnconfinedSandbox
 
 pytestmark = pytest.mark.anyone
 
@@ -30,12 +30,14 @@ FRESH = AcquireOptions(key="k", use_pool=False, required=RequiredCapabilities(wr
 
 
 @pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
+def backend() -> Iterator[Unconfined]:
+    made = Unconfined()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def manager(backend: FakeBackend) -> Iterator[SessionManager]:
+def manager(backend: Unconfined) -> Iterator[SessionManager]:
     pool = PoolConfig(min_warm=1, max_warm=MOST)
     config = ManagerConfig(
         max_sandboxes=MOST, max_waiting=0, wait_s=0.0, max_of_client=1, pool=pool
@@ -44,14 +46,14 @@ def manager(backend: FakeBackend) -> Iterator[SessionManager]:
         yield made
 
 
-def held(manager: SessionManager, backend: FakeBackend) -> dict[str, int]:
+def held(manager: SessionManager, backend: Unconfined) -> dict[str, int]:
     """Everything that is taken while there is a sandbox, counted."""
     index, store = manager.index, manager.store
     return {
         "slots": manager.slots.taken,
         "callers that wait": manager.slots.waiting,
-        "sandboxes": len(backend._sandboxes),
-        "warm ones": len(backend._warm),
+        "sandboxes": len(backend.sandboxes),
+        "warm ones": len(backend.prebuilt),
         "unended records": len(store.unended_sandboxes()),
         "sessions": len(store.sessions(states=("active", "detached", "suspended"))),
         "entries": len(index._sessions) + len(index._sandboxes) + len(index._keys),
@@ -60,7 +62,7 @@ def held(manager: SessionManager, backend: FakeBackend) -> dict[str, int]:
         "undying": len(manager.maker.undying),
         "on the shelf": manager.pool.size,
         "being built": manager.pool._building.total(),
-        "snapshots": len(backend._snapshots),
+        "snapshots": len(backend.saved),
         "records of snapshots": len(store.snapshots()),
         "threads": threading.active_count(),
     }
@@ -79,7 +81,7 @@ class Way:
 class Create(Way):
     steps = (
         ("store", "add_sandbox"),
-        ("fake", "provision"),
+        ("backend", "provision"),
         ("store", "change_sandbox"),
         ("store", "add_session"),
         ("index", "enter"),
@@ -91,7 +93,7 @@ class Create(Way):
 
 
 class Restore(Way):
-    steps = (("store", "snapshot"), ("fake", "restore"), ("store", "add_session"))
+    steps = (("store", "snapshot"), ("backend", "restore"), ("store", "add_session"))
     snapshot = ""
 
     def prepare(self, manager: SessionManager) -> None:
@@ -106,7 +108,7 @@ class Claim(Way):
     steps = (
         ("warm", "fits"),
         ("warm", "claim"),
-        ("fake", "provision"),
+        ("backend", "provision"),
         ("store", "add_session"),
         ("index", "enter"),
     )
@@ -123,7 +125,7 @@ class Claim(Way):
 
 
 class BuildAhead(Way):
-    steps = (("store", "add_sandbox"), ("fake", "prewarm"), ("clock", "wall"))
+    steps = (("store", "add_sandbox"), ("backend", "prewarm"), ("clock", "wall"))
 
     def act(self, manager: SessionManager) -> None:
         manager.clock.pass_by(100.0)  # type: ignore[attr-defined]
@@ -145,8 +147,8 @@ def fail_once(
 ) -> list[str]:
     """Have one step fail the first time that it is taken; the list says whether it was."""
     where, method = step
-    others = {"manager": manager, "fake": manager.maker.backends["fake"]}
-    others |= {"warm": FakeWarm, "sandbox": FakeSandbox}
+    others = {"manager": manager, "backend": manager.maker.backends["unconfined"]}
+    others |= {"warm": UnconfinedPrebuilt, "sandbox": UnconfinedSandbox}
     target: Any = others.get(where) or getattr(manager, where)
     original = getattr(target, method)
     taken: list[str] = []
@@ -171,7 +173,7 @@ STEPS = [(way, step) for way in WAYS for step in way.steps]
 )
 def test_what_was_taken_is_given_back(
     manager: SessionManager,
-    backend: FakeBackend,
+    backend: Unconfined,
     way: type[Any],
     step: tuple[str, str],
     error: Exception,

@@ -16,10 +16,10 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
 from ringfence import SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import LifecycleError, ResourceExhausted, SandboxNotFound
 from ringfence.model.acquire import AcquireOptions, AttachRequest
 from ringfence.model.client_session import SESSION_NEXT, SessionState, SessionTimeouts
@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock, self.backend = FakeClock(), FakeBackend()
+        self.clock, self.backend = FakeClock(), Unconfined()
         self.manager = SessionManager(
             CONFIG, backends=[self.backend], background=False, clock=self.clock
         )
@@ -71,8 +71,8 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.manager.close()
-        assert {} == self.backend._sandboxes
-        assert {} == self.backend._warm
+        assert {} == self.backend.sandboxes
+        assert {} == self.backend.prebuilt
 
     # -- what should be -------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     def lose(self, known: Known) -> None:
         """It goes away by itself."""
         if known.lives:
-            self.backend._sandboxes[known.sandbox].terminate()
+            self.backend.sandboxes[known.sandbox].terminate()
             assert "lost" == self.manager.get(known.id).reason
             known.state = "terminated"
             self.lost += 1
@@ -267,8 +267,8 @@ class Machine(RuleBasedStateMachine):
     def what_exists_is_what_is_known(self) -> None:
         living = {each.sandbox for each in self.living()}
         warm = {kept.warm.id for kept in self.manager.pool._shelf}
-        assert living == self.backend._sandboxes.keys()
-        assert warm == self.backend._warm.keys()
+        assert living == self.backend.sandboxes.keys()
+        assert warm == self.backend.prebuilt.keys()
         assert not warm & self.whose.keys()
         assert len(living) + len(warm) == self.manager.slots.taken <= MOST
         unended = {record.id for record in self.manager.store.unended_sandboxes()}

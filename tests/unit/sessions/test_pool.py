@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.native.outside import until
+from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
 from ringfence import SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import InvalidRequest, IsolationError, Unsupported
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.pools.pool import Pool, PooledSandbox
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.anyone
 
 
 class Bench:
-    """A pool of fakes, and everything it built and discarded."""
+    """A pool of unconfined sandboxes, and everything it built and discarded."""
 
     def __init__(self, **config: Any) -> None:
-        self.clock, self.backend = FakeClock(), FakeBackend()
+        self.clock, self.backend = FakeClock(), Unconfined()
         self.room, self.failure = 1000, None  # type: int, Exception | None
         self.built: list[PooledSandbox] = []
         self.discarded: list[PooledSandbox] = []
@@ -38,7 +38,7 @@ class Bench:
             return None
         self.room -= 1
         warm = self.backend.prewarm(self.pool.config.profiles[profile])
-        self.built.append(PooledSandbox(warm, "fake", profile, self.clock.now()))
+        self.built.append(PooledSandbox(warm, "unconfined", profile, self.clock.now()))
         return self.built[-1]
 
     def discard(self, kept: PooledSandbox) -> None:
@@ -65,7 +65,7 @@ def test_a_disabled_one_holds_nothing() -> None:
     bench.pool.tend()
 
     assert [] == bench.built
-    assert bench.pool.claim(SandboxSpec(), "fake") is None
+    assert bench.pool.claim(SandboxSpec(), "unconfined") is None
     bench.pool.close()
 
 
@@ -74,7 +74,7 @@ def test_it_fills_up_in_the_background_and_again_after_a_claim() -> None:
     bench.pool.start()
     assert until(lambda: 3 == bench.pool.size)
 
-    kept = bench.pool.claim(SandboxSpec(), "fake")
+    kept = bench.pool.claim(SandboxSpec(), "unconfined")
 
     assert kept is not None
     bench.clock.pass_by(1)
@@ -91,10 +91,10 @@ def test_who_has_just_claimed_is_not_disturbed_until_half_of_them_are_gone() -> 
     bench.pool.tend()
 
     for left in (3, 2):
-        assert bench.pool.claim(SandboxSpec(), "fake") is not None
+        assert bench.pool.claim(SandboxSpec(), "unconfined") is not None
         bench.pool.tend(patient=True)
         assert left == bench.pool.size
-    bench.pool.claim(SandboxSpec(), "fake")
+    bench.pool.claim(SandboxSpec(), "unconfined")
     bench.pool.tend(patient=True)
     assert 2 == bench.pool.size
 
@@ -116,7 +116,7 @@ def test_what_is_too_old_is_replaced() -> None:
 
     assert old == bench.discarded
     assert 2 == bench.pool.size
-    assert bench.pool.claim(SandboxSpec(), "fake") not in old
+    assert bench.pool.claim(SandboxSpec(), "unconfined") not in old
 
 
 def test_what_has_died_is_replaced() -> None:
@@ -136,7 +136,7 @@ def test_each_is_taken_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     taken: list[PooledSandbox] = []
 
     def take() -> None:
-        while (kept := bench.pool.claim(SandboxSpec(), "fake")) is not None:
+        while (kept := bench.pool.claim(SandboxSpec(), "unconfined")) is not None:
             taken.append(kept)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
@@ -154,7 +154,7 @@ def test_another_backend_or_shape_does_not_fit() -> None:
 
     assert bench.pool.claim(SandboxSpec(), "native") is None
     with pytest.raises(InvalidRequest):
-        bench.pool.claim(SandboxSpec(template="other"), "fake")
+        bench.pool.claim(SandboxSpec(template="other"), "unconfined")
     assert 1 == bench.pool.size
 
 
@@ -235,7 +235,7 @@ def test_an_unexpected_error_does_not_end_it() -> None:
 
 def test_what_nothing_can_build_ahead_is_given_up() -> None:
     bench = Bench(min_warm=1)
-    bench.failure = Unsupported(backend="fake", operation="prewarm")
+    bench.failure = Unsupported(backend="unconfined", operation="prewarm")
     bench.pool.tend()
     bench.clock.pass_by(1000)
     bench.failure = None
@@ -265,7 +265,7 @@ def test_closing_waits_for_what_is_being_built() -> None:
 
     assert not closer.is_alive()
     assert bench.built == bench.discarded
-    assert {} == bench.backend._warm
+    assert {} == bench.backend.prebuilt
 
 
 class Shelf(RuleBasedStateMachine):
@@ -282,7 +282,7 @@ class Shelf(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        kept = self.bench.pool.claim(SandboxSpec(), "fake")
+        kept = self.bench.pool.claim(SandboxSpec(), "unconfined")
         if kept is not None:
             assert kept not in self.claimed
             assert kept not in self.bench.discarded

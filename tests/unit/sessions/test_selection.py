@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unconfined import Unconfined
 
 from ringfence import Limits, Mount, NetworkPolicy, SandboxSpec
-from ringfence.backends.fake import FakeBackend
 from ringfence.errors import BackendUnavailable, InvalidRequest
 from ringfence.model import capabilities as can
 from ringfence.model.capabilities import BackendReport, Capability
@@ -127,7 +127,7 @@ def test_chosen_is_who_can_and_refused_says_why_of_each(
             assert f"{name} has no {capability}" in str(refused.value)
 
 
-class Unasked(FakeBackend):
+class Unasked(Unconfined):
     """One that must not be asked what it can do: as long as its answer takes, so long would a refusal."""
 
     tiers = (STRONG,)
@@ -137,7 +137,7 @@ class Unasked(FakeBackend):
         raise AssertionError("it was tried, which may take as long as a boot")
 
 
-class Tried(FakeBackend):
+class Tried(Unconfined):
     name = "tried"
     tiers = (LIGHT,)
 
@@ -153,7 +153,7 @@ def maker(*backends: Backend) -> Maker:
 def test_what_no_host_could_make_possible_is_refused_without_a_trial() -> None:
     spec = SandboxSpec(tier=STRONG, network=NetworkPolicy.unrestricted())
 
-    for preferred in ("", "fake"):
+    for preferred in ("", "unconfined"):
         with pytest.raises(BackendUnavailable) as refused:
             maker(Tried(), Unasked()).choose(spec, preferred)
         assert "there is no way to the host's network" in str(refused.value)
@@ -174,11 +174,11 @@ def test_who_prefers_one_does_not_wait_for_the_others() -> None:
     spec = SandboxSpec(limits=Limits(pids=5))
 
     assert "tried" == maker(Unasked(), Tried()).choose(spec, "tried")
-    with pytest.raises(BackendUnavailable, match="fake: tier light is not one"):
+    with pytest.raises(BackendUnavailable, match="unconfined: tier light is not one"):
         maker(Unasked(), Lame()).choose(spec, "lame")
 
 
-class Lame(FakeBackend):
+class Lame(Unconfined):
     name = "lame"
 
     def report(self) -> BackendReport:
@@ -186,7 +186,7 @@ class Lame(FakeBackend):
 
 
 def test_a_profile_that_a_backend_never_has_is_refused_without_a_trial() -> None:
-    class Without(FakeBackend):
+    class Without(Unconfined):
         profile_names = ("os_hardened",)
 
     (why,) = beforehand(SandboxSpec(profile="debug"), Without())

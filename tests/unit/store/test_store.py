@@ -24,13 +24,19 @@ pytestmark = pytest.mark.anyone
 
 
 def sandbox(name: str = "sbx-1", owner: str = "ann", **other: object) -> SandboxRecord:
-    given = {"backend": "fake", "phase": PLANNED, "spec": "{}", "created_at": 1.0, "boot": "b"}
+    given = {
+        "backend": "unconfined",
+        "phase": PLANNED,
+        "spec": "{}",
+        "created_at": 1.0,
+        "boot": "b",
+    }
     return SandboxRecord(name, owner, **{**given, **other})  # type: ignore[arg-type]
 
 
 def session(name: str, of: str, owner: str = "ann", **other: object) -> SessionRecord:
     given = {
-        "backend": "fake",
+        "backend": "unconfined",
         "state": "active",
         "metadata": "{}",
         "timeouts": "{}",
@@ -318,7 +324,7 @@ def test_killed_while_writing(tmp_path: Path, when: str) -> None:
 from ringfence.store.store import Store
 from ringfence.store.records import SandboxRecord
 store = Store(sys.argv[1])
-store.add_sandbox(SandboxRecord("sbx-first", "ann", "fake", "planned", "{}", 1.0, "b"))
+store.add_sandbox(SandboxRecord("sbx-first", "ann", "unconfined", "planned", "{}", 1.0, "b"))
 if sys.argv[2] == "begun":
     store._database._connection.execute("BEGIN IMMEDIATE")
 store._database._connection.execute("UPDATE sandboxes SET owner = 'bob'")
@@ -347,7 +353,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 place = tempfile.mkdtemp()
 assert 0 == libc.mount(b"none", place.encode(), b"tmpfs", 0, sys.argv[1].encode()), ctypes.get_errno()
 store = Store(place + "/state")
-record = SandboxRecord("sbx-first", "ann", "fake", "planned", "x" * 1000, 1.0, "b")
+record = SandboxRecord("sbx-first", "ann", "unconfined", "planned", "x" * 1000, 1.0, "b")
 store.add_sandbox(record)
 fill, stuffed = open(place + "/filler", "wb", buffering=0), 0
 try:
@@ -358,12 +364,12 @@ except OSError as exc:
 failed = None
 try:
     for number in range(2000):
-        store.add_sandbox(SandboxRecord(f"sbx-{number}", "ann", "fake", "planned", "x" * 1000, 1.0, "b"))
+        store.add_sandbox(SandboxRecord(f"sbx-{number}", "ann", "unconfined", "planned", "x" * 1000, 1.0, "b"))
 except ResourceExhausted as exc:
     failed = exc.to_json()
 fill.close()
 os.unlink(place + "/filler")
-store.add_sandbox(SandboxRecord("sbx-last", "ann", "fake", "planned", "{}", 1.0, "b"))
+store.add_sandbox(SandboxRecord("sbx-last", "ann", "unconfined", "planned", "{}", 1.0, "b"))
 say([full, failed, store.sandbox("sbx-first").spec == "x" * 1000, store.sandbox("sbx-last").owner])
 store.close()
 os.umask(0)
