@@ -345,12 +345,15 @@ def _close_all(owner: int) -> None:
 
 
 def _make(name: str) -> Backend:
+    options: dict[str, Any] = {}
     if name == "gvisor":
         from .gvisor.ahead import is_on
 
-        return new_backend(name, ahead=is_on())
-    if name != "native" or _warm is None:
-        return new_backend(name)
-    from .native.zygote import Zygote
+        options["ahead"] = is_on()
+    elif name == "native" and _warm is not None:
+        from .native.zygote import Zygote
 
-    return new_backend(name, zygote=Zygote(_warm))
+        options["zygote"] = Zygote(_warm)
+    # These options are known: reading a signature takes milliseconds, which every `run` would pay.
+    made: Backend = _class_of(name)(**options) if options else new_backend(name)
+    return made
