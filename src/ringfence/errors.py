@@ -173,7 +173,7 @@ class ExecNotStarted(RingfenceError):
     """The process never began, so that starting it again cannot run it twice."""
 
     code = "exec_not_started"
-    usual_hint = "start it again; under the same idempotency key it runs once"
+    usual_hint = "start the exec again; with the same idempotency key it runs once"
     retryable = True
 
 
@@ -297,7 +297,7 @@ class ExecutionNotFound(RingfenceError):
     """The execution service knows no execution of this id, or it is another client's."""
 
     code = "execution_not_found"
-    usual_hint = "it is no longer kept, or belongs to another key: execute it again"
+    usual_hint = "the execution has expired or belongs to another key: execute it again"
 
 
 class ExecutionTimeout(RingfenceError):
@@ -364,7 +364,9 @@ class FileNotFound(FileError):
     """The path, or a directory on the way to it, does not exist."""
 
     code = "file_not_found"
-    usual_hint = "check the path with files.list(DIRECTORY); files.make_dir(PATH) makes one"
+    usual_hint = (
+        "check the path with files.list(DIRECTORY), or create a directory with files.make_dir(PATH)"
+    )
 
 
 class NotADirectory(FileError):
@@ -426,7 +428,7 @@ def file_error(number: int, path: str, text: str = "", hint: str = "") -> Ringfe
 
 def host_file_error(number: int, path: str) -> RingfenceError:
     """The typed error for errno `number` met at `path` on the host, by the library itself."""
-    hint = "a path on this host, where a relative one starts from the current directory"
+    hint = "give a path on this host; a relative path starts at the current directory"
     return file_error(number, path, hint=hint)
 
 

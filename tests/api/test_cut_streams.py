@@ -177,7 +177,9 @@ def assert_all_cut(streams: dict[str, Open]) -> None:
     for name, stream in streams.items():
         rest = stream.rest()
         if stream.kind.is_socket:
-            assert POLICY_VIOLATION + b"it was removed, rotated or has expired" in rest, name
+            assert POLICY_VIOLATION + b"the key was removed, was rotated or has expired" in rest, (
+                name
+            )
         elif not stream.kind.status:
             head, _, body = rest.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 401"), (name, head)

@@ -39,8 +39,8 @@ def test_of_an_exec(client: httpx.Client, sandbox_id: str) -> None:
 
 def test_of_a_method_and_of_a_websocket(client: httpx.Client) -> None:
     wrong = client.patch("/v1/sandboxes").json()
-    assert "nothing answers PATCH /v1/sandboxes" == wrong["message"]
-    assert "it takes GET, POST" == wrong["hint"]
+    assert "no route for PATCH /v1/sandboxes" == wrong["message"]
+    assert "allowed methods: GET, POST" == wrong["hint"]
 
     plain = client.get("/v1/sandboxes/x/execs/y/attach").json()
     assert "WebSocket" in plain["hint"]

@@ -21,8 +21,8 @@ from tests.features import require
 
 MOST_TRIES, ENOUGH = 300, 10
 
-FILES = b"your files are not inside: add --here"
-NETWORK = b"there is no network inside: allow it with --net "
+FILES = b"the sandbox does not have your files: add --here"
+NETWORK = b"the sandbox has no network: allow the host with --net "
 
 
 @pytest.fixture
@@ -99,7 +99,10 @@ def test_a_program_of_the_host_that_is_not_inside(notes: Path, tmp_path: Path) -
     result = run("--", "mytool", cwd=notes, env={"PATH": path})
 
     assert 127 == result.returncode
-    assert f"{own}/mytool is not inside: only programs of /usr are".encode() in result.stderr
+    assert (
+        f"{own}/mytool is not in the sandbox, which has only programs of /usr".encode()
+        in result.stderr
+    )
 
 
 # -- the network ------------------------------------------------------------------------------------
@@ -205,7 +208,11 @@ def test_a_crash_says_what_to_do() -> None:
                 break
 
     assert ENOUGH == len(said)
-    assert [each for each in said if "first process ended while it was made" not in str(each)] == []
+    assert [
+        each
+        for each in said
+        if "first process of the sandbox ended during creation" not in str(each)
+    ] == []
     assert [each for each in said if "ringfence doctor --json" not in each.hint] == []
     with Sandbox.create(backend=backend) as control:
         assert control.exec(["true"]).ok

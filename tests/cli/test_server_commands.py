@@ -274,7 +274,7 @@ def test_what_is_used_is_told(type_: Type, sandbox: str) -> None:
         (("keys", "forge"), "unknown verb 'forge'"),
         (("list", "surplus"), "unexpected argument"),
         (("logs",), "missing"),
-        (("list", "--server", "ftp://x"), "is no server"),
+        (("list", "--server", "ftp://x"), "is not a server address"),
         (("list", "--key-file", "/no/such/file"), "No such file"),
     ],
 )

@@ -57,7 +57,7 @@ def read(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
         assert (dns.OPT, 0) == (kind, length)
         code |= extended >> 24 << 4
         at += 11
-    assert at == len(packet), "bytes that belong to nothing"
+    assert at == len(packet), "bytes after the last field"
     return code, found
 
 

@@ -372,7 +372,7 @@ class TestServersThatFail:
             (b"HTTP/1.1 200 OK\r\nA : b\r\n\r\n", "plainest form"),
             (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 90 + b"B: " + b"x" * 70000, "65536 bytes"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", "length"),
-            (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, "come to an answer"),
+            (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, "too many interim answers"),
             (SWITCHED, "switched to another protocol"),
         ],
     )

@@ -236,7 +236,7 @@ def test_the_last_byte_that_is_granted_arrives_and_the_next_cuts() -> None:
             return got
 
         assert 1000 == len(joined.loop.run_until_done(talk()))
-        assert ["the sandbox's bytes are used up"] == joined.ended
+        assert ["the sandbox has used up its network bytes"] == joined.ended
 
 
 def test_a_rate_is_held() -> None:

@@ -255,7 +255,9 @@ class TestClients:
 
             return talk
 
-        assert "it hung up" in play(hangs_up, server(), site(), through()).reason
+        assert (
+            "the client closed the connection" in play(hangs_up, server(), site(), through()).reason
+        )
 
     def test_one_that_stops_in_the_handshake(self) -> None:
         def stops(outcome: Outcome) -> Script:
@@ -378,7 +380,7 @@ class TestServers:
         cut = server(b"HTTP/1.0 200 OK\r\n\r\nhello", ends_tls=False)
         outcome = play(client(head()), cut, site(), through())
 
-        assert "the server broke off" in outcome.reason
+        assert "the server closed the connection" in outcome.reason
         assert b"<" in outcome.received  # the client's connection broke
 
 

@@ -83,7 +83,7 @@ def test_directories_are_only_so_deep(target: Path) -> None:
     _unpack(target, layer(Entry("d/" * 256 + "file", b"deep")))
     assert "deep" == (target / ("d/" * 256) / "file").read_text()
 
-    with pytest.raises(ImageRefused, match="in each other"):
+    with pytest.raises(ImageRefused, match="nested deeper"):
         _unpack(target, layer(Entry("d/" * 257 + "file")))
 
 
@@ -223,7 +223,7 @@ def test_files_with_holes_are_refused(target: Path) -> None:
         sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.realsize": "5"}
         tar.addfile(sparse)
 
-    with pytest.raises(ImageRefused, match="layers have not"):
+    with pytest.raises(ImageRefused, match="not allowed in a layer"):
         _unpack(target, made.getvalue())
 
 

@@ -155,7 +155,7 @@ def test_inside_a_sandbox(make: MakeSandbox) -> None:
     assert run.ok, run.stderr_text
     answers = json.loads(run.stdout_text)
     assert refuses_clearly(answers)
-    assert "inside of a Ringfence sandbox" in answers["reason"]
+    assert "runs in a Ringfence sandbox" in answers["reason"]
 
 
 _PRINTING = """

@@ -141,7 +141,7 @@ def test_no_page_of_an_image_is_two_tenants(
 ) -> None:
     """Of an overlay the kernel names the overlay's files, not those below: so by the pages themselves."""
     if shared.views(shared.jailer()).why_images:
-        pytest.skip("this kernel maps no ids in a view")
+        pytest.skip("this kernel cannot map user ids in a FUSE mount")
     monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
     load(small().as_layout(tmp_path / "layout"), "small:1", store=ImageStore())
     with ExitStack() as stack:

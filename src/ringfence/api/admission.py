@@ -33,14 +33,14 @@ class Admission:
             TooManyRequests: As many of this client's, or with this key.
         """
         if self.now >= self.bounds.requests:
-            raise ResourceExhausted(f"{self.now} requests are being served already")
+            raise ResourceExhausted(f"{self.now} requests are in progress")
         mine = self._of[_client(caller)]
         if mine >= self.bounds.requests_of_client:
-            raise TooManyRequests(f"{mine} of this client's requests are being served")
+            raise TooManyRequests(f"{mine} requests of this client are in progress")
         with_key = self._of[caller.key]
         if caller.max_requests is not None and with_key >= caller.max_requests:
             raise TooManyRequests(
-                f"{with_key} requests with this key are being served", field="max_requests"
+                f"{with_key} requests with this key are in progress", field="max_requests"
             )
         self.now += 1
         self._of.update((_client(caller), caller.key))
@@ -101,7 +101,7 @@ class Body:
             async with asyncio.timeout(left):  # not `wait_for`, which makes a task of each piece
                 message = await self._receive()
         except TimeoutError:
-            raise TooSlow("the request's body did not come") from None
+            raise TooSlow("the body did not arrive in time") from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self._taken += size

@@ -114,14 +114,14 @@ async def _http_error(request: Request, exc: Any) -> Response:
         return problems.problem(exc.__cause__)  # met while the body was read
     said = str(exc.detail)
     if exc.status_code in (404, 405):
-        said = f"nothing answers {request.method} {request.url.path}"
+        said = f"no route for {request.method} {request.url.path}"
     error = problems.of_status(exc.status_code, said)
     headers = dict(exc.headers or {})
     if exc.status_code == 405 and (methods := _methods(request.scope)):
         headers = {"allow": ", ".join(sorted(methods))}
-        error.hint = f"it takes {headers['allow']}"
+        error.hint = f"allowed methods: {headers['allow']}"
     if _ATTACH.fullmatch(request.url.path):
-        error.hint = "this is a WebSocket; over plain HTTP `.../output` and `.../stdin` do the same"
+        error.hint = "open a WebSocket, or use `.../output` and `.../stdin` over plain HTTP"
     return problems.problem(error, headers, status=exc.status_code)
 
 

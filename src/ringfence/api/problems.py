@@ -114,4 +114,4 @@ def of_status(status: int, detail: str) -> RingfenceError:
 def unforeseen(method: str, path: str, error: Exception) -> Response:
     """Build the response for an unexpected exception; the log has the details."""
     logger.error("%s %s failed", method, path[:256], exc_info=error)
-    return problem(TaskFailed("an unexpected error, which is in the server's log"))
+    return problem(TaskFailed("internal error: see the server's log"))

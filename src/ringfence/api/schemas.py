@@ -66,18 +66,18 @@ def _problem(text: str) -> dict[str, Any]:
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: _problem("The body is not JSON."),
-    401: _problem("No key, or one that the server does not have."),
-    403: _problem("The caller, or the sandbox's user, may not."),
-    404: _problem("There is no such thing, or it is another client's."),
-    405: _problem("Not with this method."),
-    408: _problem("The rest of the request did not come in time."),
-    409: _problem("The state of things does not allow it, or not yet."),
-    410: _problem("The sandbox went away by itself."),
-    413: _problem("More than the server takes."),
+    401: _problem("The API key is missing or not valid."),
+    403: _problem("The caller, or the sandbox's user, lacks permission."),
+    404: _problem("The resource does not exist or belongs to another client."),
+    405: _problem("The route does not support this method."),
+    408: _problem("The request did not arrive in time."),
+    409: _problem("The current state does not allow the operation."),
+    410: _problem("The sandbox ended unexpectedly."),
+    413: _problem("The request exceeds a size limit of the server."),
     422: _problem("The request is malformed; `field` names the part."),
-    429: _problem("Too much at once; see `Retry-After`."),
+    429: _problem("Too many concurrent requests; see `Retry-After`."),
     502: _problem("The sandbox or its server did not answer."),
-    503: _problem("No room now; see `Retry-After`."),
+    503: _problem("No capacity now; see `Retry-After`."),
     507: _problem("A disk is full."),
 }
 """Problem responses common to all routes."""

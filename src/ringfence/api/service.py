@@ -116,7 +116,7 @@ class Service:
             if caller.sandbox not in ("", ended.sandbox_id):
                 raise
             raise LifecycleError(
-                f"sandbox {ended.sandbox_id} is over: {ended.reason or ended.state}",
+                f"sandbox {ended.sandbox_id} has ended: {ended.reason or ended.state}",
                 hint="create a new one",
             ) from None
 
@@ -149,7 +149,7 @@ async def check_query(connection: HTTPConnection) -> None:
     known = _query_of(route)
     for name in given:
         if name not in known:
-            hint = f"one of {', '.join(sorted(known))}" if known else "it takes none"
+            hint = f"one of {', '.join(sorted(known))}" if known else "the route has no parameters"
             raise InvalidRequest("no such parameter", field=name, hint=hint)
 
 

@@ -92,7 +92,7 @@ class ThreadPools:
             TooManyRequests: The sandbox already runs the most helpers.
         """
         if self._tasks[key] >= _MOST_TASKS:
-            raise TooManyRequests(f"{_MOST_TASKS} transfers of sandbox {key} are under way already")
+            raise TooManyRequests(f"{_MOST_TASKS} transfers of sandbox {key} are in progress")
         self._tasks[key] += 1
 
     def end_task(self, key: str) -> None:
@@ -123,7 +123,7 @@ class ThreadPools:
         if queue is None:
             queue = self._queues[pool, key] = _Queue(_WIDTH[pool])
         if queue.users >= _MOST_WAITING:
-            raise TooManyRequests(f"{queue.users} calls wait for sandbox {key} already")
+            raise TooManyRequests(f"{queue.users} calls are waiting for sandbox {key}")
         return queue
 
     def close(self) -> None:

@@ -102,12 +102,12 @@ def _check(point: metadata.EntryPoint, backend: Backend) -> None:
     missing = lacks(backend, Backend)
     if missing:
         raise BackendUnavailable(
-            f"{_named(point)} is no backend: {type(backend).__name__} has no {', '.join(missing)}",
+            f"{_named(point)} is not a backend: {type(backend).__name__} has no {', '.join(missing)}",
             hint="see ringfence.backends.protocol.Backend",
         )
     if getattr(backend, "name", None) != point.name:
         raise BackendUnavailable(
-            f"{_named(point)} calls itself {getattr(backend, 'name', None)!r}",
+            f"{_named(point)} has the name {getattr(backend, 'name', None)!r}",
             hint="its attribute `name` must be the name of the entry point",
         )
 

@@ -244,7 +244,7 @@ def _make_own(name: str, **options: Any) -> Backend:
 def _unknown(name: str) -> Exception:
     from ..errors import InvalidRequest
 
-    hint = f"{_meant(name)}; describe one of your own in {settings().path}"
+    hint = f"{_meant(name)}; describe your own backend in {settings().path}"
     return InvalidRequest(f"unknown backend {name!r}", field="backend", hint=hint)
 
 

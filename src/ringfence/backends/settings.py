@@ -174,7 +174,7 @@ def _tables(path: str, *, required: bool) -> Mapping[str, Any]:
             # It names programs that run as us.
             if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise InvalidRequest(
-                    f"{path}: others may write it, and it names programs to run",
+                    f"{path}: other users can write to this file, which names programs to run",
                     hint=f"chown it to this user, and chmod go-w {path}",
                 )
             return tomllib.load(file)

@@ -52,7 +52,7 @@ def _read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], str]:
         return given, ""
     if rest or not words or not words[0]:
         usage = f"ringfence {command.name} {command.arguments}"
-        raise InvalidRequest("name one directory", field="DIR", hint=usage)
+        raise InvalidRequest("give exactly one directory", field="DIR", hint=usage)
     return given, os.path.abspath(words[0])
 
 
@@ -69,5 +69,5 @@ def _tell(given: dict[str, Any], form: dict[str, Any], what: str) -> None:
     print(f"{what}: {len(form['snapshots'])} snapshots")
     if form["snapshots_elsewhere"]:
         print(
-            f"not in it: {form['snapshots_elsewhere']} snapshots that their backends keep elsewhere"
+            f"not in the backup: {form['snapshots_elsewhere']} snapshots that their backends store elsewhere"
         )

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
         return attack(as_json="json" in given, backend=given.get("backend"))
     if "backend" in given:
-        raise InvalidRequest("only --attack takes a backend", field="backend", hint="add --attack")
+        raise InvalidRequest("--backend needs --attack", field="backend", hint="add --attack")
     reports = _reports()
     if "json" in given:
         _print_json(reports)

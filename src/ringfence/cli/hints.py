@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
 
 _MOUNT = "use --mount SRC:DST[:rw], or --here for this directory"
-_NOTHING = "leave it out: a sandbox ends with its command"
-_ALWAYS = "leave it out: every sandbox has that; `ringfence doctor --verbose` lists it"
-_NONE = "leave it out: there is no such setting"
-_NET = "use --net HOST,...; --net unrestricted for all of the network"
+_NOTHING = "remove the option: a sandbox always ends with its command"
+_ALWAYS = (
+    "remove the option: every sandbox has this protection; `ringfence doctor --verbose` lists all"
+)
+_NONE = "remove the option: Ringfence has no such setting"
+_NET = "use --net HOST,... for these hosts, --net unrestricted for any host"
 OPTIONS = {
     **dict.fromkeys(("-v", "--volume", "--bind", "--ro-bind", "--dir"), _MOUNT),
     **dict.fromkeys(
-        ("-it", "-ti", "-i", "--interactive"), "use -t; on a terminal it is the default"
+        ("-it", "-ti", "-i", "--interactive"), "use -t; -t is the default on a terminal"
     ),
     **dict.fromkeys(("--gpus", "--gpu", "--device"), "GPUs and other devices are not supported"),
     **dict.fromkeys(("--rm", "--detach", "-d", "--init"), _NOTHING),
@@ -88,9 +90,11 @@ OPTIONS = {
     **dict.fromkeys(("--runtime", "--driver", "--sandbox"), "use --backend NAME"),
     **dict.fromkeys(("--unsafe", "--no-sandbox"), "use --profile unrestricted"),
     **dict.fromkeys(("--entrypoint", "--cmd"), "the command follows `--`"),
-    **dict.fromkeys(("-f", "--file", "-s", "--script"), "name it behind `--`: -- python3 FILE"),
-    "--name": "`ringfence create --name` gives a name; `run` needs none",
-    "--label": "`ringfence create --label` takes labels; `run` needs none",
+    **dict.fromkeys(
+        ("-f", "--file", "-s", "--script"), "write the script after `--`: -- python3 FILE"
+    ),
+    "--name": "use `ringfence create --name`: sandboxes of `run` have no name",
+    "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
     "--pip": "use --python-env for this Python's packages",
 }
 """Options of Docker, bubblewrap, firejail and others, and what `run` has in their place."""
@@ -116,8 +120,8 @@ COMMANDS_OF_OTHERS = {
     "pull": "did you mean image pull?",
     "images": "did you mean image list?",
     "build": "build with another tool, then: ringfence image load PATH NAME",
-    "install": "nothing is to be installed; `ringfence doctor` says what works here",
-    "init": "nothing is to be set up; `ringfence doctor` says what works here",
+    "install": "installation is complete; `ringfence doctor` shows what works on this host",
+    "init": "setup is complete; `ringfence doctor` shows what works on this host",
     "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
 }
 VERBS = {
@@ -168,7 +172,11 @@ def option_of_others(command: str, flag: str) -> str:
         return _ALWAYS
     hint = OPTIONS.get(flag, "")
     if command == "exec" and hint.startswith(("use --", "`")) and "--env" not in hint:
-        return "" if "-t" in hint else "it belongs to `ringfence create`, which makes the sandbox"
+        return (
+            ""
+            if "-t" in hint
+            else "use this option with `ringfence create`, which creates the sandbox"
+        )
     return hint
 
 
@@ -177,7 +185,9 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
     found = []
     if os.path.isdir(argv[0]) and code == 126:
         other = (
-            "; --here shows this directory, --mount DIR:/work another" if "here" in given else ""
+            "; --here mounts this directory, --mount DIR:/work another directory"
+            if "here" in given
+            else ""
         )
         found = [f"{argv[0]} is a directory, not a command{other}"]
     elif code in (126, _NOT_FOUND):
@@ -185,16 +195,18 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
     program = argv[0].rpartition("/")[2]
     if spec.network.is_none and _asks_the_network(program, argv[1:]):
         host = next((_host(word) for word in argv if "://" in word), "HOST")
-        found.append(f"there is no network inside: allow it with --net {host}:443")
+        found.append(f"the sandbox has no network: allow the host with --net {host}:443")
     elif not found and not spec.image:
         if _misses_files(program, argv[1:], spec, given):
             found.append(
-                "your files are not inside: add --here (this directory, read-only; --here=rw)"
+                "the sandbox does not have your files: add --here (read-only) or --here=rw"
             )
         elif script := missing_script(argv):
-            found.append(f"{script} does not exist on this host either")
+            found.append(f"{script} does not exist on this host")
     if program == "git" and "commit" in argv[1:] and ".git" in (spec.protect or ()):
-        found.append("--protect .git keeps git from writing: commit outside, or leave it out")
+        found.append(
+            "--protect .git makes .git read-only: commit on the host, or remove the option"
+        )
     return found
 
 
@@ -202,22 +214,23 @@ def _of_a_name(name: str, *, is_shown: bool) -> list[str]:
     if " " in name:
         return [f"do not quote the whole command: -- {name}; or: -- sh -c '{name}'"]
     if name in _SHELL_WORDS:
-        return [f"{name} is a word of the shell: -- sh -c '{name} ...'"]
+        return [f"{name} is a shell builtin: use -- sh -c '{name} ...'"]
     if is_shown:
         return []
     if "/" in name:
-        return [] if os.path.exists(name) else [f"{name} does not exist on this host either"]
+        return [] if os.path.exists(name) else [f"{name} does not exist on this host"]
     if os.path.isfile(name):
         how = "python3 " if name.endswith(".py") else "sh " if name.endswith(".sh") else "./"
         return [f"did you mean {how}{name}?"]
     if where := shutil.which(name):
-        own = "; your own Python and its programs: --python-env" if "python" in where else ""
-        return [f"{where} is not inside: only programs of /usr are{own}"]
+        own = "; --python-env adds your Python and its programs" if "python" in where else ""
+        return [f"{where} is not in the sandbox, which has only programs of /usr{own}"]
     from ..model.mistakes import closest
 
     near = closest(name, _programs())
     return [
-        near or f"{name} is not on this host either: install it, or name an --image that has it"
+        near
+        or f"{name} is not installed on this host: install the program, or use an --image that has it"
     ]
 
 

@@ -72,9 +72,7 @@ def needed(given: dict[str, Any]) -> Image:
         )
     if "image" not in given:
         hint = "--image NAME --pull missing"
-        raise InvalidRequest(
-            "sets when --image is fetched, and there is none", field="--pull", hint=hint
-        )
+        raise InvalidRequest("needs --image", field="--pull", hint=hint)
     store, name = ImageStore(), given["image"]
     image = None
     if policy != "always":
@@ -137,7 +135,7 @@ def _prune(given: dict[str, Any], _arguments: Sequence[str]) -> int:
         return 0
     print(f"freed {_size(freed)}")
     for image_id in in_use:
-        print(f"{image_id[7:19]} is in use, and stays")
+        print(f"{image_id[7:19]} is in use and was not deleted")
     return 0
 
 

@@ -62,8 +62,8 @@ def _token() -> str:
         import secrets
 
         token = secrets.token_urlsafe(32)
-        say(f"requests need this header: Authorization: Bearer {token}")
-        say(f"(a new token with each start; set {TOKEN} for one that stays)")
+        say(f"send this header with each request: Authorization: Bearer {token}")
+        say(f"(each start makes a new token; set {TOKEN} for a fixed token)")
     return token
 
 
@@ -71,7 +71,9 @@ def _fetch_image(given: dict[str, Any]) -> None:
     """Once, before anybody waits for a sandbox; a server has images of its own."""
     if "server" in given and "pull" in given:
         hint = "on the server's machine: ringfence image pull NAME"
-        raise InvalidRequest("a server fetches no image for clients", field="--pull", hint=hint)
+        raise InvalidRequest(
+            "a server does not fetch images for clients", field="--pull", hint=hint
+        )
     if "server" not in given and ("image" in given or "pull" in given):
         from .image import needed
 

@@ -36,7 +36,7 @@ def network_of(given: dict[str, Any]) -> dict[str, Any]:
         for option in ("secret", "net-learn", "net-log"):
             if option in given:
                 raise InvalidRequest(
-                    "an unrestricted network is not watched",
+                    "cannot be combined with an unrestricted network",
                     field=option,
                     hint="name hosts with --net HOST,...",
                 )
@@ -60,7 +60,7 @@ def _policy(given: dict[str, Any]) -> NetworkPolicy:
         policy = NetworkPolicy.parse(given["net"], learn=learn)
         return within("network", NetworkPolicy.check_no_localhost, policy)  # type: ignore[no-any-return]
     if "net" in given:
-        hint = "put the hosts of --net into the file"
+        hint = "add the hosts of --net to the policy file"
         raise InvalidRequest("cannot be given with --net", field="net-policy", hint=hint)
     return _from_file(given["net-policy"])
 
@@ -73,7 +73,7 @@ def _from_file(path: str) -> NetworkPolicy:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
-        hint = "the path of a policy in JSON; docs/how-to/network.md has one"
+        hint = "give the path of a JSON policy file; docs/how-to/network.md has an example"
         raise InvalidRequest(f"{path!r}: {why}", field="net-policy", hint=hint) from exc
     if len(data) > _MOST_BYTES:
         hint = "a policy may have 10,000 rules"
@@ -101,7 +101,7 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
     if denies:
         hint = f"as {where.removeprefix('!')}={name}"
         raise InvalidRequest(
-            f"{text!r}: a rule that denies has no secret", field="secret", hint=hint
+            f"{text!r}: a deny rule cannot have a secret", field="secret", hint=hint
         )
     try:
         # A header of one's own holds the bare secret; `Authorization` names its scheme.
@@ -111,7 +111,7 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
         raise InvalidRequest(f"{text!r}: {exc.message}", field="secret", hint=exc.hint) from exc
     value = os.environ.get(name, "")
     if not value:
-        hint = f"export {name}=..., so that its value is on no command line"
+        hint = f"export {name}=..., so that the value is not on a command line"
         raise InvalidRequest(f"{text!r}: {name} is not set", field="secret", hint=hint)
     return rule, value
 
@@ -138,7 +138,7 @@ class Record:
                 self._fd = os.open(self._path, flags, 0o600)
             except (OSError, ValueError) as exc:
                 why = getattr(exc, "strerror", None) or str(exc)
-                hint = "a path in a directory that you may write"
+                hint = "choose a path in a directory that you can write to"
                 raise InvalidRequest(f"{self._path!r}: {why}", field="net-log", hint=hint) from exc
 
     def close(self, sandbox: BackendSandbox) -> None:
@@ -157,7 +157,7 @@ class Record:
                 for event in events:
                     file.write(json.dumps(event.to_json()).encode() + b"\n")
         except OSError as exc:
-            say(f"--net-log: {self._path}: {exc.strerror}; the log is not complete")
+            say(f"--net-log: {self._path}: {exc.strerror}; the log is incomplete")
 
 
 def learned(events: Sequence[NetworkEvent]) -> NetworkPolicy:

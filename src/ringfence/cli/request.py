@@ -75,7 +75,7 @@ def check_protected(spec: SandboxSpec) -> None:
         around = [target for target in targets if path.startswith(f"{target}/")]
         if not (around if path.startswith("/") else targets):
             hint = (
-                "only files below a --mount with :rw can change; mount without :rw to protect all"
+                "only a --mount with :rw can be written to; mount without :rw to protect all files"
             )
             raise InvalidRequest(f"{path!r} is in no writable mount", field="protect", hint=hint)
 
@@ -138,7 +138,7 @@ def whole_number(text: str, field: str) -> int:
     """The number that an option has."""
     digits = text.strip().removeprefix("+").removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
-        hint = "as 64; leave it out for no limit of your own"
+        hint = "use a number such as 64, or remove the option for the default limit"
         raise InvalidRequest(f"{text!r} is not a whole number", field=field, hint=hint)
     return int(text)
 
@@ -149,7 +149,7 @@ def _decimal(text: str, field: str) -> float:
             raise ValueError  # Python's own way of writing numbers, and nobody else's
         return float(text)
     except ValueError:
-        hint = "as 0.5 or 2, of a core's time"
+        hint = "use a number of cores such as 0.5 or 2"
         raise InvalidRequest(f"{text!r} is not a number", field=field, hint=hint) from None
 
 

@@ -167,7 +167,7 @@ def _read(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             return jsonform.json_object(jsonform.loads(file.read()), "the configuration")
     except OSError as exc:
-        hint = "the path of a file in JSON; docs/how-to/server.md has one"
+        hint = "give the path of a JSON configuration file; docs/how-to/server.md has an example"
         raise InvalidRequest(f"{path}: {exc.strerror}", field="--config", hint=hint) from exc
     except (BadJson, InvalidRequest) as exc:
         raise InvalidRequest(f"{path}: {exc.message}", field="--config", hint=exc.hint) from exc

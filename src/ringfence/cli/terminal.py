@@ -57,7 +57,7 @@ def describe(exc: BaseException, command: Command | None = None) -> str:
         how = "raise `ulimit -u`, `ulimit -v` or pids.max of its cgroup"
         return f"no thread can be started in this process ({how})"
     if isinstance(exc, MemoryError):
-        return "this process may have no more memory (raise `ulimit -v`)"
+        return "out of memory in this process (raise `ulimit -v`)"
     if not isinstance(exc, RingfenceError):
         return f"internal error: {type(exc).__name__}: {exc} (RINGFENCE_DEBUG=1 shows where)"
     where = command.flag_of(exc.field) if command and exc.field else exc.field

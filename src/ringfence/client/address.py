@@ -44,10 +44,12 @@ class Address:
             path = text.removeprefix("unix:").removeprefix("//")
             if not path.startswith("/"):
                 hint = f"as unix:{os.path.abspath(path or _SOCKET)}"
-                raise InvalidRequest(f"{text!r} names no absolute path", field="server", hint=hint)
+                raise InvalidRequest(f"{text!r} has no absolute path", field="server", hint=hint)
             return cls("http://localhost", path, text)
         if not text.startswith(("http://", "https://")) or len(text.split("/")) < 3:
-            raise InvalidRequest(f"{text!r} is no server", field="server", hint=_meant(text))
+            raise InvalidRequest(
+                f"{text!r} is not a server address", field="server", hint=_meant(text)
+            )
         return cls(text.rstrip("/"), "", text)
 
     def tls_context(self) -> ssl.SSLContext:

@@ -34,7 +34,7 @@ def error_of(status: int, media_type: str, form: Any) -> RingfenceError:
     """The error that a response of status 400 or more tells of: of the class that was raised there."""
     if media_type.startswith(_PROBLEM) and isinstance(form, dict) and "code" in form:
         return error_from_json({"message": form.get("detail", ""), **form})
-    return ServerUnreachable(f"answered {status}, and not as a Ringfence server does")
+    return ServerUnreachable(f"answered {status}, in a form that is not Ringfence's")
 
 
 def object_of(content: bytes) -> Any:
@@ -48,7 +48,7 @@ def object_of(content: bytes) -> Any:
     except ValueError:
         form = None
     if not isinstance(form, dict):
-        raise ServerUnreachable("answered, and not as a Ringfence server does")
+        raise ServerUnreachable("answered in a form that is not Ringfence's")
     return form
 
 

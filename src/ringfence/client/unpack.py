@@ -41,7 +41,7 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         finally:
             os.close(root)
     except tarfile.TarError as exc:
-        raise IoError(f"the tree was not copied whole: {exc}", retryable=True) from exc
+        raise IoError(f"the tree was not copied completely: {exc}", retryable=True) from exc
     except OSError as exc:
         raise IoError(f"{local}: {exc}") from exc
 
@@ -106,7 +106,7 @@ class _Unpacker:
     def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         source = parts(member.linkname)
         if not source:
-            raise FileError(f"{member.name!r} would be a second name of a directory")
+            raise FileError(f"{member.name!r} is a hard link to a directory")
         origin = self._open(source[:-1], create=False)
         try:
             _clear(parent, name)
@@ -120,9 +120,7 @@ class _Unpacker:
             try:
                 child = _enter(name, fd, create=create)
             except NotADirectoryError as exc:
-                raise FileError(
-                    f"{'/'.join(path)}: would go through something not a directory"
-                ) from exc
+                raise FileError(f"{'/'.join(path)}: has a parent that is not a directory") from exc
             finally:
                 os.close(fd)
             fd = child
@@ -153,7 +151,7 @@ def _stamp(fd: int, member: tarfile.TarInfo) -> None:
     try:
         os.utime(fd, (member.mtime, member.mtime))
     except (ValueError, OverflowError) as exc:
-        raise tarfile.ReadError(f"{member.name!r}: a time that no file can have") from exc
+        raise tarfile.ReadError(f"{member.name!r}: its modification time is out of range") from exc
 
 
 def parts(name: str) -> tuple[str, ...]:
@@ -164,7 +162,7 @@ def parts(name: str) -> tuple[str, ...]:
     """
     found = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in found or "\0" in name:
-        raise FileError(f"{name!r} would lead outside the destination")
+        raise FileError(f"{name!r} is outside the destination")
     return found
 
 

@@ -77,17 +77,15 @@ class DaemonConfig(Model):
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)
         if bool(self.tls_certificate) != bool(self.tls_key):
             missing = "tls_key" if self.tls_certificate else "tls_certificate"
-            checks.refuse(
-                missing, "is missing", "certificate and key belong together: name both files"
-            )
+            checks.refuse(missing, "is missing", "give both the certificate and the key")
         for i, origin in enumerate(self.allowed_origins):
             scheme, _, host = origin.rstrip("/").partition("://")
             if (not scheme or not host or "/" in host) and origin != "null":
-                hint = "scheme and host alone, as https://app.example.com"
+                hint = "use only scheme and host, such as https://app.example.com"
                 checks.refuse(f"allowed_origins[{i}]", f"{origin!r} is not an origin", hint)
         for i, name in enumerate(self.allowed_hosts):
             if not name or "/" in name or "*" in name:
-                hint = "a host alone, as api.example.com"
+                hint = "use only a host name, such as api.example.com"
                 checks.refuse(f"allowed_hosts[{i}]", f"{name!r} is not a host name", hint)
         if self.listen:
             check_address(self.listen, public=self.allow_public or bool(self.tls_certificate))

@@ -219,7 +219,7 @@ def _reload(app: FastAPI) -> None:
         try:
             app.state.executions.reload()
         except RingfenceError as exc:
-            logger.error("the config of executions is as it was: %s", exc)
+            logger.error("the configuration of executions was not changed: %s", exc)
 
     asyncio.get_running_loop().run_in_executor(None, read)
 

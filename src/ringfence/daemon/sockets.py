@@ -82,13 +82,13 @@ def check_certificate(certificate: str, key: str) -> None:
             with open(path, "rb"):
                 pass
         except OSError as exc:
-            hint = "the path of a file in PEM that this user may read"
+            hint = "give the path of a PEM file that this user can read"
             raise InvalidRequest(f"{path}: {exc.strerror}", field=field, hint=hint) from exc
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except OSError as exc:
-        what = f"{certificate} and {key} are no certificate and its key in PEM"
-        hint = "the certificate chain in one file, its private key without a password in the other"
+        what = f"{certificate} and {key} are not a certificate and its private key in PEM"
+        hint = "put the certificate chain in one file and its private key, without a password, in the other"
         raise InvalidRequest(what, field="tls_certificate", hint=hint) from exc
 
 
@@ -104,9 +104,9 @@ def check_address(
     address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     if not address.is_loopback and not public:
         raise InvalidRequest(
-            f"{host} can be reached by others",
+            f"other machines can reach {host}",
             field="listen",
-            hint="give --tls-certificate and --tls-key, or --allow-public to serve it in the clear",
+            hint="add --tls-certificate and --tls-key, or --allow-public to serve without TLS",
         )
     return address, port
 

@@ -44,7 +44,7 @@ def _tell(state_dir: str, signum: int) -> bool:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if not poll.poll(_PATIENCE_S * 1000):
-            raise StateInUse(f"the daemon of {state_dir} does not end", field="state_dir")
+            raise StateInUse(f"the server of {state_dir} did not stop in time", field="state_dir")
     except ProcessLookupError:
         pass  # it was about to
     finally:

@@ -37,15 +37,15 @@ def confine() -> list[str]:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _raise_open_files()
     if not _become_nobody():
-        missing.append("an identity of its own: this user namespace has none to give")
+        missing.append("its own user id: this user namespace has none free")
     privileges.set_no_new_privs()
     if not _restrict_files():
-        missing.append("Landlock: this kernel has none, or it is off")
+        missing.append("Landlock: not in this kernel, or disabled")
     # After the last change of credentials, which sets it anew. Not in one process that its user
     # may look at: whoever has this uid could read secrets out of our memory.
     privileges.set_dumpable(False)
     if not _restrict_calls(program):
-        missing.append("a system-call filter: there is none for this machine, or it takes none")
+        missing.append("a system-call filter: none for this architecture, or no seccomp")
     return missing
 
 

@@ -71,7 +71,7 @@ class Connection:
         name = self.sandbox.names.name_at(address)
         if name is None and is_synthetic(address):
             self.address = shown(address)
-            self.refuse("an address that belongs to no name (any more)")
+            self.refuse("an address for which no current name was resolved")
             return
         try:
             self.aim(name, shown(address))
@@ -165,7 +165,7 @@ class Connection:
             if not decision:
                 return decision.reason
             if self.is_opaque and sandbox.terminates(name, self.port):
-                return "requests to it are judged one by one"
+                return "the policy checks each request to it"
             request = self.site.request if self.site else None
             if request is not None:
                 decision = sandbox.judge.http_allowed(
@@ -185,7 +185,7 @@ class Connection:
         except Refused as exc:
             self._end(exc.reason, allowed=exc.status in _OF_SERVERS)
         except TimeoutError as exc:
-            self._end(str(exc) or "it took too long")
+            self._end(str(exc) or "it exceeded its time limit")
         except OSError as exc:
             self._end(exc.strerror or str(exc))
         except Cancelled:
@@ -198,7 +198,7 @@ class Connection:
         task, self._task = self._task, None
         error = task.error if task is not None else None
         if error is not None:
-            self._end("a fault in the egress process")
+            self._end("an internal error of the egress process")
             self.loop.on_fault(error)
 
     def _end(self, reason: str, *, allowed: bool = True) -> None:

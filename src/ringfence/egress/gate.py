@@ -205,5 +205,5 @@ def not_enough(connection: Connection) -> str:
 def other_than(connection: Connection, kind: str) -> str:
     """Why one is that speaks `kind`."""
     wanted = " or ".join(each.upper() for each in expected(connection))
-    spoken = kind.upper() if kind in (TLS, HTTP) else "something else"
+    spoken = kind.upper() if kind in (TLS, HTTP) else "another protocol"
     return f"{spoken} where only {wanted} may be spoken"

@@ -130,7 +130,7 @@ async def _terminate(
     authority = connection.sandbox.authority
     if terminator is None or authority is None:
         raise Refused(
-            "requests to it are judged one by one, and this sandbox has no certificate authority to end TLS"
+            "the policy checks each request to it, and this sandbox has no certificate authority to end TLS"
         )
     site = site_of(connection, "https")
     stream, reach = metered(connection, client), reaching(connection, server)

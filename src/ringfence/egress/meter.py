@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .io.loop import Loop, Timer
     from .io.streams import Stream
 
-SPENT = "the sandbox's bytes are used up"
+SPENT = "the sandbox has used up its network bytes"
 _TICK_S = 0.01  # those that wait for the rate are looked at this often
 _BURST_S = 0.1  # what was not used for so long may be used at once
 

@@ -90,7 +90,7 @@ async def _serve_http(connection: Connection, client: SocketStream) -> None:
             await _request(connection, reader, head)
             return
         else:
-            raise Refused("this is a proxy: it wants CONNECT or a whole URL", status=400)
+            raise Refused("this is a proxy: use CONNECT or an absolute URL", status=400)
     except Refused as refused:
         await tell(reader, refused, method=method)
         raise
@@ -125,7 +125,7 @@ def aim(connection: Connection, host: str, port: int) -> None:
     """
     connection.port = port
     if not 0 < port < 65536:
-        raise Refused("a port that is none")
+        raise Refused("an invalid port")
     try:
         name, address = _read(host)
     except (InvalidRequest, OSError):

@@ -48,7 +48,7 @@ async def _places(connection: Connection) -> list[tuple[int, str]]:
     """
     sandbox, name = connection.sandbox, connection.host
     found = await sandbox.commons.resolver.resolve(sandbox.id, name)
-    places, reason, rule = [], "it has no address", ""
+    places, reason, rule = [], "the name has no address", ""
     for family, address in found:
         decision = sandbox.judge_address(name, address, connection.port)
         if decision:

@@ -71,7 +71,7 @@ async def _host(stream: Stream, kind: int) -> str:
     # A NUL ends the name for one reader and not for the next.
     if not name or not name.isascii() or not name.decode("ascii").isprintable():
         await reply(stream, NOT_ALLOWED)
-        raise Refused("a SOCKS name that is none")
+        raise Refused("an invalid name in a SOCKS request")
     return name.decode("ascii")
 
 

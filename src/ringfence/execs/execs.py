@@ -139,7 +139,9 @@ class Execs:
                     run.spool.close()
                     known, was_asked = self._records.under_key(live.sandbox_id, key) or ("", "")
                     if was_asked != asked:
-                        raise InvalidRequest("this key was used for another request", field="key")
+                        raise InvalidRequest(
+                            "this idempotency key was used for another request", field="key"
+                        )
                     return self.find(live.sandbox_id, known), False
                 pump = self._begin(live, run, request)
         self._drive(run, pump, attend_s)
@@ -345,19 +347,21 @@ class Execs:
             inner = live.inner if live else None
             kept = inner.adopted_execs() if isinstance(inner, DurableSandbox) else None
             begun = kept.get(view.id) if kept else None
-            why: RingfenceError = SandboxLost("its sandbox is gone")
+            why: RingfenceError = SandboxLost("its sandbox has ended")
             if kept is not None and begun is None:
                 # A backend that keeps execs has every one that has begun, until its end is written down.
                 self._records.forget_key(view.id)
-                why = ExecNotStarted("the server was killed just before it")
+                why = ExecNotStarted("the server was killed before the start")
             elif live and begun is None:
-                why = SandboxLost("nothing is known of its end: its backend keeps no execs")
+                why = SandboxLost(
+                    "the result is unknown: the backend does not keep execs over a restart"
+                )
             takes_input = view.stream_stdin or view.pty is not None
             if begun is not None and begun.stdin is not None and not takes_input:
                 begun.kill()
                 begun.close()
                 begun = None
-                why = SandboxLost("the rest of its input was lost with the server's memory")
+                why = SandboxLost("the rest of the input was lost when the server ended")
             if live is None or begun is None:
                 run.spool.close()
                 self._end(run, run.problem(why))

@@ -60,7 +60,7 @@ class Given:
         if self._most != self.count:
             raise ExecError(
                 f"a restart came while bytes {self.count} to {self._most} of its input were written",
-                hint="how many of them arrived is not known: start the command anew",
+                hint="how many arrived is unknown: start the command again",
             )
         if offset > self.count:
             raise LifecycleError(

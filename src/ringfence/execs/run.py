@@ -269,5 +269,7 @@ class Run:
         if self._pump is None:
             raise LifecycleError(f"exec {self.id} has ended")
         if self._given is None:
-            raise ExecError("it takes no input", hint='start it with "stream_stdin": true')
+            raise ExecError(
+                "the exec has no input stream", hint='start it with "stream_stdin": true'
+            )
         return self._given

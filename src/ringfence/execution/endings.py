@@ -41,11 +41,11 @@ def judge(ended: ExecResult) -> tuple[ExecutionStatus, RingfenceError | None]:
     """The status that follows from how the process ended, and what there is to say of it."""
     if ended.timed_out:
         return ExecutionStatus.TIMEOUT, ExecutionTimeout(
-            f"not done after {ended.duration_s:.3g} s", hint="ask for a longer timeout_secs"
+            f"not done after {ended.duration_s:.3g} s", hint="request a longer timeout_secs"
         )
     if ended.oom_killed:
         return ExecutionStatus.FAILED, ResourceLimitExceeded(
-            "out of memory", field="memory_mb", hint="ask for a larger memory_mb"
+            "out of memory", field="memory_mb", hint="request a larger memory_mb"
         )
     if ended.killed_by not in _NOT_LIMITS:
         return ExecutionStatus.FAILED, ResourceLimitExceeded(f"over its limit: {ended.killed_by}")
@@ -79,7 +79,7 @@ def too_many_processes(refused: int) -> dict[str, Any]:
     return ResourceLimitExceeded(
         f"the limit on processes refused {refused} times",
         field="max_processes",
-        hint="start fewer at once, or have an admin raise max_processes",
+        hint="start fewer processes, or ask an admin to raise max_processes",
     ).to_json()
 
 

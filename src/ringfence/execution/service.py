@@ -125,13 +125,11 @@ class ExecutionService:
             exec_id = next((view.id for view in self.execs.list(sandbox_id)), "")
             sandbox_id = sandbox_id if exec_id else ""
         if not sandbox_id:
-            raise ExecNotStarted("the server was killed just before it")
+            raise ExecNotStarted("the server was killed before the start")
         try:
             run = self.execs.find(sandbox_id, exec_id)
         except RingfenceError:
-            raise SandboxLost(
-                "the service ended while it ran; nothing is known of its end"
-            ) from None
+            raise SandboxLost("the service ended while it ran; the result is unknown") from None
         problem = run.view().problem
         if problem is not None and problem.code == ExecNotStarted.code:
             raise problem.error()
@@ -233,7 +231,7 @@ class ExecutionService:
     ) -> Future[ExecutionResult]:
         record = self._table.get(execution_id)
         if record is None or record.owner != client_id or record.request != digest:
-            raise InvalidRequest("this id was used for another request", field="id")
+            raise InvalidRequest("this execution id was used for another request", field="id")
         live = self._live.get(execution_id)
         if live is not None and wait:
             return live.future
@@ -420,7 +418,9 @@ class ExecutionService:
             if not booting:
                 hint = "name the microvm backend, as `ringfence serve --backend microvm` does"
                 raise InvalidRequest(
-                    "no backend here boots a kernel", field=f"strong_runtime.{VM_KERNEL}", hint=hint
+                    "no backend of this server boots its own kernel",
+                    field=f"strong_runtime.{VM_KERNEL}",
+                    hint=hint,
                 )
             try:
                 for each in booting:
@@ -468,7 +468,9 @@ class ExecutionService:
                 taken = True
         if policy is not None and not taken:
             raise Unsupported(
-                "no backend here takes a system-call policy", operation="seccomp", field="seccomp"
+                "no backend of this server accepts a system-call policy",
+                operation="seccomp",
+                field="seccomp",
             )
 
     # -- what is kept ---------------------------------------------------------------------------

@@ -65,4 +65,4 @@ class Settings:
             os.rename(beside, self._path)
         except OSError as exc:
             kind = StorageFull if exc.errno in _NO_ROOM else IoError
-            raise kind(f"{self._path}: {exc.strerror}; the config is as it was") from exc
+            raise kind(f"{self._path}: {exc.strerror}; the configuration was not changed") from exc

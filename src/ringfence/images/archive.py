@@ -53,7 +53,7 @@ def load(path: str, name: str, *, store: ImageStore | None = None) -> Image:
         except OSError as exc:
             said = f"{exc.filename or path}: {exc.strerror or exc}"
             if exc.errno in (errno.EACCES, errno.EPERM):
-                hint = "let this user read all of it, or load it as its owner"
+                hint = "make all files readable for this user, or load them as their owner"
                 raise InvalidRequest(said, field="path", hint=hint) from exc
             raise StorageFull(said, hint="free disk space") from exc
 
@@ -132,14 +132,14 @@ def _unpack_archive(path: str, scratch: str) -> None:
                     continue
                 left -= member.size
                 if left < 0:
-                    raise ImageRefused(f"{path} is larger than is allowed")
+                    raise ImageRefused(f"{path} is larger than the limit")
                 source: Any = tar.extractfile(member)
                 target = _inside(scratch, member.name)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 with open(target, "xb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
     except tarfile.ReadError as exc:
-        said = f"{path} is not an archive of an image: no whole tar, plain or of gzip, bzip2 or xz"
+        said = f"{path} is not an archive of an image: no complete tar, plain, gzip, bzip2 or xz"
         raise ImageRefused(said) from exc
     except (tarfile.TarError, EOFError, FileExistsError, NotADirectoryError) as exc:
         raise ImageRefused(f"{path} is not an archive of an image: {exc}") from exc

@@ -120,7 +120,7 @@ class Entries:
         kind = _KINDS.get(header[156])
         if kind is None or (extra and any(name.startswith("GNU.sparse") for name in extra)):
             raise DamagedError(
-                f"it has an entry of type {chr(header[156])!r}, which layers have not"
+                f"it has an entry of type {chr(header[156])!r}, which is not allowed in a layer"
             )
         name = extra.get("path") or _name(header)
         if kind == stat.S_IFREG and name.endswith("/"):
@@ -129,7 +129,7 @@ class Entries:
         if kind == stat.S_IFREG:
             size = int(extra["size"]) if "size" in extra else _number(header[124:136])
             if size < 0:
-                raise DamagedError("it has a file of less than no bytes")
+                raise DamagedError("it has a file of negative size")
         self._size, self._left = size, size + -size % _BLOCK
         target = ""
         if kind in _WITH_TARGET:
@@ -179,7 +179,7 @@ def _check(header: bytes) -> None:
     told = _number(header[148:156])
     # The sum as if its own field were eight spaces.
     if told != sum(header) - sum(header[148:156]) + 256:
-        raise DamagedError("it is no tar archive, or a header of it is damaged")
+        raise DamagedError("not a tar archive, or a damaged header")
 
 
 def _name(header: bytes) -> str:

@@ -58,7 +58,7 @@ def choose(document: bytes, name: str) -> str | None:
         ):
             return _descriptor(each).digest
     raise ImageNotFound(
-        f"{name} has nothing for linux/{architecture()}, only {', '.join(offered) or 'nothing'}",
+        f"{name} has no image for linux/{architecture()}, only {', '.join(offered) or 'nothing'}",
         field="image",
     )
 
@@ -73,7 +73,7 @@ def read(document: bytes) -> Manifest:
     try:
         layers = tuple(_descriptor(each) for each in told["layers"])
         if len(layers) > _MOST_LAYERS:
-            raise ImageRefused(f"the image has {len(layers)} layers; {_MOST_LAYERS} are the most")
+            raise ImageRefused(f"the image has {len(layers)} layers; {_MOST_LAYERS} is the limit")
         return Manifest(_descriptor(told["config"]), layers)
     except (KeyError, TypeError, ValueError) as exc:
         raise ImageRefused(f"the manifest cannot be read: {exc!r}") from exc

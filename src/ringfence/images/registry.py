@@ -112,7 +112,7 @@ class Registry:
                     raise ImageRefused(f"the manifest of {self.reference} is too large")
         digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
         if ":" in wanted and digest != wanted:
-            raise ImageRefused(f"{self.reference}: asked for {wanted}, and got {digest}")
+            raise ImageRefused(f"{self.reference}: expected digest {wanted}, got {digest}")
         return document, digest
 
     def fetch(self, blob: manifest.Descriptor, path: str, progress: Progress | None) -> None:
@@ -149,7 +149,7 @@ class Registry:
             os.unlink(partial)
             raise ImageRefused(
                 f"{self.reference}: the download does not match {blob.digest}",
-                hint="pull again, or ask its owner",
+                hint="pull again, or ask the owner of the image",
             )
         os.rename(partial, path)
 
@@ -171,7 +171,9 @@ class Registry:
                     for piece in answer.iter_raw():  # in no larger pieces: a cut would lose one
                         have += len(piece)
                         if have > blob.size:
-                            raise ImageRefused(f"{self.reference}: a blob is longer than it says")
+                            raise ImageRefused(
+                                f"{self.reference}: a blob is longer than its manifest says"
+                            )
                         file.write(piece)
                         if progress:
                             progress(blob.digest[7:19], have, blob.size)
@@ -195,7 +197,7 @@ class Registry:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
             raise RegistryError(
                 f"{self.reference.registry} cannot be reached: {exc}",
-                hint="check the name, the network, and for a registry without TLS --plain-http",
+                hint="check the name and the network; for a registry without TLS add --plain-http",
             ) from exc
 
     def _once(self, path: str, headers: dict[str, str]) -> Any:

@@ -123,7 +123,7 @@ class Tree:
     def _add(self, entries: Entries, entry: Entry) -> None:
         self.left_entries -= 1
         if self.left_entries < 0:
-            raise RefusedError("it has more files than are allowed")
+            raise RefusedError("it has more files than the limit")
         path = _normal(entry.name)
         if not path:
             return
@@ -199,7 +199,7 @@ class Tree:
         try:
             self.left_bytes -= entry.size
             if self.left_bytes < 0:
-                raise RefusedError("it is larger than is allowed")
+                raise RefusedError("it is larger than the limit")
             entries.copy(fd)
             if entry.mode & stat.S_ISVTX:
                 os.fchmod(fd, entry.mode & 0o1777)
@@ -219,7 +219,7 @@ class Tree:
     def _link(self, _entries: Entries, entry: Entry, parent: int, name: str) -> None:
         directory, _, target = _normal(entry.target).rpartition("/")
         if not target:
-            raise RefusedError(f"{entry.name!r} is a link to nothing")
+            raise RefusedError(f"{entry.name!r} is a link without a target")
         try:
             source = self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
@@ -230,7 +230,9 @@ class Tree:
                 raise RefusedError(f"{entry.name!r} is a hard link to a directory")
             os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError as exc:
-            raise RefusedError(f"{entry.name!r} links to {entry.target!r}, not there") from exc
+            raise RefusedError(
+                f"{entry.name!r} links to {entry.target!r}, which does not exist"
+            ) from exc
         finally:
             os.close(source)
 
@@ -294,15 +296,15 @@ def _normal(name: str) -> str:
         RefusedError: It climbs out, no file can have it, or it is deeper than anybody can remove it.
     """
     if len(name) > _MOST_NAME or "\0" in name:
-        raise RefusedError("it has a name that no file can have")
+        raise RefusedError("it has an invalid file name")
     if name.count("/") > _MOST_DEEP:
-        raise RefusedError(f"it has directories in each other, more than {_MOST_DEEP}")
+        raise RefusedError(f"it has directories nested deeper than {_MOST_DEEP}")
     name = name.removeprefix("./").rstrip("/")
     if name and "/." not in name and "//" not in name and name[0] not in "/.":
         return name
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise RefusedError(f"{name!r} climbs out of the image")
+        raise RefusedError(f"{name!r} leads outside the image")
     return "/".join(parts)
 
 
@@ -352,7 +354,7 @@ def main() -> None:
     except (RefusedError, DamagedError) as exc:
         answer = {"refused": str(exc)}
     except TooLargeError:
-        answer = {"refused": "it is larger than is allowed"}
+        answer = {"refused": "it is larger than the limit"}
     except (EOFError, ValueError, MemoryError, zlib.error) as exc:
         answer = {"refused": f"it is damaged: {exc!r}"}
     except OSError as exc:

@@ -132,7 +132,7 @@ class AttachRequest(Model):
         if self.create_spec is not None:
             checks.instance(self.create_spec, "create_spec", SandboxSpec)
             if not self.create_if_missing:
-                checks.refuse("create_spec", "means nothing unless create_if_missing is true")
+                checks.refuse("create_spec", "needs create_if_missing=true")
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -72,10 +72,12 @@ def make_spec(
     if spec is not None:
         if not isinstance(spec, SandboxSpec):
             what = f"must be a SandboxSpec, not {spec!r}"
-            checks.refuse("spec", what, 'name what it is, as image="python:3.12"')
+            checks.refuse("spec", what, 'pass the value by keyword, as image="python:3.12"')
         if mounts or limits or others or network != "none":
             checks.refuse(
-                "spec", "give a spec or its parts, not both", "spec.altered(...) changes one"
+                "spec",
+                "give a spec or its parts, not both",
+                "spec.altered(...) returns a changed copy",
             )
         return spec
     given = {key: value for key, value in others.items() if value is not None}

@@ -79,7 +79,11 @@ def weaker(value: object, field: str) -> tuple[str, ...]:
             from .mistakes import meant
 
             hint = meant(name, (*MAY_BE_WEAKER, "*"))
-            checks.refuse(f"{field}[{i}]", f"{name!r} is no protection that may be weaker", hint)
+            checks.refuse(
+                f"{field}[{i}]",
+                f"{name!r} is not a protection that can be allowed to be weaker",
+                hint,
+            )
     return names
 
 

@@ -30,7 +30,7 @@ INSTEAD = {
         **dict.fromkeys(("pids", "pids_limit"), 'use limits={"pids": 64}'),
         **dict.fromkeys(("disk", "disk_bytes", "storage"), 'use limits={"disk_bytes": "1g"}'),
         **dict.fromkeys(("gpu", "gpus"), "GPUs are not supported"),
-        **dict.fromkeys(("command", "cmd", "argv"), "create() runs nothing: exec([...]) does"),
+        **dict.fromkeys(("command", "cmd", "argv"), "run a command with exec([...])"),
         **dict.fromkeys(("runtime", "provider", "driver"), 'use backend="gvisor"'),
         **dict.fromkeys(
             ("url", "base_url", "api_url", "host"), 'use server="unix:PATH" or "http://..."'
@@ -41,7 +41,7 @@ INSTEAD = {
         "metadata": "metadata= is a parameter of Client.create; here: labels=",
         "python": 'use exec(["python3", "-c", CODE])',
         "ports": "use sandbox.expose(PORT)",
-        "privileged": 'nothing is; profile="unrestricted" drops protections by name',
+        "privileged": 'profile="unrestricted" removes protections',
     },
     "exec": {
         **dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS"),

@@ -87,7 +87,7 @@ class Mount(Model):
 
     def __post_init__(self) -> None:
         if isinstance(self.target, str) and self.target and self.target[0] != "/":
-            hint = f"the path inside comes first: Mount('/work', {self.target!r})"
+            hint = f"write the path in the sandbox first: Mount('/work', {self.target!r})"
             checks.refuse("target", f"{self.target!r} is not an absolute path", hint)
         object.__setattr__(self, "target", check_target(self.target, "target"))
         object.__setattr__(self, "source", _check_source(self.source))
@@ -97,7 +97,7 @@ class Mount(Model):
             checks.refuse("access", what, "read_only is the default")
         checks.flag(self.nofollow, "nofollow")
         if self.nofollow and not self.is_host_path:
-            checks.refuse("nofollow", "there is no host path whose links could be followed")
+            checks.refuse("nofollow", "needs a host path as source")
         if self.protect is not None:
             inner = enumerate(with_presets(self.protect, "protect"))
             kept = tuple(_check_protected(path, f"protect[{i}]") for i, path in inner)
@@ -123,13 +123,13 @@ class Mount(Model):
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
         if not target.startswith("/"):
             if ":" in source:
-                said = "neither an access, ro or rw, nor an absolute path inside"
+                said = "neither an access (ro or rw) nor an absolute path in the sandbox"
                 checks.refuse("mount.target", f"{target!r} is {said}", f"as {source}:rw")
-            hint = "SRC, of the host, comes first; DST, inside, begins with /: as .:/work"
+            hint = "write the host path first, then an absolute path in the sandbox: as .:/work"
             checks.refuse("mount.target", f"{target!r} is not an absolute path", hint)
         accesses = [_SHORT[each] for each in options if each in _SHORT]
         if len(accesses) > 1:
-            checks.refuse("mount.access", f"{last!r} says it twice")
+            checks.refuse("mount.access", f"{last!r} repeats a mount option")
         if source and not source.startswith("/") and relative_to:
             source = f"{relative_to.rstrip('/')}/{source}"
         access = accesses[0] if accesses else READ_ONLY
@@ -167,7 +167,7 @@ def check_target(value: object, field: str) -> str:
             field, f"{target} cannot be a mount target: every sandbox needs its content", hint
         )
     if target in _SYSTEM_DIRS or (first.startswith("lib") and target == f"/{first}"):
-        checks.refuse(field, f"{target} holds the sandbox's programs", "mount below it instead")
+        checks.refuse(field, f"{target} holds the sandbox's programs", "choose a target below it")
     if target in _WOULD_HIDE:
         hint = "mount below another directory, as /work"
         checks.refuse(field, f"{target} would hide {MEMORY_DIR} or {OUTPUTS_DIR}", hint)
@@ -184,8 +184,8 @@ def _check_source(value: object) -> str:
     relative = checks.normal_path(source, "source")
     if not relative:
         # Taken for no source at all, it would be another directory than the one that was named.
-        hint = "give an absolute path for a directory of the host, or no source for a new one"
-        checks.refuse("source", f"{source!r} is the session's root itself", hint)
+        hint = "give an absolute path on the host, or no source for a new directory"
+        checks.refuse("source", f"{source!r} is the root of the session", hint)
     return relative
 
 

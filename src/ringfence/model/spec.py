@@ -128,7 +128,7 @@ class SandboxSpec(Model):
         checks.instance(self.limits, "limits", Limits)
         mounts = checks.items(self.mounts, "mounts")
         if len(mounts) > MOST_MOUNTS:
-            hint = "mount a directory that holds them all"
+            hint = "mount one directory that contains them"
             checks.refuse("mounts", f"{len(mounts)} are more than {MOST_MOUNTS}", hint)
         for i, mount in enumerate(mounts):
             checks.instance(mount, f"mounts[{i}]", Mount)
@@ -140,7 +140,7 @@ class SandboxSpec(Model):
         taken = {MEMORY_DIR: "memory_dir"} if self.memory_dir is not None else {}
         for i, mount in enumerate(mounts):
             if (other := taken.setdefault(mount.target, f"mounts[{i}]")) != f"mounts[{i}]":
-                hint = "give each a target of its own; one below another is fine"
+                hint = "give each mount its own target; nested targets are allowed"
                 said = f"{mount.target} is the target of {other} already"
                 checks.refuse(f"mounts[{i}].target", said, hint)
 

@@ -96,7 +96,7 @@ def plain(address: Address) -> Address:
     """`address`, or the IPv4 address it is another writing of."""
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
-            raise ValueError(f"{address} has a zone, which means nothing elsewhere")
+            raise ValueError(f"{address} has a zone, which is valid only on its own host")
         return address.ipv4_mapped or address
     return address
 

@@ -44,7 +44,7 @@ class HostNetworks:
             field = f"host_networks[{i}]"
             rule = NetworkRule.parse(text, field)
             if rule.denies:
-                checks.refuse(field, "this list only allows: remove the `!`")
+                checks.refuse(field, "deny rules are not allowed in this list: remove the `!`")
             host = ip_network(rule.host) if rule.is_address else rule.host
             self._listed.append((host, hosts.port_ranges(rule.ports)))
 

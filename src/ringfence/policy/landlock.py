@@ -185,7 +185,9 @@ def socket_trees(trees: Iterable[str], without: Iterable[str]) -> list[str]:
 
 def _missing(abi: int, nested: tuple[str, ...], network: bool) -> tuple[str, ...]:
     if abi < 1:
-        return ("everything: this kernel has no Landlock, or it is off (lsm= on its command line)",)
+        return (
+            "everything: this kernel has no Landlock, or disables it (lsm= on its command line)",
+        )
     since = _SINCE if network else _SINCE + _SINCE_NETWORK
     words = [f"{what} (needs Linux {linux})" for first, linux, what in since if abi < first]
     return (*words, *nested)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     _Key = str | tuple[int, int, int]  # a name; version, length of the prefix, and prefix
 
-_LEARNING = "nothing denies it while the policy learns"
+_LEARNING = "learning mode, and no rule denies the destination"
 
 
 class Decision:
@@ -239,7 +239,7 @@ class Judge:
             if each.network is not None and self._opens(each.network, address):
                 return Decision(True, f"{address} is allowed by {each.text}", each.text)
         if kind:
-            return Decision(False, f"{address} is {kind}, and no rule names that network")
+            return Decision(False, f"{address} is {kind}, and no rule allows that network")
         if named:
             return Decision(True, "")
         if self.policy.learn:

@@ -44,7 +44,9 @@ class AsyncSandbox:
 
         def __new__(cls, *parts: object, **options: object) -> AsyncSandbox:
             if len(parts) != 1 or options or not isinstance(parts[0], Sandbox):
-                raise TypeError("AsyncSandbox() makes no sandbox: await AsyncSandbox.create(...)")
+                raise TypeError(
+                    "AsyncSandbox() is not a constructor: use await AsyncSandbox.create(...)"
+                )
             return object.__new__(cls)
 
     def __init__(self, sandbox: Sandbox) -> None:

@@ -38,12 +38,12 @@ def found_in(text: bytes) -> dict[str, Any]:
     """Parse the complete answer of a helper."""
     found = read_answer(text)
     if found is None:
-        raise IoError("the helper inside was ended before it was done", retryable=True)
+        raise IoError("the helper process in the sandbox was killed", retryable=True)
     return found
 
 
 def too_much() -> InvalidRequest:
-    return InvalidRequest("too much is found", field="pattern", hint="ask for less at a time")
+    return InvalidRequest("the result is too large", field="pattern", hint="request a smaller part")
 
 
 class Watch:

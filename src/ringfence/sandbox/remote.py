@@ -84,5 +84,5 @@ def name_of(backend: object) -> str:
     if not isinstance(backend, str):
         from ..errors import InvalidRequest
 
-        raise InvalidRequest("a server takes the name of a backend", field="backend")
+        raise InvalidRequest("with server= the backend must be a name", field="backend")
     return backend

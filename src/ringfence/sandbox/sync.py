@@ -60,7 +60,7 @@ class Sandbox:
 
         def __new__(cls, *parts: object, **options: object) -> Sandbox:
             if len(parts) != 2 or options:
-                raise TypeError("Sandbox() makes no sandbox: use Sandbox.create(...)")
+                raise TypeError("Sandbox() is not a constructor: use Sandbox.create(...)")
             return object.__new__(cls)
 
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:

@@ -78,7 +78,7 @@ class Template:
             if not result.ok:
                 said = (result.stdout_text + result.stderr_text)[-_SHOWN:]
                 how = "took too long" if result.timed_out else f"ended with {result.exit_code}"
-                raise ExecError(f"step {argv!r} {how}: {said}", hint="nothing of it was kept")
+                raise ExecError(f"step {argv!r} {how}: {said}", hint="the template was not saved")
 
         return self._with(_Step({"run": argv}, act, {"network": "none", **options}))
 

@@ -45,7 +45,7 @@ def acquire(
         if known is None:
             return asked.lease()
         if known.request != asked.request:
-            raise InvalidRequest("this key was used for another request", field="key")
+            raise InvalidRequest("this idempotency key was used for another request", field="key")
         return Lease(manager, known, newly_created=False)
 
 
@@ -72,11 +72,11 @@ def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
     """The spec with what the options add to it."""
     if spec.id is not None:
         raise InvalidRequest(
-            "the sandbox of a session is named by options.preferred_id", field="spec.id"
+            "must be empty: choose the sandbox with options.preferred_id", field="spec.id"
         )
     for name, value in options.required_labels.items():
         if spec.labels.get(name, value) != value:
-            raise InvalidRequest("the spec says otherwise", field=f"required_labels.{name}")
+            raise InvalidRequest("the spec does not match", field=f"required_labels.{name}")
     selection.check_required(spec, options.required)
     if not options.required_labels:
         return spec
@@ -252,7 +252,7 @@ class Acquiring:
                 self._write_down(live)
             manager.index.enter(live, self.share)
         except BaseException:
-            manager.maker.end(live.sandbox_id, live.inner.terminate, "not written down", live.id)
+            manager.maker.end(live.sandbox_id, live.inner.terminate, "not recorded", live.id)
             raise
         try:
             # Closing forbids more before it ends what is in the book: one of us sees the other.

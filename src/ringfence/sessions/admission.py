@@ -72,7 +72,7 @@ class Slots:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.refused += 1
-                raise self._full(f"and none came free within {self._wait_s:g} s")
+                raise self._full(f"and none became free within {self._wait_s:g} s")
             self._changed.wait(left)
 
     def _full(self, more: str) -> ResourceExhausted:

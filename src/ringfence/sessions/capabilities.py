@@ -50,7 +50,7 @@ def check(found: SandboxCapabilities, required: RequiredCapabilities) -> None:
             "write_access",
             required.write_access,
             found.can_write_filesystem,
-            "nothing that can be written",
+            "no writable path",
             "files that can be written",
         ),
     ):

@@ -555,7 +555,9 @@ class SessionManager:
     def check_open(self) -> None:
         """Raises LifecycleError unless this manager, in this process, still manages."""
         if self._pid != os.getpid():
-            raise LifecycleError("a session manager belongs to the process that made it")
+            raise LifecycleError(
+                "a session manager cannot be used after fork(): create one in each process"
+            )
         if self._closed:
             raise LifecycleError("the session manager is closed")
 
@@ -592,6 +594,6 @@ class SessionManager:
 
 def _over(session: ClientSession) -> LifecycleError:
     return LifecycleError(
-        f"session {session.session_id} is over: {session.reason or session.state}",
+        f"session {session.session_id} has ended: {session.reason or session.state}",
         hint="acquire a new one",
     )

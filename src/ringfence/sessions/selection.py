@@ -53,9 +53,9 @@ def none_can(
     """Make the error for a spec that no backend accepts; a backend without a reason could have."""
     told = "; ".join(f"{name}: {', '.join(why) or 'could'}" for name, why in refusals.items())
     if preferred and any(not why for why in refusals.values()):
-        hint = "another backend could: leave preferred_backend out"
+        hint = "another backend can: omit preferred_backend"
     elif preferred and NOT_TRIED in (*refusals.values(),):
-        hint = "another backend may be able to: leave preferred_backend out"
+        hint = "omit preferred_backend: another backend may be able to"
     asked = f"the preferred backend {preferred!r} cannot" if preferred else "no backend can"
     return BackendUnavailable(f"{asked} make this sandbox: {told or 'there is none'}", hint=hint)
 
@@ -80,8 +80,8 @@ def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
     if not all(beforehand(spec, each) for each in having):
         return _DOCTOR
     if spec.network.is_unrestricted:
-        return "no host supports that: list the destinations in the policy, or use another tier"
-    return "no host supports that: leave it out, or use another tier"
+        return "list the destinations in the policy, or use another tier"
+    return "omit the option, or use another tier"
 
 
 def _name_one(spec: SandboxSpec) -> str:

@@ -90,7 +90,7 @@ class Catalogue:
             shutil.rmtree(partial, ignore_errors=True)
             if exc.errno in (28, 122):
                 raise StorageFull(
-                    "no room for the snapshot", hint=f"free space in {self.directory}"
+                    "no space left for the snapshot", hint=f"free space in {self.directory}"
                 ) from exc
             raise IoError(f"the snapshot was not saved: {exc}") from exc
         except BaseException:
@@ -139,7 +139,7 @@ class Catalogue:
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise OSError(errno.EINVAL, "the memory is not in a file of its own", memory)
+                raise OSError(errno.EINVAL, "the snapshot has no memory file", memory)
             os.fchown(fd, os.geteuid(), os.getegid())
             os.fchmod(fd, 0o444)
             os.fsync(fd)
@@ -250,7 +250,7 @@ class Catalogue:
             ) from exc
         if not isinstance(form, dict) or form.get("format") != _FORMAT:
             raise SnapshotCorrupt(
-                f"{snapshot_id}: unknown format", hint="a newer Ringfence may read it"
+                f"{snapshot_id}: unknown format", hint="use the newer Ringfence that saved it"
             )
         # A changed limit or mount is as bad as changed content.
         if form.pop("check", "") != _check(form):

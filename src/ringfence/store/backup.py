@@ -78,10 +78,10 @@ def restore(backup: str, state_dir: str) -> dict[str, Any]:
     except (OSError, ValueError) as exc:
         hint = "a directory that `ringfence backup DIR` made"
         raise InvalidRequest(
-            f"{backup} is not a whole backup: {exc}", field="DIR", hint=hint
+            f"{backup} is not a complete backup: {exc}", field="DIR", hint=hint
         ) from exc
     if form.get("format") != _FORMAT:
-        raise InvalidRequest("the backup is of a newer Ringfence", field="DIR")
+        raise InvalidRequest("the backup was made by a newer Ringfence", field="DIR")
     source = os.path.join(backup, FILE)
     if _digest(source) != form["sha256"]:
         raise SnapshotCorrupt(f"{source} is damaged", hint="use another backup")
@@ -106,7 +106,9 @@ def _make_empty(directory: str, field: str) -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if set(os.listdir(directory)) - {LOCK}:
         raise InvalidRequest(
-            f"{directory} is not empty", field=field, hint="name a new one, or move this one aside"
+            f"{directory} is not empty",
+            field=field,
+            hint="choose a new directory, or move this one",
         )
     os.chmod(directory, 0o700)
 

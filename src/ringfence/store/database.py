@@ -147,7 +147,7 @@ class Database:
     def _check_owner(self) -> None:
         # A connection that crossed a fork corrupts the file: sqlite.org/howtocorrupt.html 2.6.
         if self._owner != os.getpid():
-            raise LifecycleError("the state belongs to the process that opened it")
+            raise LifecycleError("the state cannot be used after fork()")
 
 
 class _Transaction:
@@ -186,7 +186,7 @@ def _make_private(path: str) -> None:
 
 
 def _no_room(path: str) -> StorageFull:
-    return StorageFull(f"no room to write down state in {path}", hint="free space or inodes there")
+    return StorageFull(f"no space left for state in {path}", hint="free space or inodes there")
 
 
 def _error(exc: sqlite3.Error, path: str) -> RingfenceError:

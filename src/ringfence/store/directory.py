@@ -144,7 +144,7 @@ def _make_private(fd: int, path: str) -> None:
     if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user", path)
     if info.st_mode & 0o022:
-        raise PermissionError(1, "others may write to it (chmod 700 it if you trust them)", path)
+        raise PermissionError(1, "other users can write to it (fix: chmod 700)", path)
     if info.st_mode & 0o077:
         os.fchmod(fd, 0o700)
     for entry in os.scandir(fd):

@@ -189,7 +189,7 @@ async def test_the_command_with_an_image(tmp_path: Path, monkeypatch: pytest.Mon
         (("--pull", "always"), "there is none"),
         (
             ("--server", "unix:/nowhere", "--image", "small:1", "--pull", "always"),
-            "fetches no image",
+            "does not fetch images",
         ),
     ],
 )

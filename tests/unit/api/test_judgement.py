@@ -391,5 +391,5 @@ def test_a_token_is_kept_to_its_sandbox_whatever_a_route_is_open_to() -> None:
     everybody = Rule((TOKEN, USER))
     check_route(token, Found("/v1/x", everybody, "sbx-1"))
     for other in ("", "sbx-2", "sbx-11"):
-        with pytest.raises(Forbidden, match="one sandbox"):
+        with pytest.raises(Forbidden, match="its own sandbox"):
             check_route(token, Found("/v1/x", everybody, other))

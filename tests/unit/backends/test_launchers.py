@@ -93,5 +93,5 @@ def test_no_path_ends_a_string_of_the_profile() -> None:
 
     assert '(subpath "/a\\") (allow default) (\\"")' in text
     for bad in ("relative", "/a\0b", "/a\n(allow default)"):
-        with pytest.raises(ValueError, match="cannot be in a profile"):
+        with pytest.raises(ValueError, match="cannot be written in a Seatbelt profile"):
             profile([], [bad])

@@ -116,7 +116,7 @@ def test_what_only_the_c_library_reads_as_an_address_is_refused(
         ("a\u200db.de", "write the A-label, which starts with xn--"),
         ("a.de\u3002b", "write the A-label, which starts with xn--"),
         ("\ud800.de", "write the A-label, which starts with xn--"),
-        ("http://a.com/x", "the host alone, no URL: a.com"),
+        ("http://a.com/x", "use the host name without the URL: a.com"),
     ],
 )
 def test_hints(given: str, hint: str) -> None:

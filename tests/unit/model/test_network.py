@@ -130,7 +130,7 @@ class TestPolicies:
 
     @pytest.mark.parametrize("text", ["none,a.com", "a.com,unrestricted", "a.com, none"])
     def test_words_for_a_whole_policy_stand_alone(self, text: str) -> None:
-        with pytest.raises(InvalidRequest, match="stands alone"):
+        with pytest.raises(InvalidRequest, match="cannot be combined"):
             NetworkPolicy.parse(text)
 
     @given(some.policies)

@@ -127,5 +127,5 @@ def test_what_is_altered_is_a_model_like_any_other_and_the_old_one_stays() -> No
 
 
 def test_only_fields_are_altered() -> None:
-    with pytest.raises(TypeError, match="Limits has not all of cores"):
+    with pytest.raises(TypeError, match="Limits lacks one of cores"):
         Limits().altered(cores=1)

@@ -283,7 +283,7 @@ def test_a_decision_says_which_rule_and_why() -> None:
         rules.name_allowed("NO.a.com", 1)
     )
     assert (False, "no rule allows b.com", "") == told(rules.name_allowed("b.com"))
-    assert (False, "10.0.0.1 is private, and no rule names that network", "") == told(
+    assert (False, "10.0.0.1 is private, and no rule allows that network", "") == told(
         rules.address_allowed("x.a.com", "10.0.0.1", 443)
     )
     assert (True, "10.0.0.1 is allowed by 10.0.0.0/8:5432", "10.0.0.0/8:5432") == told(

@@ -144,7 +144,7 @@ def test_an_id_is_used_once(manager: SessionManager) -> None:
 def test_labels_that_are_required_are_there(manager: SessionManager) -> None:
     spec = SandboxSpec(labels={"a": "1"})
     options = AcquireOptions(required_labels={"a": "2"})
-    with pytest.raises(InvalidRequest, match="says otherwise"):
+    with pytest.raises(InvalidRequest, match="does not match"):
         manager.acquire(spec, options, client_id="ann")
     first = new(manager, preferred_id="sbx-1", required_labels={"a": "1"})
 

@@ -99,7 +99,7 @@ def test_a_preferred_one_that_cannot_says_so_and_who_could() -> None:
 
     assert "this host has none of it" in str(refused.value)
     assert "a: could" in str(refused.value)
-    assert "leave preferred_backend out" in refused.value.hint
+    assert "omit preferred_backend" in refused.value.hint
 
 
 def test_with_none_at_all() -> None:

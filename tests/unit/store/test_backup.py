@@ -96,7 +96,7 @@ def test_what_is_refused(state: Path, tmp_path: Path) -> None:
         backup.restore(str(saved), str(state))
     with pytest.raises(InvalidRequest, match=r"no state\.sqlite3"):
         backup.save(str(full), str(tmp_path / "other"), "1")
-    with pytest.raises(InvalidRequest, match="not a whole backup"):
+    with pytest.raises(InvalidRequest, match="not a complete backup"):
         backup.restore(str(state), str(tmp_path / "other"))
     with open(saved / FILE, "r+b") as file:
         file.seek(200)

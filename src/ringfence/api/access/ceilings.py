@@ -85,9 +85,9 @@ class Ceilings(Model):
         most = self.ttl_s if ceiling == "ttl_s" else getattr(self.limits, ceiling)
         if most is not None and value is not None and value > most:
             raise Forbidden(
-                f"{value:g} is more than the {most:g} that the server gives",
+                f"{value:g} is more than the server's maximum of {most:g}",
                 field=name,
-                hint="ask for less, or an admin: `most` in the server's configuration is the ceiling",
+                hint="request less, or ask an admin to raise `most` in the server's configuration",
             )
 
 

@@ -121,7 +121,7 @@ class Authenticator:
         """
         has = sum(record.sandbox == sandbox for record in [*self._known.values()])
         if has >= _MOST_TOKENS:
-            hint = "make some with a ttl_s, or end what you do not need with its sandbox"
+            hint = "create tokens with a ttl_s, or end sandboxes that you do not need"
             raise QuotaExceeded(f"sandbox {sandbox} has {has} tokens", field="tokens", hint=hint)
         ends = [] if ttl_s is None else [time.time() + ttl_s]
         ends += [] if caller.expires_at is None else [caller.expires_at]
@@ -139,7 +139,7 @@ class Authenticator:
         """
         record = self._need(key_id)
         if record.scope == TOKEN:
-            raise InvalidRequest("a token is not rotated: make another one", field="key_id")
+            raise InvalidRequest("tokens cannot be rotated: create a new token", field="key_id")
         secret, until = secrets.token_urlsafe(_SECRET_BYTES), time.time() + overlap_s
         changes = {
             "digest": digest_of(secret),
@@ -163,8 +163,8 @@ class Authenticator:
         self._need(key_id)
         if key_id == caller.key and not this_key:
             raise LifecycleError(
-                f"{key_id} is the key that this request is made with",
-                hint="use another key, or say `this_key=true`",
+                f"{key_id} is the key of this request",
+                hint="use another key, or add `this_key=true`",
             )
         self._store.remove_key(key_id)
         for each in [*self._known.values()]:
@@ -174,7 +174,7 @@ class Authenticator:
     def _need(self, key_id: str) -> KeyRecord:
         record = self._known.get(key_id)
         if record is None:
-            raise NotFound(f"no key {key_id!r}", hint="`ringfence keys list` has those there are")
+            raise NotFound(f"no key {key_id!r}", hint="`ringfence keys list` lists all keys")
         return record
 
     # -- looking --------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ PEER = "peer_uid"
 LOCAL = "local"
 """The client of whoever comes through the unix socket."""
 
-_KEY = "make one with `ringfence keys create NAME`; send it as Authorization: Bearer KEY"
-_KEY_ENDED = "it was removed, rotated or has expired"
+_KEY = "create a key with `ringfence keys create NAME`; send it as Authorization: Bearer KEY"
+_KEY_ENDED = "the key was removed, was rotated or has expired"
 _KEY_HINT = f"{_KEY_ENDED}, or is another server's; {_KEY}"
 _POLICY_VIOLATION = 1008  # RFC 6455 7.4.1
 _CLOSE_S = 1.0
@@ -152,11 +152,11 @@ class _Passing:
         if self._found is not None:
             permissions.check_route(caller, self._found)
         if headers.get("content-encoding", "identity") != "identity":
-            raise Unsupported("compressed bodies are not taken", field="content-encoding")
+            raise Unsupported("compressed bodies are not accepted", field="content-encoding")
         length = headers.get("content-length", "0")
         is_whole = self._takes != permissions.STREAM
         if is_whole and int(length or "0") > service.admission.bounds.body_bytes:
-            raise TooLarge(f"a body of {length} bytes is more than is taken")
+            raise TooLarge(f"a body of {length} bytes exceeds the limit")
         self._state["caller"], self._state["found"] = caller, self._found
         return caller
 
@@ -168,13 +168,13 @@ class _Passing:
         if text:
             found = self._service.authenticator.caller(text.strip())
             if found is None:
-                raise Unauthenticated("this key does not open the server", hint=_KEY_HINT)
+                raise Unauthenticated("the API key is not valid", hint=_KEY_HINT)
             if self._service.authenticator.is_due:
                 self._service.thread_pools.later(self._flush)
             return found
         if PEER in self._state:
             return Caller(LOCAL, ADMIN)
-        raise Unauthenticated("no key was given", hint=_KEY)
+        raise Unauthenticated("the request has no API key", hint=_KEY)
 
     def _flush(self) -> None:
         with suppress(RingfenceError):  # the disk is full: another time
@@ -220,7 +220,9 @@ class _Passing:
             more = message.get("more_body", False)
         if text not in (b"", _NOTHING_SAID):
             raise InvalidRequest(
-                "this route takes no body", field="body", hint="leave it out, or send an empty one"
+                "this route does not accept a body",
+                field="body",
+                hint="send the request without a body",
             )
 
     # -- going out ------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class _Passing:
     async def refuse(self, error: RingfenceError) -> None:
         """Answer with a problem, unless an answer is under way."""
         if self._caller is None and self._service.audit.has_enough(_peer(self._scope, self._state)):
-            hint = "a request with a valid key is answered"
+            hint = "send a valid key; requests with one are still served"
             error = TooManyRequests("too many refused requests from this address", hint=hint)
         self._why = error.code
         if self._status:
@@ -278,12 +280,12 @@ class _Passing:
             self._open.task.uncancel()
             await self._cut()
         elif not self._status and self._scope["type"] == "http":
-            hint = "it is not known what became of it: look when the server is back"
+            hint = "the result of the request is unknown: check when the server is back"
             await self.refuse(ServerUnreachable("the server is stopping", hint=hint))
 
     async def _cut(self) -> None:
         if not self._status:
-            await self.refuse(Unauthenticated("this key does not open the server", hint=_KEY_HINT))
+            await self.refuse(Unauthenticated("the API key is not valid", hint=_KEY_HINT))
         elif self._scope["type"] == "websocket":
             # A reason has at most 123 bytes (RFC 6455 5.5); the connection would break off instead.
             close = {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": _KEY_ENDED}

@@ -34,7 +34,9 @@ def check_host(origin_policy: OriginPolicy, host: str) -> None:
     name = match[1].strip("[]") if match else ""
     if name and (name in origin_policy.hosts or name == "localhost" or _is_loopback(name)):
         return
-    raise Forbidden("the Host header names another server", hint="see --allow-host")
+    raise Forbidden(
+        "the Host header has a name that the server does not accept", hint="see --allow-host"
+    )
 
 
 def _is_loopback(name: str) -> bool:
@@ -51,6 +53,8 @@ def check_origin(origin_policy: OriginPolicy, origin: str | None, fetch_site: st
         Forbidden: A page of another origin sent it.
     """
     if origin is not None and origin.lower() not in origin_policy.origins:
-        raise Forbidden("pages of this origin may not call", hint="see --allow-origin")
+        raise Forbidden(
+            "requests from web pages of this origin are not allowed", hint="see --allow-origin"
+        )
     if origin is None and fetch_site in ("cross-site", "same-site"):
-        raise Forbidden("pages may not call")
+        raise Forbidden("requests from web pages are not allowed")

@@ -219,7 +219,7 @@ def check_complete(routes: Iterable[tuple[Iterable[str], str]]) -> None:
     for methods, path in routes:
         for method in methods:
             if (method, path) not in ROUTES and (ANY, path) not in ROUTES:
-                raise LookupError(f"{method} {path} is not in the table of permissions")
+                raise LookupError(f"{method} {path} has no entry in the table of permissions")
 
 
 def check_route(caller: Caller, found: Found) -> None:
@@ -229,7 +229,7 @@ def check_route(caller: Caller, found: Found) -> None:
         Forbidden: It is not; of a sandbox that is not the token's it is not said whether it exists.
     """
     if caller.sandbox and found.sandbox != caller.sandbox:
-        raise Forbidden("this token opens one sandbox and nothing else")
+        raise Forbidden("this token is only valid for its own sandbox")
     if caller.scope in found.rule.scopes:
         return
     if found.rule.scopes == _ADMINS:
@@ -341,7 +341,7 @@ class Permissions:
             return
         if opened := self.host_networks.opened(policy, _own_networks()):
             field, what = opened
-            hint = "host_networks in the server's configuration lists what others may reach"
+            hint = "host_networks in the server's configuration lists what other keys may reach"
             raise Forbidden(
                 f"only an admin may open {what}: it is the server's host, or a network around it",
                 field=f"{prefix}{field}",
@@ -361,7 +361,7 @@ class Permissions:
         )
         # A symlink below a root may lead out of it, and whoever may write there may make one.
         if ".." in path.split("/") or not below or os.path.realpath(plain) != plain:
-            _refuse(field, "a directory of the host outside of those given to users")
+            _refuse(field, "a host directory outside host_roots")
 
     def _check_timeouts(self, timeouts: SessionTimeouts | None) -> None:
         most = self.most.limits.idle_timeout_s

@@ -89,7 +89,7 @@ async def _events(
 async def _bytes(service: Service, run: Run, stream: int, offset: int, follow: bool) -> Response:
     track = run.spool.tracks[stream]
     if offset > track.total:
-        raise InvalidRequest(f"only {track.total} bytes have come", field="offset")
+        raise InvalidRequest(f"only {track.total} bytes were sent so far", field="offset")
     closed = track.closed
     reader = Reader(track, offset)
     first = await service.thread_pools.call(reader.next, _PIECE)

@@ -90,7 +90,9 @@ def _create(
         known = manager.store.session_under_key(caller.client, options.key)
         if known is not None and manager.index.find(known.id) is None:
             if known.request != digest_of(spec, options):
-                raise InvalidRequest("this key was used for another request", field="key")
+                raise InvalidRequest(
+                    "this idempotency key was used for another request", field="key"
+                )
             return False, describe.describe(manager, known.id)
     try:
         most = caller.max_sandboxes
@@ -100,7 +102,7 @@ def _create(
         raise
     if options.preferred_id not in (None, lease.session.sandbox_id):
         lease.release()
-        raise InvalidRequest("is or was a sandbox's already", field="id")
+        raise InvalidRequest("is already used by a sandbox, live or ended", field="id")
     live = manager.index.find(lease.id)
     if live is not None:
         view = describe.describe_live(live)

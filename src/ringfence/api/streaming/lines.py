@@ -113,7 +113,7 @@ def place_of(run: Run, text: str, wanted: tuple[int, ...] = STREAMS) -> Place:
     totals = run.spool.totals
     if any(offset > totals[stream] for stream, offset in place.items()):
         raise InvalidRequest(
-            "is beyond the output so far",
+            "is beyond the end of the output",
             field="offset",
             hint=f"the output ends at {cursor_of(totals, wanted)}",
         )

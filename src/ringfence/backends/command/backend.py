@@ -56,7 +56,7 @@ class CommandBackend(AgentBackend):
     """
 
     not_strong = "a launcher shares the host's kernel"
-    not_root = "a launcher maps one user, who is not root"
+    not_root = "a launcher maps one user, without root"
     no_images = "a launcher shows the host's programs"
 
     def __init__(
@@ -291,7 +291,7 @@ class CommandBackend(AgentBackend):
                 isolation_refused(exc)
             raise IsolationError(
                 f"{self.name} did not start the agent: {last_words(errors, *self.launcher.idle) or exc}",
-                hint="run its command by hand to see what this host allows",
+                hint="run the launcher by hand to see its error",
             ) from exc
 
     def released(self, sandbox: CommandSandbox) -> None:

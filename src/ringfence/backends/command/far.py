@@ -29,8 +29,8 @@ else:
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
 _ELSEWHERE = "the sandbox is on another host, which has none of this one's files"
 _NO_RULES = "the far host does not go through the egress engine"
-_NO_CGROUP = "none: no cgroup of ours holds it on the far host"
-_NOBODY = "nobody does that on the far host"
+_NO_CGROUP = "none: Ringfence has no cgroup on the far host"
+_NOBODY = "not available on the far host"
 _CANNOT = {
     **dict.fromkeys((can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS), _ELSEWHERE),
     **dict.fromkeys((can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN), _NO_RULES),

@@ -155,5 +155,5 @@ def sandbox_exec(profile: str) -> Launcher:
         name="sandbox-exec",
         argv=("sandbox-exec", "-p", profile.replace("{", "{{").replace("}", "}}")),
         programs=("sandbox-exec",),
-        carries="macOS has no PID namespaces: nobody could be sure that all processes have ended",
+        carries="macOS has no PID namespaces: Ringfence cannot tell that all processes have ended",
     )

@@ -49,5 +49,5 @@ def _quoted(path: str) -> str:
         ValueError: It is not absolute, or has a character that no profile can hold.
     """
     if not path.startswith("/") or "\0" in path or "\n" in path:
-        raise ValueError(f"{path!r} cannot be in a profile")
+        raise ValueError(f"{path!r} cannot be written in a Seatbelt profile")
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -76,8 +76,8 @@ class StreamBackend(AgentBackend):
     """
 
     not_strong = "a launcher shares the far host's kernel"
-    no_limits = "no cgroup of ours holds it on the far host"
-    not_root = "a launcher maps one user, who is not root"
+    no_limits = "Ringfence has no cgroup on the far host"
+    not_root = "a launcher maps one user, without root"
     no_images = "the far host's programs are shown"
     no_rules = "the far host does not go through the egress engine"
     held = ("open_files",)
@@ -167,7 +167,7 @@ class StreamBackend(AgentBackend):
             if facts["pid"] != 1 or facts["inner"]["pid"] == facts["outer"]["pid"]:
                 why = "its launcher gives no PID namespace: processes could outlive the sandbox"
             elif facts["machine"] != os.uname().machine:
-                why = f"it is {facts['machine']}, this host {os.uname().machine}: our filter does not fit"
+                why = f"its machine is {facts['machine']}, this host's {os.uname().machine}: no filter fits"
             else:
                 near.settimeout(None)
                 return facts, found[1]
@@ -175,7 +175,7 @@ class StreamBackend(AgentBackend):
             why = _last_words(process, errors) or str(exc)
         raise IsolationError(
             f"{self.name} did not start the agent: {why}",
-            hint="run its command by hand, and see that Python 3.9 and bubblewrap are there",
+            hint="run the command by hand; check that the far host has Python 3.9 and bubblewrap",
         )
 
     def released(self, sandbox: StreamSandbox) -> None:

@@ -25,7 +25,7 @@ def connect(host: str | None) -> Any:
     if not where.startswith("unix://"):
         raise BackendUnavailable(
             f"the engine at {where} is not reached by a unix socket, and its sandboxes need one",
-            hint="name one of this machine, as unix:///var/run/docker.sock, or run Ringfence on the other",
+            hint="set DOCKER_HOST to a local one, as unix:///var/run/docker.sock, or run Ringfence there",
         )
     try:
         import docker
@@ -40,7 +40,7 @@ def connect(host: str | None) -> Any:
     except (DockerException, OSError) as exc:
         raise BackendUnavailable(
             f"no Docker engine answers at {where}: {exc}",
-            hint="start one, or name it in DOCKER_HOST",
+            hint="start an engine, or set DOCKER_HOST",
         ) from exc
 
 

@@ -130,7 +130,7 @@ class DockerSandbox(ContainedSandbox):
         try:
             if self.container.put_archive("/", content):
                 return
-            why = "it does not say why"
+            why = "the engine gave no reason"
         except DockerException as exc:
             why = str(exc)
         raise IoError(f"{top}: the engine did not make it: {why}")

@@ -14,7 +14,7 @@ from ..local.session import check_idle_timeout, check_least, check_sources
 NAME = "gvisor"
 PROFILES = (OS_HARDENED, OWN_ROOT, DEBUG, UNRESTRICTED)
 NEVER = {
-    can.NETWORK_OPEN: "gVisor takes the choice of any network access only at its start",
+    can.NETWORK_OPEN: "gVisor enables network access only at its start",
     can.NETWORK_UNRESTRICTED: "the host's network would open gVisor's control socket to every user",
     can.FORK: "a gVisor checkpoint ends the sandbox: take one, and restore it as often as needed",
     can.GPU: "the gVisor backend passes none on",

@@ -61,10 +61,10 @@ def _release(seen: Inspection) -> Protection:
     try:
         day = datetime.datetime.strptime(str(released), "%Y%m%d").date()
     except ValueError:
-        return Protection(name, DEGRADED, "it does not say when it was released", fix)
+        return Protection(name, DEGRADED, "its version has no release date", fix)
     age = (datetime.datetime.now(datetime.UTC).date() - day).days
     if age > _OLD_DAYS:
-        return Protection(name, DEGRADED, f"of {day}: fixes since then are not in it", fix)
+        return Protection(name, DEGRADED, f"of {day}: it lacks fixes released since then", fix)
     return Protection(name, ENFORCED, f"of {day}")
 
 

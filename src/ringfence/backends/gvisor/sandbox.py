@@ -185,9 +185,9 @@ class GvisorNetwork(SandboxNetwork):
         super().check(policy)
         if not self._sandbox.has_network and not policy.is_none:
             raise NetworkPolicyError(
-                "gVisor was started without any way out of this sandbox, and gets none later",
+                "gVisor was started without network and cannot enable it later",
                 field="network",
-                hint="create a sandbox with a list of hosts; that list can be changed",
+                hint="create the sandbox with a list of hosts; the list can be changed later",
             )
 
     def _enter(self, plan: NetworkPlan) -> list[int]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _SWITCH = "RINGFENCE_OWN_PAGES"
 _OFF = ("0", "no", "off", "false")
 _READY_S = 60.0
-_NO_IDS = "this kernel maps no ids in a view, so that of an image's files there is none"
-_KERNEL = "Linux 6.12 does; or run it as an ordinary user, who needs none"
+_NO_IDS = "this kernel cannot map user ids in a FUSE mount, which images need"
+_KERNEL = "use Linux 6.12 or newer, or run as an ordinary user"
 _ROOT_BYTES, _ROOT_INODES = 1 << 20, 4096  # of the directory where all is shown
 _DEVICE = "/dev/fuse"
 _OPEN = (
@@ -124,7 +124,7 @@ class Views:
         try:
             answer(self._control, _READY_S)
         except SandboxLost as exc:
-            raise Refused(errno.EPIPE, "the file server ended at once") from exc
+            raise Refused(errno.EPIPE, "the file server exited during startup") from exc
         probe, is_root = template.tree("/", template.READ_ONLY), host().trusted_root
         if is_root:
             probe = _mapped(probe, (0, 0), self.first_host_id)

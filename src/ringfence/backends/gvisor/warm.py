@@ -59,11 +59,11 @@ class GvisorWarm:
     ) -> GvisorSandbox:
         """The sandbox that waited, under this spec."""
         if not self._take() or self._sandbox.state is State.TERMINATED:
-            raise LifecycleError(f"{self.id} was claimed or has ended before")
+            raise LifecycleError(f"{self.id} was already claimed or has ended")
         try:
             wanted = self._fitting(spec)
             if spec.id not in (None, self.id) or wanted is None:
-                raise InvalidRequest("this warm sandbox does not fit the spec")
+                raise InvalidRequest("this prebuilt sandbox does not match the spec")
             if meanwhile is not None:
                 meanwhile()
             self._sandbox.begin(wanted)

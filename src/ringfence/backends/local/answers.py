@@ -48,4 +48,4 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
         number, _, text = data[1:].partition(b" ")
         prefix = b"[Errno %b] " % number  # of an OSError's own words, which it gets again
         raise Refused(int(number), text.replace(prefix, b"", 1).decode("utf-8", "replace"))
-    raise SandboxLost("the process that should answer is gone", hint="create a new sandbox")
+    raise SandboxLost("the process of the sandbox has ended", hint="create a new sandbox")

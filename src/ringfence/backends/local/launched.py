@@ -60,7 +60,7 @@ def _spawn(code: str, outlives: bool) -> Started:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _LEAST_FILES:
         raise ResourceExhausted(
-            f"this process may have only {most} files open, and what makes sandboxes needs {_LEAST_FILES}",
+            f"this process can open only {most} files, but creating sandboxes needs {_LEAST_FILES}",
             hint="raise `ulimit -n`",
         )
     try:
@@ -69,8 +69,8 @@ def _spawn(code: str, outlives: bool) -> Started:
         if out_of_files(exc):
             raise
         raise IsolationError(
-            f"the sandbox was not started: no process may be started here: {exc}",
-            hint="look at `ulimit -u`, and at any system-call filter around this process",
+            f"the sandbox was not started: no process can be started: {exc}",
+            hint="check `ulimit -u`, and the system-call filter of a surrounding container",
         ) from exc
 
 

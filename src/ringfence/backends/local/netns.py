@@ -120,7 +120,7 @@ def _of_rules(
     listeners = seen.socket_inodes("tcp", "127.0.0.1", LISTEN_PORT, _TCP_LISTEN)
     resolvers = seen.socket_inodes("udp", *RESOLVER, *_UDP_STATES)
     if (listeners, resolvers) != ({network.inodes[0]}, {network.inodes[1]}):
-        return Protection(_NAME, MISSING, "the listeners inside are not ours")
+        return Protection(_NAME, MISSING, "the listeners in the sandbox are not Ringfence's")
     if kept := network.check_served():
         why = f"the process that holds the rules could not get: {'; '.join(kept)}"
         return Protection(_NAME, DEGRADED, why, "a kernel and a container that allow it")

@@ -121,7 +121,7 @@ class SandboxNetwork:
         """
         if policy.is_unrestricted or self._policy.is_unrestricted:
             raise NetworkPolicyError(
-                "whether a sandbox has the host's own network is decided when it is made",
+                "the host's own network can only be chosen when the sandbox is created",
                 field="network",
                 hint="create a new sandbox with this policy",
             )
@@ -269,7 +269,9 @@ def check_given_secrets(spec: SandboxSpec) -> None:
     """Of a sandbox to be made: see `check_secrets`; and each is a secret or open, not both."""
     check_secrets(spec.network, spec.secrets)
     if both := [name for name in spec.secrets if name in spec.env]:
-        raise InvalidRequest(f"{both[0]} is a secret and in env too", field="secrets")
+        raise InvalidRequest(
+            f"{both[0]} is both a secret and an environment variable", field="secrets"
+        )
 
 
 def check_secrets(policy: NetworkPolicy, secrets: Mapping[str, str]) -> None:

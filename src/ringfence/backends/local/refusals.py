@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # Why there can be no mount at a target, as far as that is the target's own fault.
 _BAD_TARGETS = {
-    errno.EROFS: "what is around it is read-only: make it first in its source, or choose another target",
-    errno.EOVERFLOW: "make it first in the source of the mount around it",
-    errno.ENOTDIR: "a file or a link is on the way, or there is a file where a directory is to be",
-    errno.ELOOP: "a link is on the way: name where it leads",
+    errno.EROFS: "the surrounding mount is read-only: create the directory in its source",
+    errno.EOVERFLOW: "create it in the source of the mount around it",
+    errno.ENOTDIR: "a parent is a file or a link, or the target is a file instead of a directory",
+    errno.ELOOP: "a parent is a symbolic link: use its target",
     errno.EINVAL: "a file cannot be mounted on a directory",
 }
 

@@ -113,12 +113,14 @@ class LocalSandbox:
     def no_directory(self, cwd: str, why: str) -> InvalidRequest:
         """The error for a directory that nothing can start in."""
         if hiding := [each.target for each in self.mounts if is_below(cwd, each.target)]:
-            hint = f"the mount at {hiding[-1]} hides what else would be there"
+            hint = f"the mount at {hiding[-1]} hides the directory"
             if cwd == self.root and self.spec.workdir is None:  # nobody named it
                 hint += ": mount it elsewhere, or name a workdir that is there"
                 return InvalidRequest(f"{cwd}: {why}", field="mounts.target", hint=hint)
             return InvalidRequest(f"{cwd}: {why}", field="cwd", hint=hint)
-        hint = "a directory inside that exists; files.make_dir(PATH) makes one"
+        hint = (
+            "choose an existing directory of the sandbox, or create one with files.make_dir(PATH)"
+        )
         return InvalidRequest(f"{cwd}: {why}", field="cwd", hint=hint)
 
     def as_asked(self, request: ExecRequest, own: Mapping[str, str]) -> tuple[Any, ...]:
@@ -143,7 +145,7 @@ class LocalSandbox:
         except BlockingIOError as exc:
             raise IsolationError(
                 f"the sandbox's agent took no request for {SEND_S:.0f} s",
-                hint="the host may be overloaded; a sandbox that stays so can only be terminated",
+                hint="the host may be overloaded; if it does not recover, terminate the sandbox",
             ) from exc
         except OSError as exc:
             if problem := out_of_files(exc):
@@ -200,7 +202,7 @@ class LocalSandbox:
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
         if self._state is State.TERMINATED:
-            return SandboxLost("the sandbox was terminated under it")
+            return SandboxLost("the sandbox was terminated during the operation")
         why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
         return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
 
@@ -309,8 +311,8 @@ class LocalSandbox:
         """A PID namespace's PID 1 ends only when all the others have: then every process is gone."""
         if not _has_ended(self.pidfd, _DYING_MS):
             raise ExecError(
-                "a process of the sandbox does not die (uninterruptible sleep?)",
-                hint="its user ids and cgroup stay reserved until it does",
+                "a process of the sandbox cannot be killed (uninterruptible sleep?)",
+                hint="its user ids and cgroup stay reserved until the process ends",
             )
 
     def _release(self) -> None:

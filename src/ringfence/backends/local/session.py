@@ -83,9 +83,9 @@ def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     field, what = "mounts.source", "a mount source must exist on the host"
     if mount.target == MEMORY_DIR:
         field, what = "memory_dir", "it must be a directory on the host"
-    hint = f"{what}; nothing is created there"
+    hint = f"{what}; Ringfence does not create it"
     if exc.errno == errno.EACCES:
-        hint = "let this user enter every directory on the way to it, or run as its owner"
+        hint = "make every parent directory accessible to this user, or run as its owner"
     return InvalidRequest(f"{mount.source}: {exc.strerror}", field=field, hint=hint)
 
 
@@ -93,11 +93,11 @@ def check_idle_timeout(spec: SandboxSpec, backend: str) -> None:
     """Refuse an idle timeout: no backend watches for that, a session manager does."""
     if spec.limits.idle_timeout_s is not None:
         raise Unsupported(
-            "only a session manager watches for idleness",
+            "idle timeouts need a session manager",
             backend=backend,
             operation="limit idle_timeout_s",
             field="limits.idle_timeout_s",
-            hint="lease it from a SessionManager or a server, or give ttl_s",
+            hint="use a SessionManager or a server, or set ttl_s",
         )
 
 

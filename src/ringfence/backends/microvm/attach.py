@@ -71,5 +71,5 @@ def _tell(sandbox: MicrovmSandbox, more: MachineMounts) -> None:
     if said[:1] != b"O":
         code, _, text = said[1:].partition(b" ")
         if not code.isdigit():
-            raise SandboxLost("the machine speaks nonsense", hint="create a new sandbox")
+            raise SandboxLost("the machine sent an invalid message", hint="create a new sandbox")
         raise Refused(int(code), text.decode("utf-8", "replace"))

@@ -162,8 +162,8 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
             planning.check(spec)
         if self.machines().accelerator != qemu.KVM:
             raise BackendUnavailable(
-                "KVM boots no guest here; software emulation is slow, and not promised to hold",
-                hint="ask for backend microvm by name",
+                "KVM cannot boot a guest on this host; software emulation is slow and is no security boundary",
+                hint="select the backend microvm by name",
             )
         return self.provision(spec)
 
@@ -367,7 +367,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
             )
             try:
                 if _said(started, timeout_s) != BOOTED:
-                    raise IsolationError("the machine began with something else than it should")
+                    raise IsolationError("the first message of the machine was invalid")
                 if out >= 0:
                     started.monitor.write_down(out)
             finally:
@@ -405,7 +405,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
     def prewarm(self, spec: SandboxSpec) -> WarmSandbox:
         planning.check(spec)
         raise Unsupported(
-            "every machine is continued from one that has booted",
+            "machines already start from the snapshot of a booted machine",
             backend=NAME,
             operation="prewarm",
         )

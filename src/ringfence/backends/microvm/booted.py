@@ -114,8 +114,8 @@ class Machines:
         info = os.stat(self.directory)
         if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o022:
             raise IsolationError(
-                f"{self.directory}: others may write there, and so into every machine",
-                hint="remove it, or make it yours alone",
+                f"{self.directory}: other users can write to this directory, from which every machine starts",
+                hint="remove it, or make it writable only for this user",
             )
 
     @contextlib.contextmanager

@@ -64,7 +64,7 @@ def _quiesce(sandbox: MicrovmSandbox) -> None:
     wire.send_raw(sandbox.control, channels.QUIESCE)
     if said != channels.QUIESCED or sandbox.hear(_PATIENCE_S) != channels.RESTED:
         sandbox.terminate()
-        raise SandboxLost("the machine does not come to rest")
+        raise SandboxLost("the machine did not become idle")
 
 
 def _known(sandbox: MicrovmSandbox) -> list[bytes]:

@@ -83,7 +83,9 @@ class Monitor:
             if said.get("status") == "completed":
                 return
             if said.get("status") in ("failed", "cancelled"):
-                raise IsolationError(f"the machine was not written down: {said.get('error-desc')}")
+                raise IsolationError(
+                    f"the machine's memory was not saved: {said.get('error-desc')}"
+                )
             time.sleep(_LOOK_S)  # the emulator tells nobody
 
     def close(self) -> None:

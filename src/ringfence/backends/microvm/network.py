@@ -88,7 +88,7 @@ class MicrovmNetwork(SandboxNetwork):
         check_kernel(policy, self._sandbox.owner.machines().kernel)
         if not (self.is_carried or policy.is_none):
             raise NetworkPolicyError(
-                "the machine's connections are not carried any more: it reaches nothing",
+                "the connection relay of the machine has ended: the machine has no network",
                 field="network",
                 hint="create a new sandbox with this policy",
             )
@@ -120,7 +120,7 @@ class MicrovmNetwork(SandboxNetwork):
             raise NetworkPolicyError(
                 "the machine's connection relay has just ended",
                 field="network",
-                hint="try again; where that does not help, create a new sandbox with this policy",
+                hint="try again; if it fails again, create a new sandbox with this policy",
             ) from exc
 
     # -- who relays ----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class MicrovmNetwork(SandboxNetwork):
             SandboxLost: There is no line any more: none has stayed alive.
         """
         if self._line is None:
-            raise SandboxLost("the machine's connections are not carried any more")
+            raise SandboxLost("the connection relay of the machine has ended")
         token = os.urandom(_TOKEN) if self._had_relay else b""
         if token:
             self._sandbox.tell(channels.RELAY + token)

@@ -66,7 +66,7 @@ _NO_HOST = "a machine has no network device that could lead to the host's own ne
 NEVER = {
     can.NETWORK_UNRESTRICTED: _NO_HOST,
     can.IO_LIMIT: "there is no disk: files lie in the guest's memory",
-    can.PREWARM: "every machine is continued from one that has booted",
+    can.PREWARM: "machines already start from the snapshot of a booted machine",
     can.GPU: "the microVM backend passes none on",
 }
 """Capabilities that every microVM lacks, and why: known without starting one."""

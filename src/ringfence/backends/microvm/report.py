@@ -121,8 +121,8 @@ def _hardware(sandbox: MicrovmSandbox) -> Protection:
     if machines.accelerator == qemu.KVM:
         return Protection("virtual_machine", ENFORCED, f"KVM, by QEMU {machines.program.version}")
     why = (
-        f"software emulation by QEMU {machines.program.version}: slow, and its authors do not promise "
-        "that it holds whoever attacks it; the isolation around it is the second line"
+        f"software emulation by QEMU {machines.program.version}: slow, and no security "
+        "boundary according to its authors; the jail around the emulator is the second layer"
     )
     return Protection("virtual_machine", DEGRADED, why, "use a host on which KVM boots a guest")
 

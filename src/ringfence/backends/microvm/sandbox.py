@@ -174,10 +174,10 @@ class MicrovmSandbox(JailedSandbox):
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
             if self.network.trusted or self.spec.secrets:
                 raise Unsupported(
-                    "its programs hold an authority or stand-ins for secrets that end with it",
+                    "its programs hold certificates or secret placeholders of this sandbox",
                     backend=self.owner.name,
                     operation="checkpoint",
-                    hint="only sandboxes without secrets, whose TLS is not ended, are",
+                    hint="create the sandbox without secrets and without TLS inspection",
                 )
             return checkpoints.save(self, self.owner.catalogue(), metadata)
 
@@ -189,7 +189,7 @@ class MicrovmSandbox(JailedSandbox):
             self.ask("freeze", False)
         except (Refused, SandboxLost, ValueError) as exc:
             self.terminate()
-            raise IoError(f"the machine does not go on: {exc}") from exc
+            raise IoError(f"the machine could not be resumed: {exc}") from exc
 
     # -- the end ------------------------------------------------------------------------------
 

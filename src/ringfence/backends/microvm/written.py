@@ -32,9 +32,9 @@ class Conditions:
     def check(self, now: Conditions) -> None:
         """Raises Unsupported where something is not as it was."""
         if self.key != now.key:
-            why = "it was written down by another emulator or kernel, or on another processor"
+            why = "it was saved by another emulator, kernel or processor"
         elif self.sources != now.sources:
-            why = "it would see other files of the host's than before"
+            why = "its host files have changed since"
         else:
             return
         raise Unsupported(why, backend="microvm", operation="restore", field="snapshot_id")
@@ -82,7 +82,7 @@ def read(file: int) -> Head:
     """
     try:
         if _exactly(file, len(_MAGIC)) != _MAGIC:
-            raise ValueError("does not begin as it should")
+            raise ValueError("has an invalid header")
         form: Any = json.loads(_exactly(file, int.from_bytes(_exactly(file, _LENGTH), "little")))
         before = Conditions(form["key"], form["sources"])
         known = [_exactly(file, int(size)) for size in form["known"]]
@@ -94,11 +94,11 @@ def read(file: int) -> Head:
 
 def _exactly(file: int, size: int) -> bytes:
     if not 0 <= size <= _MOST_BYTES:
-        raise ValueError("a length is wrong")
+        raise ValueError("it has an invalid length")
     found = b""
     while len(found) < size:
         piece = os.read(file, size - len(found))
         if not piece:
-            raise ValueError("it ends too soon")
+            raise ValueError("it is truncated")
         found += piece
     return found

@@ -117,7 +117,7 @@ def _send(
         send(sandbox, request, fds, 30.0, namespaces=2)
     except Refused as exc:
         if exc.errno == 17:
-            raise FileExists(f"{link}: something is there already", path=link) from exc
+            raise FileExists(f"{link}: the path already exists", path=link) from exc
         hint = hint_of_source(exc, tree["source"] if tree else "")
         raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount", hint=hint) from exc
 

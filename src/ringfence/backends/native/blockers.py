@@ -41,7 +41,9 @@ def _nested(_text: str) -> Blocker | None:
     if os.uname().nodename != "ringfence" or _sysctl("user/max_user_namespaces") != 0:
         return None
     return Blocker(
-        "nesting", "this is the inside of a Ringfence sandbox, which allows no other in it", ""
+        "nesting",
+        "this process runs in a Ringfence sandbox, which does not allow nested sandboxes",
+        "",
     )
 
 
@@ -68,7 +70,7 @@ def _selinux(text: str) -> Blocker | None:
         return None
     return Blocker(
         "user_namespaces",
-        "SELinux is enforcing and may refuse user namespaces to this domain",
+        "SELinux is enforcing and may deny user namespaces to this domain",
         "look for user_namespace in `ausearch -m avc -ts recent`",
     )
 
@@ -79,7 +81,7 @@ def _outer_filter(text: str) -> Blocker | None:
         return None
     return Blocker(
         "outer_seccomp",
-        "a system-call filter around this process (a container's?) refuses what a sandbox needs",
+        "a system-call filter around this process (a container's?) denies system calls that a sandbox needs",
         "start the container with --security-opt seccomp=unconfined, or run Ringfence outside it",
     )
 
@@ -132,7 +134,7 @@ def _old_kernel(text: str) -> Blocker | None:
         return None
     release = os.uname().release
     return Blocker(
-        "kernel", f"kernel {release} lacks a call that is needed: {text}", "Linux 5.13 or newer"
+        "kernel", f"kernel {release} lacks a required system call: {text}", "Linux 5.13 or newer"
     )
 
 

@@ -53,9 +53,9 @@ def check_mount(mount: Mount, first_host_id: int) -> None:
     """
     if first_host_id and mount.is_writable and not host().trusted_root:
         raise Unsupported(
-            f"{mount.source} could get files of other users than you",
+            f"{mount.source} could contain files of users other than you",
             backend="native",
-            operation="a writable host directory with a root of its own",
+            operation="a writable host directory with the profile own_root",
             field="mounts",
             hint="mount it read-only, or run Ringfence as root",
         )

@@ -63,8 +63,8 @@ class NativeNetwork(SandboxNetwork):
             if sock is not None:
                 return sock
         raise ConnectError(
-            f"no server inside accepts connections on port {port}",
-            hint="it must listen on 127.0.0.1, ::1 or every address",
+            f"no server in the sandbox accepts connections on port {port}",
+            hint="the server must listen on 127.0.0.1, ::1 or all addresses",
             field="port",
         )
 

@@ -142,7 +142,7 @@ def _landlock(seen: Inspection) -> Protection:
         return Protection("landlock", DEGRADED, "; ".join(plan.missing), fix)
     if abi < _LANDLOCK_EXPECTED:
         return Protection("landlock", DEGRADED, f"ABI {abi} lacks: {'; '.join(plan.missing)}", fix)
-    lacks = f"; not in it: {'; '.join(plan.missing)}" if plan.missing else ""
+    lacks = f"; missing: {'; '.join(plan.missing)}" if plan.missing else ""
     return Protection("landlock", ENFORCED, f"ABI {abi}{lacks}")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .zygote import Zygote
 
 READY_S = 60.0
-ENDED = "the sandbox's first process ended while it was made"
+ENDED = "the first process of the sandbox ended during creation"
 CRASHED = (
     "create a new sandbox; if that fails too, the helper process crashes on this Python or kernel: "
     "report what it printed on stderr with `ringfence doctor --json`"
@@ -144,7 +144,7 @@ class Provision:
         twin = prebuilt.plan if prebuilt else None
         if twin is not None:
             if not (is_straight and are_alike(plan, twin)):
-                raise SandboxLost("the prebuilt sandbox does not fit the plan any more")
+                raise SandboxLost("the prebuilt sandbox no longer matches the plan")
             plan["tag_key"], plan["seccomp"] = twin["tag_key"], twin["seccomp"]
         ours, theirs = (prebuilt.control, None) if prebuilt and is_straight else wire.socketpair()
         self._acquired.callback(ours.close)

@@ -106,7 +106,7 @@ def check(spec: SandboxSpec) -> None:
             backend="native",
             operation=f"tier {spec.tier}",
             field="tier",
-            hint="name no backend, and the strong one that works here is taken",
+            hint="omit the backend: Ringfence then uses a strong backend that works here",
         )
     if spec.template != "default":
         raise InvalidRequest(
@@ -131,9 +131,9 @@ def _check_open_files(wanted: int | None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if wanted is not None and most != resource.RLIM_INFINITY and wanted > most:
         raise InvalidRequest(
-            f"{wanted} is above this process's own hard limit, {most}",
+            f"{wanted} exceeds this process's hard limit, {most}",
             field="limits.open_files",
-            hint="ask for fewer, or start Ringfence under a higher hard limit: `ulimit -Hn`",
+            hint="request fewer, or start Ringfence with a higher hard limit: `ulimit -Hn`",
         )
 
 

@@ -73,7 +73,7 @@ class Runtime(LocalBackend):
             return new_id(NAME)
         with self._lock:
             if any(spec.id in ids for ids in self._ids()):
-                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+                raise InvalidRequest(f"a sandbox {spec.id!r} already exists", field="id")
             self._making.add(spec.id)
         return spec.id
 

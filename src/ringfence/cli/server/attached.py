@@ -102,7 +102,9 @@ def show(process: RemoteProcess, *, follow: bool = True) -> int:
         if event["type"] == "output":
             _write(1 if event["stream"] == "stdout" else 2, event["data"])
         elif event["type"] == "dropped":
-            say(f"{event['bytes']} bytes of {event['stream']} were too much to keep")
+            say(
+                f"{event['bytes']} bytes of {event['stream']} were dropped: the output exceeded its limit"
+            )
         elif "exec" in event:
             return exit_code(ExecView.from_json(event["exec"]))
     return 0

@@ -149,8 +149,8 @@ def _print_event(event: OutputEvent) -> None:
 def _newest(sandbox: RemoteSandbox) -> str:
     found = sandbox.execs()
     if not found:
-        hint = f"run something: ringfence exec {sandbox.id} -- COMMAND"
-        raise ExecNotFound(f"nothing ran in {sandbox.id} yet", hint=hint)
+        hint = f"run a command: ringfence exec {sandbox.id} -- COMMAND"
+        raise ExecNotFound(f"no command has run in {sandbox.id} yet", hint=hint)
     return found[-1].id
 
 

@@ -82,7 +82,7 @@ def _key(given: dict[str, Any]) -> str | None:
             return file.read().strip()
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
-        hint = "the path of a file with a key of `ringfence keys create`, or $RINGFENCE_API_KEY"
+        hint = "give the path of a file with an API key, or set $RINGFENCE_API_KEY"
         raise InvalidRequest(f"{given['key-file']!r}: {why}", field="key-file", hint=hint) from exc
 
 
@@ -127,5 +127,5 @@ def word(words: Sequence[str], what: str, command: Command) -> str:
 def no_more(words: Sequence[str], most: int) -> None:
     """Refuse words beyond `most`: they were meant for something."""
     if len(words) > most:
-        hint = "leave it out, or quote words that belong together"
+        hint = "remove the argument, or quote it together with the one before"
         raise InvalidRequest(f"unexpected argument {words[most]!r}", field="ARGUMENT", hint=hint)

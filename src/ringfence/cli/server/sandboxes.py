@@ -55,7 +55,7 @@ def _make(client: Client, given: dict[str, Any]) -> RemoteSandbox:
     if "snapshot" in given:
         others = {"name", "label", "ttl", "server", "key-file", "json", "snapshot"}
         if more := sorted(set(given) - others):
-            hint = "a restored sandbox is as the one that was saved"
+            hint = "the snapshot determines this option"
             raise InvalidRequest("cannot be given with --snapshot", field=more[0], hint=hint)
         return client.restore(given["snapshot"], name=given.get("name", ""), **_changes(given))
     return client.create(
@@ -116,7 +116,7 @@ def remove(argv: Sequence[str]) -> int:
         hint = "ringfence rm ID..., or --all; `ringfence list` shows ids"
         raise InvalidRequest("is missing", field="SANDBOX", hint=hint)
     if "label" in given and "all" not in given:
-        raise InvalidRequest("chooses among all sandboxes", field="label", hint="add --all")
+        raise InvalidRequest("only selects sandboxes for --all", field="label", hint="add --all")
     failed, ended = 0, []
     with remote.client_of(given) as client:
         for each in ids or [view.id for view in _found(client, given)]:

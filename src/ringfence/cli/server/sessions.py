@@ -64,8 +64,8 @@ def _check_options(given: dict[str, Any], verb: str) -> None:
         if name == "label" and verb == "list":
             continue
         if wanted and verb not in wanted.split():
-            hint = f"it belongs to `session {wanted.split()[0]}`"
-            raise InvalidRequest(f"means nothing for `session {verb}`", field=name, hint=hint)
+            hint = f"use it with `session {wanted.split()[0]}`"
+            raise InvalidRequest(f"is not an option of `session {verb}`", field=name, hint=hint)
 
 
 def _lease(client: Client, given: dict[str, Any], verb: str, words: list[str]) -> ClientSession:

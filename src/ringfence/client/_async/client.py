@@ -172,7 +172,7 @@ class AsyncClient:
             SandboxNotFound: There is none, or it is another client's.
         """
         if not sandbox_id:
-            raise SandboxNotFound("no sandbox has an empty id")
+            raise SandboxNotFound("the sandbox id is empty")
         answer = await self._transport.json("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
         view = SandboxView.from_json(answer)
         return AsyncRemoteSandbox(self._transport, view, _spec_of(view))

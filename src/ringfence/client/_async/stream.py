@@ -106,4 +106,4 @@ class AsyncRemoteStream:
                     yield chunk
             self._is_over = headers.get("x-ringfence-end") == "true"
             if not (waits or self._is_over):
-                raise TimeoutExceeded("no output is there")
+                raise TimeoutExceeded("no output is available")

@@ -169,7 +169,7 @@ class Client:
             SandboxNotFound: There is none, or it is another client's.
         """
         if not sandbox_id:
-            raise SandboxNotFound("no sandbox has an empty id")
+            raise SandboxNotFound("the sandbox id is empty")
         answer = self._transport.json("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
         view = SandboxView.from_json(answer)
         return RemoteSandbox(self._transport, view, _spec_of(view))

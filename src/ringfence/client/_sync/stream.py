@@ -107,4 +107,4 @@ class RemoteStream:
                     yield chunk
             self._is_over = headers.get("x-ringfence-end") == "true"
             if not (waits or self._is_over):
-                raise TimeoutExceeded("no output is there")
+                raise TimeoutExceeded("no output is available")

@@ -188,7 +188,7 @@ class Resolver:
         while (lookup := self._ready.get()) is not None:
             try:
                 lookup.found = self._look_up(lookup.name)
-                lookup.error = "" if lookup.found else "it has no address"
+                lookup.error = "" if lookup.found else "the name has no address"
             except Exception as exc:  # noqa: BLE001  whatever it is, the others go on
                 lookup.error = str(exc.args[-1]) if exc.args else type(exc).__name__
             self._finished.put(lookup)

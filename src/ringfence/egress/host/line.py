@@ -213,7 +213,7 @@ class Line:
         if self._given_up:
             raise NetworkPolicyError(
                 f"the process that enforces network policies does not stay up: {self._given_up}",
-                hint="nothing is let through; create sandboxes in a new process",
+                hint="all connections are denied; create sandboxes in a new process",
             )
         if self._is_closing:
             raise NetworkPolicyError("the egress process was closed")
@@ -256,8 +256,8 @@ class Line:
                 self._replace(pid)
                 if not answer.wait(_LOOK_S * _LOOKS):
                     raise NetworkPolicyError(
-                        "the process that enforces network policies did not answer, nor another one",
-                        hint="nothing is let through; create sandboxes in a new process",
+                        "the process that enforces network policies and its replacement did not answer",
+                        hint="all connections are denied; create sandboxes in a new process",
                     )
             if not answer.value:
                 with self._lock:

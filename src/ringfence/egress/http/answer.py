@@ -56,7 +56,7 @@ def parse_answer(data: bytes) -> AnswerHead:
     except Refused as exc:
         raise Refused(f"the server's answer: {exc}", status=BAD_GATEWAY) from None
     if reason.translate(None, IN_VALUE):
-        raise Refused("the server's answer has a strange reason", status=BAD_GATEWAY)
+        raise Refused("the server's answer has an invalid reason phrase", status=BAD_GATEWAY)
     return AnswerHead(version.decode(), number, reason.decode("latin-1"), fields)
 
 
@@ -73,13 +73,15 @@ def answer_length(answer: AnswerHead, method: str) -> Length:
     lengths, codings = answer.fields.all("content-length"), answer.fields.all("transfer-encoding")
     if codings:
         if len(codings) > 1 or codings[0].lower() != "chunked" or answer.version != "HTTP/1.1":
-            raise Refused("the server's answer has an odd coding", status=BAD_GATEWAY)
+            raise Refused(
+                "the server's answer has an unsupported transfer coding", status=BAD_GATEWAY
+            )
         return CHUNKED  # and a Content-Length beside it is not passed on
     if not lengths:
         return UNTIL_CLOSE
     length = plain_number(lengths[0])
     if len(set(lengths)) > 1 or length is None:
-        raise Refused("the server's answer has no clear length", status=BAD_GATEWAY)
+        raise Refused("the server's answer has an ambiguous length", status=BAD_GATEWAY)
     return length
 
 

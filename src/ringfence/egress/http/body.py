@@ -143,7 +143,7 @@ class _Chunks:
         if end < 0:
             before = before.removesuffix(b"\r")  # its LF may be still on the way
         if b"\n" in before or b"\r" in before or (end < 0 and len(before) >= longest - 1):
-            raise Refused("chunks that are not ended as chunks are", status=400)
+            raise Refused("a chunk without its final line break", status=400)
         if end < 0:
             return None
         del self.buffer[: end + 2]

@@ -193,7 +193,9 @@ class _Passing:
         try:
             await self._to_server(head)
         except OSError as exc:
-            raise Refused(f"the server broke off: {exc.strerror or exc}", status=502) from exc
+            raise Refused(
+                f"the server closed the connection: {exc.strerror or exc}", status=502
+            ) from exc
 
     async def _send_body(self) -> None:
         """All of the body, and not one byte more."""
@@ -223,7 +225,7 @@ class _Passing:
                 self._site.status = answer.status
                 return answer
             await self._to_client(self._scrubber.whole(http_onward.answer(answer, 0)))
-        raise Refused("the server does not come to an answer", status=502)
+        raise Refused("the server sent too many interim answers", status=502)
 
     async def _answer_head(self) -> bytes:
         try:
@@ -300,7 +302,9 @@ class _Passing:
         try:
             return await self._patiently(read)
         except OSError as exc:
-            raise Refused(f"the server broke off: {exc.strerror or exc}", status=502) from exc
+            raise Refused(
+                f"the server closed the connection: {exc.strerror or exc}", status=502
+            ) from exc
 
     async def _patiently(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Read for as long as something moves, in whichever direction.

@@ -74,7 +74,7 @@ class Site:
         """
         self.request = head
         if head.method == "CONNECT":
-            raise Refused("CONNECT is for proxies, and this is the server", status=405)
+            raise Refused("CONNECT is only valid at a proxy", status=405)
         if head.authority != Authority(self.host, self.port):
             raise Refused(
                 f"the request is for {head.authority},"

@@ -90,7 +90,7 @@ def _message(data: bytes | bytearray, kind: int, *, skip_change: bool) -> tuple[
             if len(data) < 6:
                 return None
             if data[1:6] != b"\x03\x03\x00\x01\x01":
-                _bad("a strange ChangeCipherSpec")
+                _bad("an invalid ChangeCipherSpec")
             at, head = 6, data[6:11]
         if head[:1] and head[0] != _HANDSHAKE:
             _bad("another kind of record")
@@ -100,7 +100,7 @@ def _message(data: bytes | bytearray, kind: int, *, skip_change: bool) -> tuple[
             return None
         length = int.from_bytes(head[3:5], "big")
         if not 0 < length <= _LONGEST_RECORD:
-            _bad("a record of impossible length")
+            _bad("a record of invalid length")
         joined += data[at + 5 : at + 5 + length]
         wanted = _wanted(joined, kind)
         if len(data) < at + 5 + length:
@@ -146,12 +146,12 @@ class _Reader:
         """A field after its own length, which takes `size` bytes."""
         length = self.number(size)
         if not least <= length <= most:
-            _bad("a field of impossible length")
+            _bad("a field of invalid length")
         return self.take(length)
 
     def end(self) -> None:
         if self.at != len(self.data):
-            _bad("bytes that belong to nothing")
+            _bad("bytes after the last field")
 
     @property
     def more(self) -> bool:
@@ -162,13 +162,13 @@ def _hello(body: bytes, size: int) -> Hello:
     reader = _Reader(body)
     version = reader.number(2)
     if not 0x0301 <= version <= 0x0303:  # TLS 1.3 says 1.2 here, too
-        _bad("a version that no client has")
+        _bad("an invalid version")
     reader.take(32)
     reader.vector(1, 0, 32)
     if len(reader.vector(2, 2, 0xFFFE)) % 2:
         _bad("half a cipher suite")
     if 0 not in reader.vector(1, 1, 255):
-        _bad("no compression method that every client has")
+        _bad("no null compression method")
     extensions = _extensions(reader.vector(2, 0, 0xFFFF)) if reader.more else {}
     reader.end()
     return Hello(
@@ -201,7 +201,7 @@ def _server_name(extension: bytes | None) -> str | None:
     # RFC 6066 allows one name of each type, and there is only the one type.
     entries.end()
     if kind != 0 or not name.isascii() or not name.decode("ascii").isprintable():
-        _bad("a server name that is none")
+        _bad("an invalid server name")
     return name.decode("ascii").lower()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .hello import Hello
 
 _PROTOCOL = "http/1.1"
-_HUNG_UP = "it hung up"
+_HUNG_UP = "the client closed the connection"
 _ACCESS_DENIED, _NO_PROTOCOL = 49, 120  # RFC 8446, section 6: alert descriptions
 # Alerts of a client that does not trust the certificate.
 _DISBELIEF = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED")

@@ -229,7 +229,7 @@ class _Way:
             return f"{self._last[1]}/{last}"
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:
-            raise OSError(errno.EINVAL, "would lead outside the destination", name)
+            raise OSError(errno.EINVAL, "is outside the destination", name)
         here = self._root
         for part in parts[:-1]:
             here = f"{here.rstrip('/')}/{part}"

@@ -16,7 +16,7 @@ class FrozenMap(dict[str, str]):
     """A hashable, picklable, read-only dict; compares and serialises like a plain one."""
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError("this mapping is part of a frozen request; make a new one instead")
+        raise TypeError("this mapping is part of a frozen request; create a new request instead")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -78,13 +78,13 @@ def text(value: object, field: str, *, empty: bool = True) -> str:
     if not isinstance(value, str):
         _refuse_kind(field, "a string", value)
     if not value and not empty:
-        refuse(field, "must not be empty", "give one, or leave it out where it has a default")
+        refuse(field, "must not be empty", "give a value, or omit the field to get its default")
     if "\0" in value:
         refuse(field, "must not contain a NUL byte")
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        refuse(field, "holds a lone surrogate, which no encoding can write")
+        refuse(field, "contains a lone surrogate, which cannot be encoded")
     return value
 
 
@@ -192,14 +192,14 @@ def at_most(value: object, field: str, most: int) -> tuple[Any, ...]:
     """A list of no more than `most` items."""
     given = items(value, field)
     if len(given) > most:
-        refuse(field, f"{len(given)} are more than {most}")
+        refuse(field, f"{len(given)} exceed the limit of {most}")
     return given
 
 
 def labels(value: object, field: str) -> FrozenMap:
     """Labels: few, short and printable, as lists show and filters compare them."""
     if value and hasattr(value, "__len__") and len(value) > MOST_LABELS:
-        refuse(field, f"{len(value)} are more than {MOST_LABELS}", "keep the rest in `metadata`")
+        refuse(field, f"{len(value)} are more than {MOST_LABELS}", "store the rest in `metadata`")
     pairs = string_map(value, field)
     if not pairs:
         return pairs
@@ -219,7 +219,7 @@ def weigh(field: str, most: int, *maps: Mapping[str, str]) -> None:
         for text in pair
     )
     if size > most:
-        refuse(field, f"{size} bytes are more than {most}", "put large values into a file")
+        refuse(field, f"{size} bytes exceed the limit of {most}", "put large values into a file")
 
 
 def weigh_command(texts: tuple[str, ...], env: Mapping[str, str], field: str) -> None:
@@ -227,7 +227,7 @@ def weigh_command(texts: tuple[str, ...], env: Mapping[str, str], field: str) ->
     size = sum(map(len, texts)) + sum(len(key) + len(item) for key, item in env.items())
     size += _POINTER_BYTES * (len(texts) + len(env))
     if size > _COMMAND_BYTES:
-        hint = "send it as input, or put it into a file"
+        hint = "send the data on stdin or in a file"
         refuse(field, f"with the environment, {size} bytes are more than {_COMMAND_BYTES}", hint)
 
 

@@ -89,8 +89,8 @@ def json_object(data: object, what: str, hint: str = "") -> dict[str, Any]:
     """`data` as a dict, or an `InvalidRequest` that says what was expected."""
     if isinstance(data, bytes):  # of a body that does not say what it is, or something else
         raise InvalidRequest(
-            f"{what} must be a JSON object, and this body is not called JSON",
-            hint="send `Content-Type: application/json`, as `curl --json` does and `curl -d` does not",
+            f"{what} must be a JSON object, but its Content-Type is not JSON",
+            hint="send `Content-Type: application/json`: use `curl --json` instead of `curl -d`",
         )
     if not hasattr(data, "keys") or not hasattr(data, "items"):
         said = f"{what} must be a JSON object, not {type(data).__name__}"

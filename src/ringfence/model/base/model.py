@@ -48,7 +48,7 @@ class Model:
         values.update(self.__dict__)
         values.update(changes)
         if len(values) > len(self.__match_args__):
-            raise TypeError(f"{type(self).__name__} has not all of {', '.join(changes)}")
+            raise TypeError(f"{type(self).__name__} lacks one of {', '.join(changes)}")
         return made
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ else:
 KILLED_BY_TIMEOUT = "timeout"
 KILLED_BY_OOM = "oom"
 KILLED_BY_CALLER = "caller"  # kill() on the exec
-KILLED_BY_TERMINATE = "terminate"  # the sandbox was terminated under it
+KILLED_BY_TERMINATE = "terminate"  # the sandbox was terminated during the operation
 
 _YEAR_S = 366 * 86_400
 _MOST_OUTPUT = 2**40  # as `Limits.output_bytes`

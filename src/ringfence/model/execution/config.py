@@ -88,7 +88,9 @@ class ExecutionConfig(Model):
         checks.flag(self.plain_results, "plain_results")
         checks.instance(self.network_policy, "network_policy", NetworkPolicy)
         if self.network_policy.is_none:
-            checks.refuse("network_policy", "allows nothing", "use network_enabled to switch it")
+            checks.refuse(
+                "network_policy", "allows no host", "use network_enabled to turn the network off"
+            )
         self._put("work_dir", checks.absolute_path(self.work_dir, "work_dir"))
         self._check_paths()
         self._check_strong_runtime()

@@ -45,8 +45,10 @@ def check_meant(denies: bool, host: str, ports: str, field: str) -> None:
         checks.refuse(field, f"{host!r} is not a host name", _MEANT[host])
     is_dotless = "." not in host and ":" not in host and host != "localhost"
     if is_dotless and not denies and not ports:
-        hint = f"as {host}.com; a host of this network by its port, as {host}:443"
-        checks.refuse(field, f"{host!r} has no dot, so it names no public host", hint)
+        hint = (
+            f"for a public host use {host}.com, for a host of this network add the port: {host}:443"
+        )
+        checks.refuse(field, f"{host!r} has no dot: it is not a public host name", hint)
 
 
 def write_rule(denies: bool, host: str, ports: str) -> str:
@@ -118,7 +120,7 @@ def read_address(given: str, field: str) -> str:
         if slash and not (bits.isascii() and bits.isdigit()):
             raise ValueError("not a number of bits")
         if "%" in given:
-            raise ValueError("a zone means nothing in another namespace")
+            raise ValueError("a zone is valid only in its own network namespace")
         network = ipaddress.ip_network(given)
         if network.version == 6 and network.prefixlen >= 96:
             first = int(network.network_address)
@@ -134,7 +136,7 @@ def read_address(given: str, field: str) -> str:
 def _alone(url: str) -> str:
     """Show the host of a URL; empty where there is none."""
     host = url.rpartition("://")[2].partition("/")[0]
-    return f"the host alone, no URL: {host}" if host and "/" in url else ""
+    return f"use the host name without the URL: {host}" if host and "/" in url else ""
 
 
 def looks_like_address(host: str) -> bool:
@@ -203,7 +205,7 @@ def _read_range(given: str, field: str) -> tuple[int, int]:
     first, dash, last = given.partition("-")
     low, high = _read_port(first, field), _read_port(last if dash else first, field)
     if low > high:
-        checks.refuse(field, f"{given!r} is not a range of ports: it ends before it starts")
+        checks.refuse(field, f"{given!r} is not a range of ports: the end is below the start")
     return low, high
 
 

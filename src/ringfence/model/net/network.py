@@ -49,10 +49,10 @@ class NetworkPolicy(Model):
     def __post_init__(self) -> None:
         if self.mode != LIMITED and self.mode != UNRESTRICTED:
             what = f"must be limited or unrestricted, not {self.mode!r}"
-            checks.refuse("mode", what, "limited with no allowed_hosts is no network")
+            checks.refuse("mode", what, "for no network use limited with an empty allowed_hosts")
         checks.flag(self.learn, "learn")
         if self.learn and self.mode == UNRESTRICTED:
-            checks.refuse("learn", "an unrestricted policy watches nothing")
+            checks.refuse("learn", "an unrestricted policy has no events")
         if self.__dict__["limits"] is None:
             del self.__dict__["limits"]  # `__getattr__` has the defaults
         else:
@@ -73,7 +73,7 @@ class NetworkPolicy(Model):
 
         checks.instance(self.limits, "limits", NetworkLimits)
         if self.mode == UNRESTRICTED and self.limits != DEFAULT:
-            checks.refuse("limits", "an unrestricted policy watches nothing")
+            checks.refuse("limits", "an unrestricted policy has no events")
 
     def _check_rules(self) -> None:
         from . import hosts
@@ -99,8 +99,10 @@ class NetworkPolicy(Model):
         object.__setattr__(self, "rules", tuple(dict.fromkeys(rules)))
         denies = [text.startswith("!") for text in texts] + [rule.denies for rule in rules]
         if all(denies) and denies and not self.learn:
-            hint = "a deny takes away from what another rule allows"
-            checks.refuse("allowed_hosts" if texts else "rules", "every rule denies", hint)
+            hint = "add a rule that allows the other hosts"
+            checks.refuse(
+                "allowed_hosts" if texts else "rules", "the policy has only deny rules", hint
+            )
 
     @classmethod
     def none(cls) -> NetworkPolicy:
@@ -143,7 +145,7 @@ class NetworkPolicy(Model):
         rules = _split(given)
         for word in ("none", UNRESTRICTED):
             if word in rules:
-                checks.refuse("network", f"{word} stands alone, or is the name of no host here")
+                checks.refuse("network", f"{word} cannot be combined with hosts")
         policy: NetworkPolicy = jsonform.within(
             "network", lambda some: cls(LIMITED, some, learn=learn), rules
         )

@@ -41,10 +41,10 @@ def read_path(given: str, field: str = "path") -> str:
 def read_pattern(given: str, field: str) -> str:
     """A path rule in canonical spelling: exact, or a prefix that ends in `*`."""
     if "?" in given:
-        checks.refuse(field, f"{given!r} has a query; rules are about paths")
+        checks.refuse(field, f"{given!r} has a query; a rule has only a path")
     prefix = given.removesuffix("*")
     if "*" in prefix:
-        checks.refuse(field, f"{given!r} has a * that is not its end", "a star itself is %2A")
+        checks.refuse(field, f"{given!r} has a * before its end", "write %2A for a literal *")
     if prefix == given:
         return read_path(given, field)
     # The last segment is only begun: what it becomes is for the request to answer.
@@ -75,7 +75,7 @@ def _decode(path: str, field: str) -> bytes:
         else:
             byte = ord(char)
             if byte not in _PLAIN:
-                checks.refuse(field, f"{path!r} has a character that no path may have: {char!r}")
+                checks.refuse(field, f"{path!r} has an invalid character: {char!r}")
             at += 1
         found.append(byte)
     return bytes(found)

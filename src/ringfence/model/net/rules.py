@@ -95,12 +95,12 @@ class NetworkRule(Model):
     def _check_together(self) -> None:
         if self.denies and (self.credential or self.inspect):
             field = "credential" if self.credential else "inspect"
-            checks.refuse(field, "a rule that denies has none")
+            checks.refuse(field, "a deny rule cannot have one")
         if self.is_address and self.needs_tls_termination:
             checks.refuse(
                 "host",
                 f"{self.host} is an address: methods, paths, credential and inspect need a name",
-                "TLS is ended in the name of a host",
+                "inspection needs a host name for the TLS certificate",
             )
 
     @classmethod
@@ -157,23 +157,23 @@ def check_secret(value: str, field: str) -> None:
     if not value:
         checks.refuse(field, "is empty")
     if not (value.isascii() and value.isprintable()):
-        hint = "a file's last line break is often read with it" if value.endswith("\n") else ""
+        hint = "remove the line break at the end of the value" if value.endswith("\n") else ""
         checks.refuse(field, "has a character that no HTTP header may have", hint)
     if value != value.strip():
-        checks.refuse(field, "starts or ends with a space, which no HTTP header keeps")
+        checks.refuse(field, "starts or ends with a space, which HTTP headers do not preserve")
 
 
 def _token(value: object, field: str) -> str:
     given = checks.text(value, field, empty=False)
     if not _TOKEN.issuperset(given):
-        checks.refuse(field, f"{given!r} is not a word that HTTP allows there")
+        checks.refuse(field, f"{given!r} is not a valid HTTP token")
     return given
 
 
 def _method(value: str, index: int) -> str:
     method = _token(value, f"methods[{index}]").upper()
     if method == "CONNECT":
-        checks.refuse(f"methods[{index}]", "CONNECT opens a tunnel; a rule without methods does")
+        checks.refuse(f"methods[{index}]", "for a tunnel use a rule without methods")
     return method
 
 

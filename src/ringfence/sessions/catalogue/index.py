@@ -42,8 +42,8 @@ class SessionIndex:
             has = self._of_client[client_id] + [*self._making.values()].count(client_id)
             if most is not None and has >= most:
                 raise QuotaExceeded(
-                    f"this client has {most} sandboxes already",
-                    hint="end one, or ask an admin for more",
+                    f"this client has reached its limit of {most} sandboxes",
+                    hint="end a sandbox, or ask an admin to raise the limit",
                     field="max_of_client",
                 )
             self._making[share] = client_id
@@ -60,7 +60,7 @@ class SessionIndex:
         """
         with self._lock:
             if live.id in self._sessions or live.sandbox_id in self._sandboxes:
-                raise ValueError(f"{live.sandbox_id} is in the book already")
+                raise ValueError(f"{live.sandbox_id} is already registered")
             self._sessions[live.id] = self._sandboxes[live.sandbox_id] = live
             self._of_client[live.client_id] += 1
             self._making.pop(share, None)

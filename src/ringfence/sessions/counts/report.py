@@ -103,5 +103,5 @@ def _ends(manager: SessionManager) -> Check:
     told = "; ".join(f"{sandbox_id}: {why}" for sandbox_id, why in undying.items())
     left = ", ".join(manager.not_ours)
     if left:
-        told = "; ".join(filter(None, [told, f"of backends that are not here: {left}"]))
+        told = "; ".join(filter(None, [told, f"sandboxes of backends that are not loaded: {left}"]))
     return Check("ends", not undying and not left, told)

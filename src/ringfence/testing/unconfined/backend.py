@@ -291,7 +291,7 @@ class UnconfinedPrebuilt:
         self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
     ) -> UnconfinedSandbox:
         if not self.alive:
-            raise LifecycleError(f"{self.id} was claimed or discarded before")
+            raise LifecycleError(f"{self.id} was already claimed or discarded")
         self.discard()
         if spec.id not in (None, self.id):
             raise InvalidRequest("this prebuilt sandbox does not fit the spec", field="id")

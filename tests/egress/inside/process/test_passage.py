@@ -170,7 +170,7 @@ def test_a_name_that_leads_home_is_cut(box: MakeBox, egress: Egress, name: str) 
     assert events  # a reset during connect() has the client try its other address
     for event in events:
         assert (name, False) == (event.host, event.allowed)
-        assert "no rule names that network" in event.reason
+        assert "no rule allows that network" in event.reason
 
 
 def test_the_judged_address_is_the_dialled_one(world: World, box: MakeBox) -> None:

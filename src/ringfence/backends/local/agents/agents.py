@@ -189,7 +189,7 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
             return new_id(self.name)
         with self._lock:
             if spec.id in self._live or spec.id in self._making:
-                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+                raise InvalidRequest(f"a sandbox {spec.id!r} already exists", field="id")
             self._making.add(spec.id)
         return spec.id
 

@@ -159,7 +159,7 @@ class LocalExec(DrivenExec):
             return
         self._settle(data)
         self.status()
-        raise ExecError("the sandbox gave no terminal", hint="run `ringfence doctor`")
+        raise ExecError("the sandbox could not open a terminal", hint="run `ringfence doctor`")
 
     def status(self) -> ExecStatus:
         """How it ended.
@@ -201,7 +201,7 @@ class LocalExec(DrivenExec):
 
     def discard(self) -> None:
         """Close one that never began."""
-        self._problem = ExecNotStarted("the daemon was killed just before it")
+        self._problem = ExecNotStarted("the server was killed before the start")
         self.close()
 
     def _receive(self) -> None:
@@ -286,19 +286,19 @@ class LocalExec(DrivenExec):
         elif report.spawn_errno in (2, 13, 8, 20, 21, 36, 40, errno.ELIBACC):
             # As a shell: 127 not found, 126 found and not executable.
             if report.spawn_errno == errno.ELIBACC:
-                text = "the interpreter in its first line, or the loader of a binary, is not there"
+                text = "the interpreter in its first line, or the loader of the binary, is missing"
             self.note = f"ringfence: {self._command}: {text}\n".encode("utf-8", "surrogateescape")
             self._status = ExecStatus(exit_code=127 if report.spawn_errno in (2, 20) else 126)
         elif report.spawn_errno == 11:
             self._problem = ExecError(
                 "the sandbox is at its processes limit",
-                hint="end some, raise limits.pids, or raise `ulimit -u` of this process",
+                hint="end processes, raise limits.pids, or raise `ulimit -u` of this process",
                 retryable=True,
             )
         elif report.spawn_errno == errno.ENOMEM:
             self._problem = ExecError(
                 "the sandbox is at its memory limit",
-                hint="end programs, remove files of its own, or raise limits.memory_bytes",
+                hint="end programs, remove files in the sandbox, or raise limits.memory_bytes",
                 retryable=True,
             )
         elif report.spawn_errno == 7:

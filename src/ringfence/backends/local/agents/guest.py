@@ -239,7 +239,7 @@ class GuestSandbox(LocalSandbox):
         with self._lock:
             self._require(self._state, "mount")
         raise Unsupported(
-            f"{self.backend.name} takes no mounts once it runs",
+            f"{self.backend.name} cannot add mounts to a running sandbox",
             backend=self.backend.name,
             operation="attach",
             hint="give the mount when the sandbox is created",
@@ -282,8 +282,8 @@ class GuestSandbox(LocalSandbox):
                 reply.close()
             return near
         raise ConnectError(
-            f"no server inside accepts connections on port {port}",
-            hint="it must listen on 127.0.0.1, ::1 or every address",
+            f"no server in the sandbox accepts connections on port {port}",
+            hint="the server must listen on 127.0.0.1, ::1 or all addresses",
             field="port",
         )
 

@@ -46,8 +46,8 @@ def _check_proc() -> None:
     if seen != str(os.getpid()):
         raise IsolationError(
             f"/proc is not of the PID namespace that this process is in, as {os.getpid()}: "
-            f"there it is {seen}",
-            hint="mount its own, `mount -t proc proc /proc` (with unshare: `--mount-proc`), and try again",
+            f"its pid in /proc is {seen}",
+            hint="mount a new one, `mount -t proc proc /proc` (with unshare: `--mount-proc`), and try again",
         )
 
 

@@ -59,13 +59,15 @@ def find() -> Ranges:
     uid = os.geteuid()
     helpers = [_helper(name) for name in _HELPERS]
     if privileges.prctl(privileges.PR_GET_NO_NEW_PRIVS):
-        why = "this process runs with no_new_privs, so newuidmap has no rights"
-        raise NoRangeError(why, "start it without that (systemd: NoNewPrivileges=no)")
+        why = "this process has no_new_privs, so newuidmap cannot gain privileges"
+        raise NoRangeError(
+            why, "start Ringfence without no_new_privs (systemd: NoNewPrivileges=no)"
+        )
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        why = f"uid {uid} has no account, and newuidmap maps for accounts only"
-        raise NoRangeError(why, "run Ringfence as a user that /etc/passwd has") from None
+        why = f"uid {uid} has no account, and newuidmap needs an account"
+        raise NoRangeError(why, "run Ringfence as a user in /etc/passwd") from None
     lines = [_text(path) for path in _FILES]
     taken = [*_ids(_text("/etc/passwd")), *_ids(_text("/etc/group")), uid, os.getegid()]
     owned = [_extents(text, (name, str(uid)), own=True) for text in lines]
@@ -74,7 +76,7 @@ def find() -> Ranges:
     if slots:
         return Ranges(slots, helpers)
     if not (owned[0] and owned[1]):
-        why = f"{' and '.join(_FILES)} have no range for {name}"
+        why = f"{' and '.join(_FILES)} have no id range for {name}"
     else:
         why = (
             f"in the ranges of {name} are no {identity.IDS_EACH} ids together that are"

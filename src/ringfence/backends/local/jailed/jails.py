@@ -75,7 +75,7 @@ class Jails(LocalBackend):
             return new_id(self.name)
         with self._lock:
             if spec.id in self._jailed or spec.id in self._making:
-                raise InvalidRequest(f"a sandbox {spec.id!r} exists already", field="id")
+                raise InvalidRequest(f"a sandbox {spec.id!r} already exists", field="id")
             self._making.add(spec.id)
         return spec.id
 

@@ -217,9 +217,9 @@ def _protect_all(target: str, source: str, paths: list[tuple[str, bool]], verb: 
 
 def _changing(path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{path}: another process holds or changes it",
+        f"{path}: another process is using it",
         field="protect",
-        hint="try again; another sandbox on this directory may just be ending",
+        hint="try again: another sandbox of this directory may be ending",
         retryable=True,
     )
 

@@ -41,9 +41,9 @@ def look(source: str) -> Found:
     for looked_at, (path, depth, is_inside) in enumerate(todo):
         if looked_at == _MOST_LOOKED_AT or len(found.directories) + len(found.links) > _MOST_FOUND:
             raise InvalidRequest(
-                f"{source} has too many directories, or repositories, to protect git's settings in all",
+                f"{source} has too many directories or repositories to protect the git settings of each",
                 field="protect",
-                hint="mount less, or leave them writable: unprotect `nested`",
+                hint="mount a smaller directory, or leave nested repositories writable with unprotect `nested`",
             )
         names, below = _list(os.path.join(source, path))
         is_git = names.issuperset(_MARKS) or (is_inside and names.issuperset(("HEAD", "commondir")))

@@ -71,7 +71,7 @@ def _link(what: str, source: str) -> InvalidRequest:
     return InvalidRequest(
         what,
         field="mounts.source",
-        hint=f"if it leads where it should, name that place: {os.path.realpath(source)}",
+        hint=f"if the link is correct, use its target: {os.path.realpath(source)}",
     )
 
 

@@ -41,8 +41,8 @@ def end(pid: int, started: int) -> bool:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if not _has_ended(pidfd, _KILLED_MS):
             raise IsolationError(
-                f"process {pid}, which an earlier run left, does not die",
-                hint="look at what it waits for in /proc/PID/stack",
+                f"process {pid} of an earlier run does not end",
+                hint="see /proc/PID/stack for the call that blocks it",
             )
     except ProcessLookupError:
         pass

@@ -43,6 +43,6 @@ class NoHandover:
 
     def leave(self) -> None:
         """Preconditions: there is an fd store."""
-        raise AssertionError("without an fd store nothing lives on")
+        raise AssertionError("without an fd store sandboxes cannot survive a restart")
 
     def close(self) -> None: ...

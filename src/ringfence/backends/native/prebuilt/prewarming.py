@@ -111,13 +111,13 @@ class Prewarming:
         """Bind everything in `spec` to a warm sandbox; when that fails, the sandbox has ended."""
         with self._lock:
             if self._warm.get(claimed.id) is not claimed:
-                raise LifecycleError(f"{claimed.id} was claimed or discarded before")
+                raise LifecycleError(f"{claimed.id} was already claimed or discarded")
             self._backend.making(claimed.id)
             del self._warm[claimed.id]
         try:
             wanted = claimed.fitting(spec)
             if wanted is None or spec.id not in (None, claimed.id):
-                raise InvalidRequest("this warm sandbox does not fit the spec")
+                raise InvalidRequest("this prebuilt sandbox does not match the spec")
             asked = checked(wanted, self._backend.profiles, claimed.image)
         except BaseException:
             claimed.discard()
@@ -215,7 +215,9 @@ class NativeWarm(Prebuilt):
             except ProcessLookupError:
                 pass
             if not self._has_ended(_DYING_MS):
-                raise ExecError("a warm sandbox does not die", hint="its user ids stay reserved")
+                raise ExecError(
+                    "a prebuilt sandbox does not end", hint="its user ids stay reserved"
+                )
             self.close()
             self.control.close()
             if self.image is not None:
