@@ -11,9 +11,7 @@ GUIDE = Path(__file__).parents[2] / "docs/how-to/mounts-and-protected-paths.md"
 
 
 def test_the_table_is_the_guides() -> None:
-    rows = re.findall(
-        r"^\| [^|]+ \| (`[^|]+) \|$", GUIDE.read_text().partition("obeyed by")[2], re.M
-    )
+    rows = re.findall(r"^\| [^|]+ \| (`[^|]+) \|$", GUIDE.read_text().partition("used by")[2], re.M)
     named = [re.findall(r"`([^`]+)`", row) for row in rows[: len(BY_KIND)]]
 
     assert [list(names) for names in BY_KIND.values()] == named
