@@ -176,6 +176,7 @@ def _agents_program(sandbox: Sandbox) -> str:
 
 def test_guests_start_from_it_where_there_is_room(backend: GvisorBackend) -> None:
     small = Limits(disk_bytes=4 << 20)
+    assert "" == backend.report().reason
     with (
         Sandbox.create(backend=backend) as usual,
         Sandbox.create(backend=backend, limits=small) as narrow,
@@ -193,8 +194,10 @@ def test_where_none_can_be_taken_the_agent_starts_anew(
     monkeypatch.setattr(plan, "process_image", _unusable)
     with pytest.raises(Refused, match="ended"):
         jails.ask_for_process_image(backend.jailer(), plan.process_image())
+    assert "" == backend.without_process_images
     with Sandbox.create(backend=backend) as sandbox:
         assert _agents_program(sandbox).startswith(agent_code.interpreter()[0])
+    assert "process image did not work here" in backend.report().reason
 
 
 def test_where_a_process_image_does_not_go_on_the_agent_starts_anew(
@@ -210,6 +213,9 @@ def test_where_a_process_image_does_not_go_on_the_agent_starts_anew(
     for _ in range(2):
         with Sandbox.create(backend=backend) as sandbox:
             assert _agents_program(sandbox).startswith(agent_code.interpreter()[0])
+    report = backend.report()
+    assert report.available
+    assert "process image did not work here" in report.reason
 
 
 def test_what_fails_for_another_reason_fails(

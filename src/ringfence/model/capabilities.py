@@ -119,7 +119,8 @@ class BackendReport(Model):
     """A backend as `doctor` reports it.
 
     Attributes:
-        reason: Why it is unavailable; where available, the program in use if there are several.
+        reason: Why it is unavailable; where available, the program in use if there are several, and what
+            makes it slower than elsewhere.
         tiers: The tiers it serves here.
         profiles: The profiles that it has; empty: not reported.
     """

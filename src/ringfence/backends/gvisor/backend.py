@@ -14,7 +14,7 @@ from ..local.answers import Refused, answer
 from ..local.host import cgroups, identity
 from ..local.host.accounts import own_root_refused
 from ..local.host.facts import host, out_of_files
-from ..local.jailed.jails import Jails, kill, take_process_image
+from ..local.jailed.jails import Jails, ask_for_process_image, kill
 from ..local.jailed.saving import check_goes_on
 from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
@@ -84,6 +84,7 @@ class GvisorBackend(Jails, Tenanted):
         self._path = path
         self._process_images: tuple[Launched, ProcessImage | None] | None = None
         self._process_image_worked = False
+        self.without_process_images = ""  # why agents start anew, where they should not have to
         self._own_pages = is_on() if own_pages is None else own_pages
         self._views: list[Views] = []  # the last one is for who comes
         self._views_lock = allocate_lock()
@@ -128,9 +129,10 @@ class GvisorBackend(Jails, Tenanted):
         try:
             try:
                 return self._make(spec, sandbox_id, program, content, memory, image)
-            except IsolationError:
+            except IsolationError as exc:
                 if not self._gives_up_process_image():
                     raise
+                self.without_process_images = exc.message
                 return self._make(spec, sandbox_id, program, content, memory, image)
         except OSError as exc:
             if problem := out_of_files(exc):
@@ -218,8 +220,15 @@ class GvisorBackend(Jails, Tenanted):
         """The agent as this jailer has started it ahead; None where it cannot."""
         with self._first_use:
             if self._process_images is None or self._process_images[0] is not jailer:
-                self._process_images = jailer, take_process_image(jailer, planning.process_image())
+                self._process_images = jailer, self._take_process_image(jailer)
             return self._process_images[1]
+
+    def _take_process_image(self, jailer: Launched) -> ProcessImage | None:
+        try:
+            return ask_for_process_image(jailer, planning.process_image())
+        except Refused as exc:
+            self.without_process_images = str(exc.strerror)
+            return None  # it starts anew in every guest, which is slower and nothing else
 
     def _gives_up_process_image(self) -> bool:
         """After a start that failed: whether it may have been for a process image that never worked.

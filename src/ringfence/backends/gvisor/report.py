@@ -43,11 +43,17 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
     return BackendReport(
         backend=backend.name,
         available=True,
+        reason=_reason(backend),
         tiers=(STRONG,),
         capabilities=(*_abilities(protections), attaches, *of_network),
         protections=protections,
         profiles=backend.profile_names,
     )
+
+
+def _reason(backend: GvisorBackend) -> str:
+    why = backend.without_process_images
+    return why and f"starts are slower: its process image did not work here: {why}"
 
 
 def _attaches(sandbox: GvisorSandbox) -> Capability:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from .process_image_elf import MOST_BYTES
+
 HEAD_IS_WRITTEN = b"H"
 """The host's message to a jail that may execute its program now."""
-HEAD_BYTES = 0x100000
-"""No head is longer: `process_image_elf.MOST_BYTES`."""
 
 
 class ProcessImage:
@@ -30,7 +30,7 @@ class ProcessImage:
         Raises:
             OSError: What sendfile(2) says, ENOSPC where there is no room.
         """
-        self._write(fd, 0, min(HEAD_BYTES, self.size_bytes))
+        self._write(fd, 0, min(MOST_BYTES, self.size_bytes))
 
     def write_rest(self, fd: int) -> None:
         """Write the memory, which the program reads when it is told to. Precondition: the head is written.
@@ -38,7 +38,7 @@ class ProcessImage:
         Raises:
             OSError: As `write_head`.
         """
-        self._write(fd, min(HEAD_BYTES, self.size_bytes), self.size_bytes)
+        self._write(fd, min(MOST_BYTES, self.size_bytes), self.size_bytes)
 
     def _write(self, fd: int, at: int, end: int) -> None:
         while at < end:

@@ -65,11 +65,11 @@ class StartRequest(Model):
         if wants_tty and given.get("pty") is None:
             given["pty"] = size
         if "argv" not in given:
-            known = (*OWN, *_SHORT, *ExecRequest.__match_args__, "stdin_base64")
-            for name in given:
-                if name not in known:
-                    hint = 'a command is argv, as ["ls", "-l"], or script, lines for a shell'
-                    checks.refuse(name, f"unknown key in {cls.__name__}", hint)
+            try:
+                ExecRequest.from_json({**given, "argv": ["true"]})
+            except jsonform.UnknownKey as exc:
+                hint = 'a command is argv, as ["ls", "-l"], or script, lines for a shell'
+                checks.refuse(exc.field, f"unknown key in {cls.__name__}", hint)
         if not isinstance(given.get("argv"), list | tuple):
             said = (
                 f"must be a list, not {type(given['argv']).__name__}"

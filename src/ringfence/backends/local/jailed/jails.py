@@ -16,7 +16,6 @@ from ....launcher.spawn import JAILER
 from ....model.base.ids import new_id
 from .. import journal
 from ..agents import agent_code
-from ..answers import Refused
 from ..base import LocalBackend
 from ..host import cgroups, identity
 from ..launched import Launched
@@ -167,20 +166,11 @@ class Jails(LocalBackend):
             self._host_ids.close()
 
 
-def take_process_image(jailer: Launched, wanted: dict[str, Any]) -> ProcessImage | None:
-    """Let the jailer start the agent once, for all its jails; None where it cannot.
+def ask_for_process_image(jailer: Launched, wanted: dict[str, Any]) -> ProcessImage:
+    """Let the jailer start the agent once, for all its jails.
 
     Args:
         wanted: See `launcher.machine_code.process_images.take`.
-    """
-    try:
-        return ask_for_process_image(jailer, wanted)
-    except Refused:
-        return None  # it starts anew in every guest, which is slower and nothing else
-
-
-def ask_for_process_image(jailer: Launched, wanted: dict[str, Any]) -> ProcessImage:
-    """The same; says why not.
 
     Raises:
         Refused: No process image can be taken here.
