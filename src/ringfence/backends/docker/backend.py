@@ -291,7 +291,7 @@ class DockerBackend(AgentBackend):
     def report(self) -> BackendReport:
         from .report import backend_report
 
-        return backend_report(self)
+        return backend_report(self.name, self.profile_names, self.provision)
 
     def close(self) -> None:
         super().close()

@@ -18,7 +18,8 @@ from ..local.reports import read_or_last, unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .backend import DockerBackend
+    from collections.abc import Callable
+
     from .sandbox import DockerSandbox
 
 _CAN = (
@@ -51,14 +52,14 @@ _CANNOT = {
 }
 
 
-def backend_report(backend: DockerBackend) -> BackendReport:
+def backend_report(
+    name: str, profiles: tuple[str, ...], provision: Callable[[SandboxSpec], DockerSandbox]
+) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     try:
-        sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0)))
+        sandbox = provision(SandboxSpec(limits=Limits(cpus=1.0)))
     except (RingfenceError, OSError) as exc:
-        return unavailable(
-            backend.name, exc, (*_CAN, *_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS)
-        )
+        return unavailable(name, exc, (*_CAN, *_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS))
     try:
         protections = sandbox_protections(sandbox)
         rules = of_rules(_OF_RULES, sandbox.apply_network_policy)
@@ -66,7 +67,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
     finally:
         sandbox.terminate()
     return BackendReport(
-        backend=backend.name,
+        backend=name,
         available=True,
         tiers=(LIGHT,),
         capabilities=(
@@ -76,7 +77,7 @@ def backend_report(backend: DockerBackend) -> BackendReport:
             *rules,
         ),
         protections=protections,
-        profiles=backend.profile_names,
+        profiles=profiles,
     )
 
 

@@ -17,17 +17,25 @@ from .image import OWN, one_of_the_users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
+    from collections.abc import Container, Iterable
+    from typing import Any, Protocol
 
     from ...launcher import wire
     from ...model.capabilities import Protection
     from ...model.mount import Mount
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
+    from ..local.agents.contained import OwnerWithJailer
     from ..local.sizes import Sizes
-    from .backend import DockerBackend
     from .draft import Draft
+
+    class Owner(OwnerWithJailer, Protocol):
+        """Interface that such a sandbox needs of its backend."""
+
+        def degraded(self, spec: SandboxSpec, lacking: Container[str] = ()) -> tuple[str, ...]: ...
+
+        def released(self, sandbox: DockerSandbox) -> None: ...
+
 
 QUOTAS = ("disk_bytes", "inodes")
 _MODIFIED, _ADDED, _DELETED = 0, 1, 2  # of the engine's list of changes
@@ -49,7 +57,7 @@ class DockerSandbox(ContainedSandbox):
 
     def __init__(
         self,
-        backend: DockerBackend,
+        backend: Owner,
         spec: SandboxSpec,
         sandbox_id: str,
         uid: int,
@@ -68,7 +76,7 @@ class DockerSandbox(ContainedSandbox):
         isolated: bool,
     ) -> None:
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
-        self.owner: DockerBackend = backend
+        self.owner: Owner = backend
         self.namespace_fds, self.pid, self.container, self.place = (
             namespace_fds,
             pid,

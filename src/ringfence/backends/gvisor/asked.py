@@ -22,6 +22,10 @@ NEVER = {
 }
 """Capabilities that gVisor lacks on every host, and why: known without starting it."""
 _MIB = 1 << 20
+NO_MEMORY = "gVisor restores nothing for an ordinary user (runsc: rootless mode not supported)"
+NO_MEMORY_OF_SOCKETS = (
+    "with rules for the network, sockets are the host kernel's: gVisor saves none of these"
+)
 LEAST = {
     "open_files": (64, "PID 1 of the sandbox lives under it too"),
     "memory_bytes": (32 * _MIB, "PID 1 of the sandbox lives in it too"),

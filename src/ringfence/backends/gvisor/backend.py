@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from ...guest.settings import Settings
     from ...launcher.jail.jail import JailPlan
     from ...launcher.machine_code.process_image import ProcessImage
-    from ...model.capabilities import BackendReport
+    from ...model.capabilities import BackendReport, Protection
+    from ...model.granted import SandboxCapabilities
+    from ...model.mount import Mount
     from ...model.session import Snapshot
     from ...model.spec import SandboxSpec
+    from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
     from ..local.mounts.images import Held
     from ..local.sizes import Sizes
@@ -317,6 +320,21 @@ class GvisorBackend(Jails, Tenanted):
         from .report import backend_report
 
         return backend_report(self)
+
+    def protections_of(self, sandbox: GvisorSandbox) -> tuple[Protection, ...]:
+        from .report import sandbox_protections
+
+        return sandbox_protections(sandbox)
+
+    def capabilities_of(self, sandbox: GvisorSandbox) -> SandboxCapabilities:
+        from .inspection import granted
+
+        return granted(sandbox)
+
+    def attach(self, sandbox: GvisorSandbox, mount: Mount, more: JailMounts) -> None:
+        from .attach import attach
+
+        attach(sandbox, mount, more)
 
     def prewarm(self, spec: SandboxSpec) -> GvisorWarm:
         warm.check(spec)

@@ -11,7 +11,7 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local.host.facts import host
 from ..local.netns import of_rules
 from ..local.reports import read_or_last, unavailable
-from .asked import NEVER
+from .asked import NEVER, NO_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,10 +84,6 @@ _ALWAYS = (
     can.DISK_QUOTA,
     can.INODE_QUOTA,
     can.OPEN_FILES_LIMIT,
-)
-NO_MEMORY = "gVisor restores nothing for an ordinary user (runsc: rootless mode not supported)"
-NO_MEMORY_OF_SOCKETS = (
-    "with rules for the network, sockets are the host kernel's: gVisor saves none of these"
 )
 _LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT)
 _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_LIMIT)

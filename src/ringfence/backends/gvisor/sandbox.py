@@ -16,11 +16,12 @@ from ..local.jailed.jail_mounts import JailMounts
 from ..local.jailed.jailed import JailedSandbox
 from ..local.network import SandboxNetwork
 from . import places
-from .asked import NAME
+from .asked import NAME, NO_MEMORY, NO_MEMORY_OF_SOCKETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Protocol
 
     from ...launcher.plan import NetworkPlan
     from ...model.capabilities import Protection
@@ -28,12 +29,29 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
-    from ..local.host.cgroups import Group
+    from ..local.agents import guest
+    from ..local.host.cgroups import Group, Layout
     from ..local.launched import Launched
     from ..local.sizes import Sizes
-    from .backend import GvisorBackend
     from .draft import Draft
     from .runsc import Runsc
+
+    class Owner(guest.Owner, Protocol):
+        """Interface that such a sandbox needs of its backend."""
+
+        def layout(self) -> Layout: ...
+
+        def released(self, sandbox: GvisorSandbox) -> None: ...
+
+        def protections_of(self, sandbox: GvisorSandbox) -> tuple[Protection, ...]: ...
+
+        def capabilities_of(self, sandbox: GvisorSandbox) -> SandboxCapabilities: ...
+
+        def attach(self, sandbox: GvisorSandbox, mount: Mount, more: JailMounts) -> None: ...
+
+        def snapshot(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot: ...
+
+        def checkpoint(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot: ...
 
 
 class GvisorSandbox(JailedSandbox):
@@ -47,7 +65,7 @@ class GvisorSandbox(JailedSandbox):
 
     def __init__(
         self,
-        backend: GvisorBackend,
+        backend: Owner,
         draft: Draft,
         sizes: Sizes,
         group: Group,
@@ -74,9 +92,7 @@ class GvisorSandbox(JailedSandbox):
         self.has_network = not draft.spec.network.is_none  # as gVisor was told, for good
 
     def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
-
-        return sandbox_protections(self)
+        return self.owner.protections_of(self)
 
     def _degraded(self) -> tuple[str, ...]:
         memory = () if self.group.version else ("memory_limit",)
@@ -115,9 +131,7 @@ class GvisorSandbox(JailedSandbox):
         self.owner.released(self)
 
     def granted(self) -> SandboxCapabilities:
-        from .inspection import granted
-
-        return granted(self)
+        return self.owner.capabilities_of(self)
 
     def _more_mounts(self) -> JailMounts:
         more = JailMounts(
@@ -128,9 +142,7 @@ class GvisorSandbox(JailedSandbox):
         return more
 
     def _attach(self, mount: Mount, more: JailMounts) -> None:
-        from .attach import attach
-
-        attach(self, mount, more)
+        self.owner.attach(self, mount, more)
         self.places = more.places
 
     def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
@@ -138,8 +150,6 @@ class GvisorSandbox(JailedSandbox):
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            from .report import NO_MEMORY, NO_MEMORY_OF_SOCKETS
-
             if not host().trusted_root or self.has_network:
                 why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
                 raise Unsupported(why, backend=NAME, operation="checkpoint")

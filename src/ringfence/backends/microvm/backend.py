@@ -17,7 +17,7 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local import journal
 from ..local.answers import Refused
 from ..local.host.facts import host, out_of_files
-from ..local.jailed.jails import Jails, kill
+from ..local.jailed.jails import Jails
 from ..local.jailed.saving import check_goes_on
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
@@ -29,7 +29,7 @@ from .accelerator import accelerator
 from .line import Line
 from .monitor import Monitor
 from .network import check_kernel
-from .sandbox import MicrovmSandbox
+from .sandbox import MicrovmSandbox, Started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
-    from ..local.host.cgroups import Group
     from ..local.mounts.images import Held
     from ..protocol import WarmSandbox
     from .booted import Machines
@@ -48,39 +47,6 @@ _BOOT_S = 300.0  # under software emulation, on a machine that has other things 
 _WAKE_S = 120.0
 _LINE, _MONITOR, _NETWORK, _SHARES, _MEMORY = 0, 3, 4, (5, 6), 7  # descriptors of the emulator's
 _MIB = 1 << 20
-
-
-class Started:
-    """An emulator that runs, with what we hold of it.
-
-    Args:
-        share: To who serves files.
-        network: Our end of the line for connections. Also while nobody relays any the guest finds
-            somebody at its other end, and sleeps.
-    """
-
-    def __init__(
-        self,
-        line: Line,
-        monitor: Monitor,
-        share: wire.Socket,
-        network: socket.socket,
-        group: Group,
-        errors: int,
-    ) -> None:
-        self.line, self.monitor, self.share, self.network = line, monitor, share, network
-        self.group, self.errors = group, errors
-        self.pid, self.pidfd = 0, -1
-
-    def give_up(self) -> None:
-        """End it, and let go of everything."""
-        if self.pidfd >= 0:
-            kill(self.pidfd)
-        self.line.close()
-        self.monitor.close()
-        self.network.close()
-        self.share.close()
-        os.close(self.errors)
 
 
 class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
@@ -399,7 +365,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
 
         # The inputs of the report are fixed for this process; a failure may pass, so it is retried.
         if self._report is None or not self._report.available:
-            self._report = backend_report(self)
+            self._report = backend_report(self.name, self.profile_names, self.provision)
         return self._report
 
     def prewarm(self, spec: SandboxSpec) -> WarmSandbox:

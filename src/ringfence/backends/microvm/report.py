@@ -19,7 +19,8 @@ from .plan import EMULATOR_BYTES, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .backend import MicrovmBackend
+    from collections.abc import Callable
+
     from .sandbox import MicrovmSandbox
 
 _CAN = (
@@ -49,13 +50,15 @@ _OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWOR
 _DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
 
 
-def backend_report(backend: MicrovmBackend) -> BackendReport:
+def backend_report(
+    name: str, profiles: tuple[str, ...], provision: Callable[[SandboxSpec], MicrovmSandbox]
+) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     wanted = SandboxSpec(tier=STRONG, limits=Limits(cpus=1.0), allow_degraded=("*",))
     try:
-        sandbox = backend.provision(wanted)
+        sandbox = provision(wanted)
     except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, (*_CAN, *_OF_RULES, can.SECRETS, can.CPU_LIMIT))
+        return unavailable(name, exc, (*_CAN, *_OF_RULES, can.SECRETS, can.CPU_LIMIT))
     try:
         protections = sandbox_protections(sandbox)
         of_network = of_rules(_OF_RULES, sandbox.apply_network_policy)
@@ -63,7 +66,7 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
         sandbox.terminate()
     cpus = next(each for each in protections if each.name == can.CPU_LIMIT)
     return BackendReport(
-        backend=backend.name,
+        backend=name,
         available=True,
         tiers=(STRONG,),
         capabilities=(
@@ -75,7 +78,7 @@ def backend_report(backend: MicrovmBackend) -> BackendReport:
             *of_network,
         ),
         protections=protections,
-        profiles=backend.profile_names,
+        profiles=profiles,
     )
 
 

@@ -2,39 +2,95 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import time
 
 from ...errors import IoError, LifecycleError, SandboxLost, Unsupported
 from ...guest import channels
 from ...launcher import wire
+from ...launcher.fuse import serving
 from ...model.state import State
 from ..local import journal
 from ..local.answers import Refused, answer
 from ..local.jailed import saving
 from ..local.jailed.jailed import JailedSandbox
+from ..local.jailed.jails import kill
 from ..local.mounts import template
-from . import checkpoints
-from .mounts import MachineMounts
+from ..local.mounts.denied import check_mount
+from . import written
+from .mounts import MOUNTS, MachineMounts
 from .network import MicrovmNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
+    from typing import Any, Protocol
 
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
     from ...model.session import Snapshot
+    from ...snapshots.catalogue import Catalogue
+    from ..local.agents import guest
+    from ..local.host.cgroups import Group, Layout
     from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
     from ..local.sizes import Sizes
-    from .backend import MicrovmBackend, Started
+    from .booted import Machines
+    from .line import Line
+    from .monitor import Monitor
     from .plan import Draft
     from .written import Conditions
 
+    class Owner(guest.Owner, Protocol):
+        """Interface that such a sandbox needs of its backend."""
+
+        def layout(self) -> Layout: ...
+
+        def machines(self) -> Machines: ...
+
+        def catalogue(self) -> Catalogue: ...
+
+        def released(self, sandbox: MicrovmSandbox) -> None: ...
+
+
 _RISING_S = 60.0
+
+
+class Started:
+    """An emulator that runs, with what we hold of it.
+
+    Args:
+        share: To who serves files.
+        network: Our end of the line for connections. Also while nobody relays any the guest finds
+            somebody at its other end, and sleeps.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        monitor: Monitor,
+        share: wire.Socket,
+        network: socket.socket,
+        group: Group,
+        errors: int,
+    ) -> None:
+        self.line, self.monitor, self.share, self.network = line, monitor, share, network
+        self.group, self.errors = group, errors
+        self.pid, self.pidfd = 0, -1
+
+    def give_up(self) -> None:
+        """End it, and let go of everything."""
+        if self.pidfd >= 0:
+            kill(self.pidfd)
+        self.line.close()
+        self.monitor.close()
+        self.network.close()
+        self.share.close()
+        os.close(self.errors)
 
 
 class MicrovmSandbox(JailedSandbox):
@@ -46,7 +102,7 @@ class MicrovmSandbox(JailedSandbox):
 
     def __init__(
         self,
-        backend: MicrovmBackend,
+        backend: Owner,
         draft: Draft,
         sizes: Sizes,
         started: Started,
@@ -119,10 +175,9 @@ class MicrovmSandbox(JailedSandbox):
         return MachineMounts(self.spec, self.first_host_id, self.mounts)
 
     def _attach(self, mount: Mount, more: JailMounts) -> None:
-        from .attach import attach
 
         assert isinstance(more, MachineMounts)
-        attach(self, mount, more)
+        _attach(self, mount, more)
 
     def changing(self) -> AbstractContextManager[object]:
         """For who changes it and is no caller's."""
@@ -179,7 +234,7 @@ class MicrovmSandbox(JailedSandbox):
                     operation="checkpoint",
                     hint="create the sandbox without secrets and without TLS inspection",
                 )
-            return checkpoints.save(self, self.owner.catalogue(), metadata)
+            return _checkpoint(self, self.owner.catalogue(), metadata)
 
     def resume_from_checkpoint(self) -> None:
         """Go on from a checkpoint; on failure the sandbox is ended."""
@@ -201,3 +256,122 @@ class MicrovmSandbox(JailedSandbox):
         os.close(closing)
         journal.give_up(self.protected, self.note, self.id, self.jailer)
         self.owner.released(self)
+
+
+_MOUNT_S = 120.0  # a machine may have a tenth of a processor, and emulate the rest
+
+
+def _attach(sandbox: MicrovmSandbox, mount: Mount, more: MachineMounts) -> None:
+    """Do it, or leave nothing of it. Precondition: the caller has the sandbox's lock.
+
+    Raises:
+        InvalidRequest: The source does not exist, or it cannot be mounted there.
+        Refused: As one of the kernels told it.
+        SandboxLost: The machine does not answer.
+    """
+    check_mount(mount.target, sandbox.spec.deny)
+    more.add(mount)
+    if more.after:
+        sandbox.mount_in_jail(more)
+    try:
+        _tell(sandbox, more)
+    except BaseException:
+        if more.after:
+            sandbox.enter("unmount", {"path": more.places[mount.target]}, [])
+        raise
+    sandbox.attached.append(mount)
+    sandbox.conditions.sources += [tree["source"] for tree in more.mounted]
+
+
+def _tell(sandbox: MicrovmSandbox, more: MachineMounts) -> None:
+    """Have the machine's PID 1 mount it, and hear how that went: see `guest.machine.Mounting`.
+
+    Raises:
+        Refused: As the guest's kernel told it.
+    """
+    first = sum(1 for each in sandbox.mounts if each.host_path)
+    sandbox.told += 1
+    told: Any = {
+        "number": sandbox.told,
+        "uid": sandbox.uid,
+        "gid": sandbox.uid,
+        "steps": more.inner,
+        "trees": [
+            (f"{MOUNTS}/{first + i}", tree["attributes"]) for i, tree in enumerate(more.mounted)
+        ],
+    }
+    with sandbox.awake():
+        sandbox.tell(channels.MOUNTS + marshal.dumps(told))
+        ends, number = time.monotonic() + _MOUNT_S, b""
+        while number != b"%d" % sandbox.told:  # others were given up waiting for
+            number, _, said = sandbox.hear(max(0.1, ends - time.monotonic())).partition(b" ")
+            if time.monotonic() > ends:
+                raise SandboxLost("the machine does not answer", hint="create a new sandbox")
+    if said[:1] != b"O":
+        code, _, text = said[1:].partition(b" ")
+        if not code.isdigit():
+            raise SandboxLost("the machine sent an invalid message", hint="create a new sandbox")
+        raise Refused(int(code), text.decode("utf-8", "replace"))
+
+
+_SAVE_S = 60.0
+
+
+def _checkpoint(
+    sandbox: MicrovmSandbox, catalogue: Catalogue, metadata: Mapping[str, str]
+) -> Snapshot:
+    """The guest's memory, which holds its files too. The machine ends when it is written down.
+
+    Raises:
+        LifecycleError: Something inside holds what is the host's: that could not be continued, and it goes
+            on as before.
+    """
+    saving.settle(sandbox)
+    sandbox.ask("freeze", True)
+    try:
+        _quiesce(sandbox)
+    except LifecycleError:
+        sandbox.ask("freeze", False)
+        raise
+    try:
+        known = _known(sandbox)
+        with catalogue.workspace(os.geteuid()) as directory:
+            memory = f"{directory}/memory"
+
+            def write_down(_pipe: int) -> None:
+                with open(memory, "xb", buffering=0) as file:
+                    written.begin(file.fileno(), sandbox.conditions, known, sandbox.attached)
+                    sandbox.monitor.write_down(file.fileno())
+
+            return saving.keep(sandbox, catalogue, metadata, write_down, memory=memory)
+    finally:
+        sandbox.terminate()
+
+
+def _quiesce(sandbox: MicrovmSandbox) -> None:
+    """Until nothing is under way between the machine and us, and nothing will be."""
+    wire.send_raw(sandbox.control, channels.QUIESCE)
+    said = sandbox.hear(_SAVE_S)
+    if said.startswith(channels.BUSY):
+        raise LifecycleError(
+            f"streams of the host cannot be saved, and are open inside: {said.split()[-1].decode()} streams",
+            hint=saving.GO_ON,
+        )
+    wire.send_raw(sandbox.control, channels.QUIESCE)
+    if said != channels.QUIESCED or sandbox.hear(_SAVE_S) != channels.RESTED:
+        sandbox.terminate()
+        raise SandboxLost("the machine did not become idle")
+
+
+def _known(sandbox: MicrovmSandbox) -> list[bytes]:
+    """Collect the file tables of its kernel from the file servers."""
+    files = [os.memfd_create("known", os.MFD_CLOEXEC) for _ in range(serving.LINES)]
+    try:
+        wire.send_raw(sandbox.share, b"W", files)
+        answer(sandbox.share, _SAVE_S)
+        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in files]
+    except (Refused, OSError) as exc:
+        raise IoError(f"the machine's file tables were not saved: {exc}") from exc
+    finally:
+        for fd in files:
+            os.close(fd)
