@@ -50,7 +50,6 @@ SERVER = {
 # Import cycles of more than three files, by the package around them: how many files. None may be added.
 CYCLES = [
     ("ringfence.egress", 10),
-    ("ringfence.sessions", 8),
 ]
 
 

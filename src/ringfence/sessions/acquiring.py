@@ -20,14 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from .manager import SessionManager
+    from .parts import Manager
     from .pools.pool import PooledSandbox
 
 SESSION = "sess"
 
 
 def acquire(
-    manager: SessionManager,
+    manager: Manager,
     spec: SandboxSpec,
     options: AcquireOptions,
     client_id: str,
@@ -49,7 +49,7 @@ def acquire(
         return Lease(manager, known, newly_created=False)
 
 
-def attach(manager: SessionManager, request: AttachRequest, most: int | None = None) -> Lease:
+def attach(manager: Manager, request: AttachRequest, most: int | None = None) -> Lease:
     """See `SessionManager.attach`."""
     check_client(request.client_id, "request.client_id")
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
@@ -83,7 +83,7 @@ def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
     return replace(spec, labels={**spec.labels, **options.required_labels})
 
 
-def _is_free(manager: SessionManager, sandbox_id: str) -> bool:
+def _is_free(manager: Manager, sandbox_id: str) -> bool:
     """Return whether a new sandbox may have the id; ids are never reused."""
     return manager.store.sandbox(sandbox_id) is None
 
@@ -93,7 +93,7 @@ class Acquiring:
 
     def __init__(
         self,
-        manager: SessionManager,
+        manager: Manager,
         spec: SandboxSpec,
         options: AcquireOptions,
         client_id: str,
@@ -285,7 +285,7 @@ class Acquiring:
             raise
 
 
-def take_slot(manager: SessionManager) -> None:
+def take_slot(manager: Manager) -> None:
     """A slot for a client's sandbox: one that is merely warm makes room for it.
 
     Raises:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..model.granted import SandboxCapabilities
     from ..sandbox.sync import Sandbox
     from .live import Live
-    from .manager import SessionManager
+    from .parts import Manager
 
 
 class Lease:
@@ -22,7 +22,7 @@ class Lease:
         newly_created: False where the client had this session before.
     """
 
-    def __init__(self, manager: SessionManager, live: Live, *, newly_created: bool = True) -> None:
+    def __init__(self, manager: Manager, live: Live, *, newly_created: bool = True) -> None:
         self._manager, self._live = manager, live
         self.sandbox: Sandbox = live.sandbox
         self.newly_created = newly_created

@@ -11,10 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..backends.protocol import BackendSandbox
     from .live import Live
-    from .manager import SessionManager
+    from .parts import Manager
 
 
-def look_at(manager: SessionManager, live: Live) -> bool:
+def look_at(manager: Manager, live: Live) -> bool:
     """See whether a session is in use, and do what is due; whether it has ended by it."""
     if live.state == SessionState.TERMINATED:
         return False
@@ -27,7 +27,7 @@ def look_at(manager: SessionManager, live: Live) -> bool:
     return due is not None and _carry_out(manager, live)
 
 
-def notice_loss(manager: SessionManager, live: Live) -> bool:
+def notice_loss(manager: Manager, live: Live) -> bool:
     """End a session whose sandbox went away by itself; whether it did."""
     if live.state == SessionState.TERMINATED or not is_gone(live.inner):
         return False
@@ -40,13 +40,13 @@ def is_gone(inner: BackendSandbox) -> bool:
     return str(inner.session.state) == "terminated"
 
 
-def _due(manager: SessionManager, live: Live) -> tuple[str, str] | None:
+def _due(manager: Manager, live: Live) -> tuple[str, str] | None:
     now = manager.clock.now()
     unused, left = live.activity.unused_s(now), live.left_s(now)
     return expiry.verdict(live.state, live.timeouts, unused, left)
 
 
-def _carry_out(manager: SessionManager, live: Live) -> bool:
+def _carry_out(manager: Manager, live: Live) -> bool:
     with live.lock:
         due = _due(manager, live)
         if due is None:
@@ -69,7 +69,7 @@ def cpu_ns(inner: BackendSandbox) -> int | None:
         return None
 
 
-def tidy(manager: SessionManager) -> None:
+def tidy(manager: Manager) -> None:
     """Write down who was active, forget what ended long ago, and look over the pool."""
     store, clock = manager.store, manager.clock
     try:

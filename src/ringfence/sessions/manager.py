@@ -133,7 +133,7 @@ class SessionManager:
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
         self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
-        self.reaper = Reaper(self, self.clock)
+        self.reaper: Reaper = Reaper(self, self.clock)
         from .recovery import recover
 
         recover(self)

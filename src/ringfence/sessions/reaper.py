@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .clock import Clock
     from .live import Live
-    from .manager import SessionManager
+    from .parts import Manager
 
 # Looking at a sandbox may block while it is slow to answer: that must not hold up the others.
 _HANDS = 4
@@ -28,7 +28,7 @@ _GRAIN_S = 0.02  # sessions that are due this close together are looked at toget
 class Reaper:
     """Looks at each session when its timeout, its time to live or the interval is due."""
 
-    def __init__(self, manager: SessionManager, clock: Clock) -> None:
+    def __init__(self, manager: Manager, clock: Clock) -> None:
         self._manager, self._clock = manager, clock
         self._changed = threading.Condition()
         # By weak reference: what has ended must not be kept until it would have been looked at.

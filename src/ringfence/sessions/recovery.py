@@ -20,14 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..backends.protocol import Backend, BackendSandbox
     from ..store.records import Anchor, SandboxRecord, SessionRecord
-    from .manager import SessionManager
+    from .parts import Manager
 
 RESTART = "restart"
 logger = logging.getLogger("ringfence.sessions")
 _ALIKE = 256  # a thousand sandboxes were asked for in few words: each is read once
 
 
-def recover(manager: SessionManager) -> None:
+def recover(manager: Manager) -> None:
     """Bring records and kernel together. Preconditions: nobody else uses either."""
     end_anchors(manager)
     left = manager.store.unended_sandboxes()
@@ -44,7 +44,7 @@ def recover(manager: SessionManager) -> None:
         snapshots.settle(manager)
 
 
-def end_unknown(manager: SessionManager) -> None:
+def end_unknown(manager: Manager) -> None:
     """End sandboxes that an earlier process left and that no record tells of."""
     for backend in manager.maker.backends.values():
         if isinstance(backend, Durable) and backend.outlives:
@@ -53,7 +53,7 @@ def end_unknown(manager: SessionManager) -> None:
                     inner.terminate()
 
 
-def end_anchors(manager: SessionManager) -> None:
+def end_anchors(manager: Manager) -> None:
     """End the processes that earlier sandboxes hang on, where they have not ended by themselves.
 
     A copied or restored directory has the anchors of the one that it was copied from, whose daemon may
@@ -82,7 +82,7 @@ def _is_its_own(backend: Backend, anchor: Anchor) -> bool:
 
 
 def settle(
-    manager: SessionManager, backend: Backend, record: SandboxRecord, session: SessionRecord | None
+    manager: Manager, backend: Backend, record: SandboxRecord, session: SessionRecord | None
 ) -> None:
     """Take over one sandbox, or see that it is gone. `session`: one on it that is not over."""
     inner = _still_there(backend, record)
@@ -108,7 +108,7 @@ def _still_there(backend: Backend, record: SandboxRecord) -> BackendSandbox | No
 
 
 def _take_over(
-    manager: SessionManager, inner: BackendSandbox, record: SandboxRecord, session: SessionRecord
+    manager: Manager, inner: BackendSandbox, record: SandboxRecord, session: SessionRecord
 ) -> None:
     """The session goes on as if nothing had happened: its clocks did not stand still."""
     live = Live(

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from ..model.session import Snapshot
     from .live import Live
-    from .manager import SessionManager
+    from .parts import Manager
 
 
-def take(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
+def take(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
     """Save a sandbox's files, for its client. When that cannot be written down, nothing is kept."""
     return _owned(manager, live, live.sandbox.snapshot(metadata))
 
 
-def checkpoint(manager: SessionManager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
+def checkpoint(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
     """Save files and memory; the session is over then."""
     with live.lock:
         made = live.sandbox.checkpoint(metadata)
@@ -36,7 +36,7 @@ def checkpoint(manager: SessionManager, live: Live, metadata: Mapping[str, str])
             manager.end(live, "checkpoint")
 
 
-def _owned(manager: SessionManager, live: Live, made: Snapshot) -> Snapshot:
+def _owned(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
     try:
         manager.store.add_snapshot(_record(live, made))
     except BaseException:
@@ -47,7 +47,7 @@ def _owned(manager: SessionManager, live: Live, made: Snapshot) -> Snapshot:
     return made
 
 
-def settle(manager: SessionManager) -> None:
+def settle(manager: Manager) -> None:
     """After a kill: what was saved has an owner, as far as its sandbox lives; half of one is gone."""
     if manager.store.directory is not None:
         Catalogue(manager.store.directory.file("snapshots"), "").tidy()
@@ -66,7 +66,7 @@ def _record(live: Live, made: Snapshot) -> SnapshotRecord:
     )
 
 
-def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:
+def every(manager: Manager, client_id: str | None) -> list[Snapshot]:
     """List a client's snapshots, oldest first; with None all, including those without a known
     owner.
     """
@@ -76,7 +76,7 @@ def every(manager: SessionManager, client_id: str | None) -> list[Snapshot]:
     return sorted(mine, key=lambda each: (each.created_at, each.id))
 
 
-def need(manager: SessionManager, snapshot_id: str, client_id: str | None) -> SnapshotRecord:
+def need(manager: Manager, snapshot_id: str, client_id: str | None) -> SnapshotRecord:
     """Find a snapshot's record.
 
     Raises:
@@ -94,7 +94,7 @@ def spec_of(record: SnapshotRecord) -> SandboxSpec:
     return SandboxSpec.from_json(json.loads(record.spec))
 
 
-def delete(manager: SessionManager, snapshot_id: str, client_id: str | None) -> None:
+def delete(manager: Manager, snapshot_id: str, client_id: str | None) -> None:
     """Remove one; the record last, so that what is left of a crash still has an owner."""
     record = manager.store.snapshot(snapshot_id)
     if client_id is not None:

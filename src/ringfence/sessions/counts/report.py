@@ -10,10 +10,10 @@ from ..config import PoolConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..manager import SessionManager
+    from ..parts import Manager
 
 
-def stats(manager: SessionManager) -> ManagerStats:
+def stats(manager: Manager) -> ManagerStats:
     """Everything that is counted, at one moment."""
     counters, counts = manager.counters, manager.index.counts()
     hits, misses = counters["pool_hits"], counters["pool_misses"]
@@ -42,7 +42,7 @@ def stats(manager: SessionManager) -> ManagerStats:
     )
 
 
-def stats_of(manager: SessionManager, client_id: str) -> ManagerStats:
+def stats_of(manager: Manager, client_id: str) -> ManagerStats:
     """Count one client's sandboxes and sessions, without the totals over all clients."""
     counts = manager.index.counts(client_id)
     return ManagerStats(
@@ -54,7 +54,7 @@ def stats_of(manager: SessionManager, client_id: str) -> ManagerStats:
     )
 
 
-def health(manager: SessionManager) -> Health:
+def health(manager: Manager) -> Health:
     """Look at everything that a manager needs.
 
     It is well while any backend makes sandboxes: without a pool each is made when it is asked for.
@@ -65,7 +65,7 @@ def health(manager: SessionManager) -> Health:
     return Health(ok=ok, checks=(needed[0], *backends, _pool(manager), *needed[1:]))
 
 
-def _store(manager: SessionManager) -> Check:
+def _store(manager: Manager) -> Check:
     where = manager.store.directory.path if manager.store.directory else "in memory"
     try:
         manager.store.check()
@@ -74,13 +74,13 @@ def _store(manager: SessionManager) -> Check:
     return Check("store", True, where)
 
 
-def _backend(manager: SessionManager, name: str) -> Check:
+def _backend(manager: Manager, name: str) -> Check:
     """By making a sandbox: what a backend's report is made from."""
     found = manager.maker.report(name, afresh=True)
     return Check(f"backend {name}", found.available, found.reason)
 
 
-def _pool(manager: SessionManager) -> Check:
+def _pool(manager: Manager) -> Check:
     pool = manager.pool
     if not pool.config.enabled:
         return Check("pool", True, "disabled")
@@ -91,14 +91,14 @@ def _pool(manager: SessionManager) -> Check:
     return Check("pool", ok, "; ".join(wrong) or f"{pool.size} warm")
 
 
-def _expiry(manager: SessionManager) -> Check:
+def _expiry(manager: Manager) -> Check:
     if not manager.has_background:
         return Check("expiry", True, "by hand: cleanup_expired()")
     alive = manager.reaper.alive
     return Check("expiry", alive, "" if alive else "its thread has ended")
 
 
-def _ends(manager: SessionManager) -> Check:
+def _ends(manager: Manager) -> Check:
     undying = manager.maker.undying
     told = "; ".join(f"{sandbox_id}: {why}" for sandbox_id, why in undying.items())
     left = ", ".join(manager.not_ours)
