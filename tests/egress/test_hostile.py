@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import NetworkLimits, NetworkPolicy
-from ringfence.egress import connection as connections
 from ringfence.egress import reach
+from ringfence.egress import sandbox as sandboxes
 from ringfence.egress.commons import Commons
 from ringfence.egress.dns.names import PROXY_V4
 from ringfence.egress.dns.resolve import Found, Resolver
@@ -46,7 +46,7 @@ class Scene:
         self._servers: list[socket.socket] = []
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(reach, "connect", self._connect)
-        self._patch.setattr(connections, "destination", lambda *_: self.meant)
+        self._patch.setattr(sandboxes, "destination", lambda *_: self.meant)
         self.commons = Commons(self.loop, self._tell, resolver=Resolver(self.loop, self._look_up))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
-from ringfence.egress.sandbox import exact_names, read_policy
+from ringfence.egress.rules import exact_names, read_policy
 
 POLICIES = [
     NetworkPolicy.none(),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .io.loop import Loop
-    from .sandbox import Sandbox
+    from .rules import Ruled
     from .tls.ca import Authority
     from .tls.terminator import Terminator
 
@@ -39,7 +39,7 @@ class Commons:
         resolver: Resolver | None = None,
     ) -> None:
         self.loop = loop
-        self.sandboxes: dict[str, Sandbox] = {}
+        self.sandboxes: dict[str, Ruled] = {}
         self.connections = 0
         self.pipes = Pipes()
         self.record = Record(loop, tell)
@@ -48,7 +48,7 @@ class Commons:
         self.own = OwnAddresses(loop, self._rejudge)
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED
 
-    def has_room_for(self, sandbox: Sandbox) -> bool:
+    def has_room_for(self, sandbox: Ruled) -> bool:
         """Return whether `sandbox` may have one more connection, given the shares of the others.
 
         While a quarter is free, any sandbox may; the last quarter is divided among all.

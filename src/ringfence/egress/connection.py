@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from time import time
 
-from ..linux.destination import destination, shown
-from . import passage, proxy
-from .dns.names import is_synthetic
 from .io.loop import Cancelled, Task
 from .io.relay import Relay
 from .io.streams import SocketStream, prepare
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
     from .http.site import Site
     from .io.streams import Stream
-    from .sandbox import Sandbox
+    from .rules import Ruled
 
 
 _OF_SERVERS = (502, 504)  # HTTP statuses that say: it was allowed, and the server failed
@@ -36,8 +33,8 @@ class Connection:
         is_opaque: What is said over it is not looked at any more.
     """
 
-    def __init__(self, sandbox: Sandbox, sock: socket.socket, peer: str) -> None:
-        self.sandbox, self.client, self._peer = sandbox, sock, peer
+    def __init__(self, sandbox: Ruled, sock: socket.socket) -> None:
+        self.sandbox, self.client = sandbox, sock
         self.loop = sandbox.commons.loop
         self.kind = "tcp"
         self.host = self.address = ""
@@ -56,29 +53,6 @@ class Connection:
         sandbox.commons.connections += 1
 
     # -- beginning ----------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Find out whom it is for, and serve it."""
-        address, self.port = destination(self.client, self._peer)
-        if self.sandbox.is_resolver(address, self.port):
-            self.run(passage.resolve(self))
-        elif self.sandbox.is_proxy(address, self.port):
-            self.run(proxy.serve(self))
-        else:
-            self._start_transparent(address)
-
-    def _start_transparent(self, address: bytes) -> None:
-        name = self.sandbox.names.name_at(address)
-        if name is None and is_synthetic(address):
-            self.address = shown(address)
-            self.refuse("an address for which no current name was resolved")
-            return
-        try:
-            self.aim(name, shown(address))
-        except Refused as exc:
-            self.refuse(exc.reason)
-            return
-        self.run(passage.serve(self, self.stream()))
 
     def aim(self, name: str | None, address: str) -> None:
         """Say whom it is for: a name, or without one an address.

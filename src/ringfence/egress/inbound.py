@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .commons import Commons
-    from .sandbox import Sandbox
+    from .rules import Ruled
 
 
 class Unruled:
@@ -36,7 +36,7 @@ class Inbound:
     address = ""
 
     def __init__(
-        self, sandbox: Sandbox | Unruled, client: socket.socket, server: socket.socket
+        self, sandbox: Ruled | Unruled, client: socket.socket, server: socket.socket
     ) -> None:
         self._sandbox = sandbox
         for sock in (client, server):

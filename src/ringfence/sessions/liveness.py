@@ -88,7 +88,7 @@ def tidy(manager: Manager) -> None:
     manager.pool.wake()
 
 
-def save(manager: SessionManager) -> None:
+def save(manager: Manager) -> None:
     """Have durable backends save what the end of this process would lose."""
     for backend in manager.maker.backends.values():
         if isinstance(backend, Durable) and backend.outlives:

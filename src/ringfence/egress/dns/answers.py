@@ -9,14 +9,14 @@ from . import message as dns
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..io.streams import Stream
-    from ..sandbox import Sandbox
+    from ..rules import Ruled
 
 TTL_S = 30
 _LOCALHOST = {dns.A: bytes([127, 0, 0, 1]), dns.AAAA: bytes(15) + b"\1"}
 _MOST_QUERIES = 1000  # over one connection
 
 
-def answer(sandbox: Sandbox, data: bytes) -> bytes | None:
+def answer(sandbox: Ruled, data: bytes) -> bytes | None:
     """The answer to one query; None for what deserves none."""
     query = dns.parse(data)
     if query is None:
@@ -42,7 +42,7 @@ def answer(sandbox: Sandbox, data: bytes) -> bytes | None:
     return _found(query, v4, v6 if sandbox.has_ipv6 else b"")
 
 
-async def serve(sandbox: Sandbox, stream: Stream) -> None:
+async def serve(sandbox: Ruled, stream: Stream) -> None:
     """Answer the queries that come over one TCP connection: RFC 7766."""
     for _ in range(_MOST_QUERIES):
         head = await _exactly(stream, 2)
@@ -59,7 +59,7 @@ def _found(query: dns.Query, v4: bytes, v6: bytes) -> bytes:
     return dns.answer(query, records=[address for address in wanted if address], ttl_s=TTL_S)
 
 
-def _refused(sandbox: Sandbox, query: dns.Query, reason: str) -> bytes:
+def _refused(sandbox: Ruled, query: dns.Query, reason: str) -> bytes:
     kind = dns.TYPES.get(query.kind, f"type {query.kind}")
     sandbox.commons.record.add(
         sandbox.id, "dns", host=query.name, allowed=False, reason=f"{reason} ({kind})"
