@@ -1,0 +1,159 @@
+"""What a manager writes down and what the next one does with it, to the last digit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unconfined import Unconfined
+from tests.unit.sessions.timing import FakeClock
+
+from ringfence.backends.optional import Durable
+from ringfence.model.client_session import SessionState, SessionTimeouts
+from ringfence.sessions import liveness, recovery
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.live import Live
+from ringfence.sessions.manager import SessionManager
+from ringfence.store.records import Anchor
+
+pytestmark = pytest.mark.anyone
+
+
+class Lasting(Unconfined, Durable):  # type: ignore[misc]  # both have a `save`
+    """A backend whose sandboxes depend on one process, of which it records the ends that it is asked for."""
+
+    outlives = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: tuple[int, int] | None = None
+        self.ended: list[tuple[int, int]] = []
+
+    def anchor(self) -> tuple[int, int] | None:
+        return self.own
+
+    def end_leftovers(self, pid: int, started: int) -> None:
+        self.ended.append((pid, started))
+
+
+@pytest.fixture
+def backend() -> Iterator[Lasting]:
+    made = Lasting()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, backend: Lasting) -> Iterator[SessionManager]:
+    config = ManagerConfig(pool=PoolConfig(enabled=False), timeouts=SessionTimeouts(idle_s=600.0))
+    options = {"state_dir": str(tmp_path), "backends": [backend], "background": False}
+    with SessionManager(config, clock=FakeClock(1234.5), **options) as made:  # type: ignore[arg-type]
+        yield made
+
+
+@pytest.fixture
+def live(manager: SessionManager) -> Live:
+    found = manager.index.find(manager.acquire(client_id="ann").id)
+    assert found is not None
+    return found
+
+
+def _pass(manager: SessionManager, seconds: float) -> None:
+    assert isinstance(manager.clock, FakeClock)
+    manager.clock.pass_by(seconds)
+
+
+def test_when_it_was_used_last_is_written_in_nanoseconds(
+    manager: SessionManager, live: Live
+) -> None:
+    _pass(manager, 10.25)
+    manager.detach(live.id)
+    record = manager.store.session(live.id)
+    assert record is not None
+    assert ("detached", 1_244_750_000_000) == (record.state, record.active_ns)
+    assert record.active_at == manager.clock.wall()
+
+    _pass(manager, 1.5)
+    live.touch()
+    liveness.tidy(manager)
+    record = manager.store.session(live.id)
+    assert record is not None
+    assert 1_246_250_000_000 == record.active_ns == int(live.saved_activity * 1e9)
+
+
+def test_a_time_to_live_is_written_in_nanoseconds(manager: SessionManager, live: Live) -> None:
+    _pass(manager, 2.0)
+    manager.extend(live.id, 60.25)
+    record = manager.store.sandbox(live.sandbox_id)
+    assert record is not None
+
+    assert 1_296_750_000_000 == record.expires_ns
+    assert 1296.75 == live.expires
+
+
+@pytest.mark.parametrize("state", [SessionState.ACTIVE, SessionState.DETACHED])
+def test_a_session_goes_on_as_it_was_written(
+    state: SessionState, manager: SessionManager, live: Live
+) -> None:
+    """Its clocks did not stand still: the next manager counts from what is written."""
+    manager.extend(live.id, 900.0)
+    if state == SessionState.DETACHED:
+        manager.detach(live.id)
+    session, sandbox = manager.store.session(live.id), manager.store.sandbox(live.sandbox_id)
+    assert session is not None
+    assert sandbox is not None
+    manager.index.leave(live)
+    _pass(manager, 100.0)
+    taken = manager.slots.taken
+    recovery._take_over(manager, live.inner, sandbox, session)
+
+    again = manager.index.find(live.id)
+    assert again is not None
+    assert (state, live.expires, live.created_at) == (again.state, again.expires, again.created_at)
+    assert 100.0 == again.activity.unused_s(manager.clock.now())
+    assert taken + 1 == manager.slots.taken
+    manager.slots.give_back()
+
+
+def test_of_another_boot_no_clock_is_taken_over(manager: SessionManager, live: Live) -> None:
+    manager.extend(live.id, 900.0)
+    session, sandbox = manager.store.session(live.id), manager.store.sandbox(live.sandbox_id)
+    assert session is not None
+    assert sandbox is not None
+    manager.index.leave(live)
+    _pass(manager, 100.0)
+    recovery._take_over(manager, live.inner, replace(sandbox, boot="other"), session)
+
+    again = manager.index.find(live.id)
+    assert again is not None
+    assert again.expires is None
+    assert 0.0 == again.activity.unused_s(manager.clock.now())
+    manager.slots.give_back()
+
+
+def test_only_an_own_anchor_of_this_boot_is_ended(
+    manager: SessionManager, backend: Lasting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of a copied directory is its original's, and lives on; one of an earlier boot is no process."""
+    boot, here = manager.clock.boot, manager.store.identity
+    backend.own = (7, 70)
+    for pid, of_boot, directory in (
+        (5, boot, here),
+        (6, "earlier", here),
+        (7, boot, here),
+        (8, boot, "another-1"),
+    ):
+        manager.store.add_anchor(Anchor(backend.name, pid, pid * 10, of_boot, directory))
+    recovery.end_anchors(manager)
+
+    assert [(5, 50)] == backend.ended
+    assert [7] == [each.pid for each in manager.store.anchors()]
+    assert 1 == sum("is a copy" in record.message for record in caplog.records)
+
+    manager.store.add_anchor(Anchor(backend.name, 9, 90, "earlier", "another-1"))
+    recovery.end_anchors(manager)
+    assert 1 == sum("is a copy" in record.message for record in caplog.records), (
+        "of an earlier boot"
+    )
