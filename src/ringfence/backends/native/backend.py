@@ -8,7 +8,7 @@ from ...errors import RingfenceError, SandboxLost
 from ...model.spec import LIGHT
 from ..local import journal
 from ..local.host import cgroups
-from ..local.host.facts import ExplainedFileLimit, Host, host
+from ..local.host.facts import ExplainedFileLimit
 from ..optional import Durable, ProfileStore
 from . import ids
 from .prebuilt.burst import Burst
@@ -213,8 +213,3 @@ class NativeBackend(Runtime, Durable, ProfileStore):
             sandbox.terminate()
         self._discard_warm()
         super().close()
-
-
-def current_host() -> Host:
-    """The facts of this host."""
-    return host()
