@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# The field that the answer names, what it says, and the row of docs/reference/http-api.md, "What the
-# document does not say", that gives the reason.
+# The field that the answer names, its message, and the row of docs/reference/http-api.md, "Rules
+# beyond the OpenAPI document", that gives the reason.
 CANNOT_BE_SAID = [
     (".*", "NUL byte|lone surrogate", "text"),
     (".*", "printable|cannot be printed", "text"),
-    (".*", "bytes are more than|is longer than|has a part longer", "sizes in bytes"),
+    (
+        ".*",
+        "bytes are more than|exceed the limit|is longer than|has a part longer",
+        "sizes in bytes",
+    ),
     (".*", r"has a '\.\.' segment|root of the session|path below the mount", "paths"),
     (
         r".*(target|deny\[\d+\])",
@@ -19,7 +23,7 @@ CANNOT_BE_SAID = [
     ),
     (
         ".*",
-        "is the target of|together with|needs create_if_missing|is more than|no profile",
+        "is the target of|together with|needs create_if_missing|is more than|exceeds max_warm|no profile",
         "pairs",
     ),
     (".*", "has no events|no list of hosts|only deny rules|a deny rule", "pairs"),
@@ -39,7 +43,11 @@ CANNOT_BE_SAID = [
     (".*", "choose the sandbox with options", "pairs"),
     ("signal", "is not a signal", "signals"),
     ("pattern|glob|replacement|regex", "", "patterns"),
-    ("preferred_id|id|snapshot_id|key|idempotency_key", "is or was|used for another", "identity"),
+    (
+        "preferred_id|id|snapshot_id|key|idempotency_key",
+        "already used|used for another",
+        "identity",
+    ),
 ]
 
 

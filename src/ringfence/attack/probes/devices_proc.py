@@ -43,7 +43,7 @@ _SETTINGS = (
     ("modprobe", "critical", "/proc/sys/kernel/modprobe", "The host's module loader, run as root"),
     ("sysrq", "critical", "/proc/sysrq-trigger", "The key that reboots the host"),
     ("binfmt", "critical", "/proc/sys/fs/binfmt_misc/register", "The host's list of interpreters"),
-    ("panic", "high", "/proc/sys/kernel/panic_on_oops", "What the host does after a fault"),
+    ("panic", "high", "/proc/sys/kernel/panic_on_oops", "The host's reaction to a kernel fault"),
     (
         "randomize",
         "high",
@@ -192,7 +192,7 @@ for _name, _severity, _flags in (
         _severity,
         HOST_ROOT,
         where=BOTH,
-        about=f"What PID 1 holds must not be reachable through its file {_file}.",
+        about=f"Resources of PID 1 must not be reachable through its file {_file}.",
     )(_init_file(_file, _flags))
 
 

@@ -201,7 +201,7 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
         ),
     ),
     "remove-stand-in": (
-        "What stands in for an absent path must not be removed.",
+        "The placeholder of an absent protected path must not be removable.",
         lambda rw: call("rmdir", f"{rw}/.envrc".encode()),
     ),
     "rename-over-stand-in": (
