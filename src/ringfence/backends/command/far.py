@@ -7,15 +7,15 @@ from __future__ import annotations
 import shlex
 import shutil
 
-from ...errors import BackendUnavailable, RingfenceError
+from ...errors import BackendUnavailable
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, BackendReport, Capability, Protection
+from ...model.capabilities import DEGRADED, BackendReport, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ..local.agents import posture
-from ..local.agents.agents import wants_filter
 from ..local.agents.guest_granted import status_of_agent
-from ..local.agents.posture_inside import of_isolation
-from ..local.reports import read_or_last, unavailable
+from ..local.agents.posture import ContainedReader
+from ..local.netns import NetworkTables
+from ..local.protections import protections_of
+from ..local.reports import each_of, never, report_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,45 +108,54 @@ def ssh(
 
 def report(backend: StreamBackend) -> BackendReport:
     """Found by making a real sandbox there."""
-    try:
-        sandbox = backend.provision(SandboxSpec())
-    except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, _CAN)
-    try:
-        found = protections(sandbox)
-        facts = sandbox.facts
-    finally:
-        sandbox.terminate()
-    return BackendReport(
-        backend=backend.name,
-        available=True,
-        reason=f"Linux {facts['kernel']}, Python {facts['python']}",
-        tiers=(LIGHT,),
-        capabilities=(
-            *(Capability(name, True) for name in _CAN),
-            *(Capability(name, False, why) for name, why in _CANNOT.items()),
-        ),
-        protections=found,
+
+    def program(sandbox: StreamSandbox) -> str:
+        return f"Linux {sandbox.facts['kernel']}, Python {sandbox.facts['python']}"
+
+    able = [*each_of(_CAN), *never(_CANNOT)]
+    return report_of(
+        backend.name,
+        backend.profile_names,
+        backend.provision,
+        SandboxSpec(),
+        LIGHT,
+        _CAN,
+        lambda *_: able,
+        reason=program,
     )
 
 
 def protections(sandbox: StreamSandbox) -> tuple[Protection, ...]:
     """As the agent reads them of the far kernel; of one that has ended, what was last read."""
-    return read_or_last(sandbox, _read)
+    return protections_of(sandbox, lambda: FarReader(sandbox))
 
 
-def _read(sandbox: StreamSandbox) -> tuple[Protection, ...]:
-    facts: dict[str, Any] = sandbox.facts
-    shared = [name for name, inode in facts["outer"].items() if facts["inner"].get(name) == inode]
-    seen = status_of_agent(sandbox)
-    seen["Uid"] = " ".join([str(facts["uid"])] * 4)  # as the far host has it
-    with sandbox.files.open_read("/proc/self/net/dev") as file:
-        interfaces = file.read().decode("utf-8", "replace")
-    anyone: Any = sandbox
-    found = [*posture.of_seen(seen, shared, interfaces), *of_isolation(anyone)]
-    found = [
-        Protection(each.name, each.status, f"read by the far agent: {each.why}", each.fix)
-        for each in found
-    ]
-    found += [Protection(name, DEGRADED, _NO_CGROUP) for name in _LIMITS]
-    return (*found, *(() if wants_filter(sandbox.spec) else (posture.TREES,)))
+class FarReader(ContainedReader):
+    """Reads everything through the far agent."""
+
+    def __init__(self, sandbox: StreamSandbox) -> None:
+        anyone: Any = sandbox
+        super().__init__(anyone)
+        self._facts = sandbox.facts
+        self._status = status_of_agent(sandbox)
+        self._status["Uid"] = " ".join([str(self._facts["uid"])] * 4)  # as the far host has it
+
+    def read(self) -> tuple[Protection, ...]:
+        found = [
+            Protection(each.name, each.status, f"read by the far agent: {each.why}", each.fix)
+            for each in super().read()
+            if each.name != "process_trees"
+        ]
+        found += [Protection(name, DEGRADED, _NO_CGROUP) for name in _LIMITS]
+        trees = self.process_trees()
+        return (*found, *([Protection("process_trees", *trees)] if trees else ()))
+
+    def status(self) -> dict[str, str]:
+        return self._status
+
+    def shared(self) -> list[str]:
+        inner = self._facts["inner"]
+        return [name for name, inode in self._facts["outer"].items() if inner.get(name) == inode]
+
+    def tables(self) -> NetworkTables:
+        return NetworkTables(lambda name: self.inside(f"/proc/self/net/{name}"))

@@ -4,43 +4,33 @@ as declared.
 
 from __future__ import annotations
 
-from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import ENFORCED, BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ..local.agents import posture
-from ..local.agents.agents import wants_filter
 from ..local.agents.contained import NO_NAMESPACE_FDS
 from ..local.agents.guest_granted import status_of_agent
-from ..local.agents.posture_inside import of_isolation
-from ..local.host.mountinfo import read_text
+from ..local.agents.posture import TREES, ContainedReader
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
-from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.reports import read_or_last, unavailable
+from ..local.netns import of_rules
+from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.reports import BASIC, FILES, GROUP_LIMITS, RULES, STOPPING, each_of, never, report_of
 from .sandbox import NO_STOP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..local.protections import Verdict
     from .backend import CommandBackend
     from .sandbox import CommandSandbox
 
-_TAKES_NAMESPACE_FDS = (
-    *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
-)
-_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
-_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
-_STOPPING = (can.SUSPEND, can.RESUME, can.SUSPEND_ON_IDLE)
+_CAN = (*BASIC, can.OPEN_FILES_LIMIT)
 _NONE_DOES = "no launcher does"
 _NO_LIMIT = 1 << 60  # version 1 has a number for it
 _ON_DISK = "a launcher's files are in a directory of the host, which has no quota for them"
-_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT)
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the command backend gives its launchers no network",
-    can.NETWORK_HOSTS: "a launcher does not go through the egress engine",
-    can.NETWORK_CHANGE: "a launcher does not go through the egress engine",
-    can.NETWORK_OPEN: "a launcher does not go through the egress engine",
-    can.NETWORK_LIMIT: "a launcher does not go through the egress engine",
-    can.SECRETS: "a launcher does not go through the egress engine",
+    **dict.fromkeys((*RULES, can.SECRETS), "a launcher does not go through the egress engine"),
     can.MOUNT: "files go in and out by the files API; a launcher opens host paths by name",
     can.ATTACH: "mounts are made before anything runs",
     can.PROTECTED_PATHS: "there are no mounts in which they could lie",
@@ -60,13 +50,13 @@ def lacking(backend: CommandBackend) -> dict[str, str]:
     """List the capabilities this launcher lacks, name to reason."""
     lacks = {**_CANNOT, **backend.launcher.lacks}
     if backend.lets_in:
-        for name in (*_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS):
+        for name in (*FILES, *RULES, can.SECRETS):
             lacks.pop(name, None)
     backend.layout()
     held = [can.LIMITED_BY[name] for name in backend.held]
-    lacks |= {name: backend.no_limits for name in _LIMITS if name not in held}
+    lacks |= {name: backend.no_limits for name in GROUP_LIMITS if name not in held}
     if not backend.can_stop:
-        lacks |= dict.fromkeys(_STOPPING, NO_STOP)
+        lacks |= dict.fromkeys(STOPPING, NO_STOP)
     if not backend.saves:
         why = NO_STOP if backend.lets_in else NO_NAMESPACE_FDS
         lacks |= dict.fromkeys((can.SNAPSHOT, can.RESTORE), why)
@@ -75,87 +65,111 @@ def lacking(backend: CommandBackend) -> dict[str, str]:
 
 def backend_report(backend: CommandBackend) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
-    try:
-        sandbox = backend.provision(SandboxSpec())
-    except (RingfenceError, OSError) as exc:
-        return unavailable(backend.name, exc, _CAN)
-    try:
-        protections = sandbox_protections(sandbox)
-        rules = of_rules(_OF_RULES, sandbox.apply_network_policy) if backend.lets_in else []
-        why = "" if sandbox.namespace_fds else NO_NAMESPACE_FDS
-    finally:
-        sandbox.terminate()
-    lacks = lacking(backend)
-    may = (*_CAN, *_LIMITS, *_STOPPING)
-    able = tuple(Capability(name, True) for name in may if name not in lacks)
-    unable = tuple(Capability(name, False, reason) for name, reason in lacks.items())
-    let_in = [Capability(name, not why, why) for name in _TAKES_NAMESPACE_FDS if name not in lacks]
-    return BackendReport(
-        backend=backend.name,
-        available=True,
-        reason=backend.launcher.describe(),
-        tiers=(LIGHT,),
-        capabilities=(*able, *let_in, *unable, *rules),
-        protections=protections,
-        profiles=backend.profile_names,
+
+    def abilities(
+        sandbox: CommandSandbox, _protections: tuple[Protection, ...]
+    ) -> Iterable[Capability]:
+        why, lacks = "" if sandbox.namespace_fds else NO_NAMESPACE_FDS, lacking(backend)
+        yield from each_of(n for n in (*_CAN, *GROUP_LIMITS, *STOPPING) if n not in lacks)
+        yield from each_of((name for name in FILES if name not in lacks), why)
+        yield from never(lacks)
+        if backend.lets_in:
+            yield from of_rules(RULES, sandbox.apply_network_policy)
+
+    return report_of(
+        backend.name,
+        backend.profile_names,
+        backend.provision,
+        SandboxSpec(),
+        LIGHT,
+        _CAN,
+        abilities,
+        reason=lambda _sandbox: backend.launcher.describe(),
     )
 
 
 def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
     """Of a live sandbox; of one that has ended, what was last read."""
-    return read_or_last(sandbox, _read)
+    return protections_of(sandbox, lambda: CommandReader(sandbox))
 
 
-def _read(sandbox: CommandSandbox) -> tuple[Protection, ...]:
-    plain = posture.of_process(sandbox.pid, sandbox.namespaces())
-    found = {each.name: each for each in plain}
-    if sandbox.namespace_fds:
-        seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
-        network = of_network(seen, sandbox.network, sandbox.spec.network)
-        found[network.name] = network
-    # Without namespace fds, read_only_mounts (and the seals, without namespaces) are as declared,
-    # not as read back.
-    seals = () if sandbox.namespaces() else tuple(sandbox.owner.launcher.seals)
-    said = () if sandbox.namespace_fds else ("read_only_mounts", *seals)
-    found |= {each.name: each for each in of_isolation(sandbox) if each.name not in said}
-    if found["seccomp"].status != ENFORCED and status_of_agent(sandbox).get("Seccomp") == "2":
-        why = "mode 2 on the agent, and so on all that it starts"
-        found["seccomp"] = Protection("seccomp", ENFORCED, why)
-    for name, why in sandbox.owner.launcher.seals.items():
-        declared = Protection(name, ENFORCED, f"as its documentation says: {why}")
-        found.setdefault(name, declared)
-    for name in (can.DISK_QUOTA, can.INODE_QUOTA):
-        found[name] = Protection(name, DEGRADED, f"none: {_ON_DISK}")
-    found |= {each.name: each for each in _limits(sandbox)}
-    filtered = sandbox.owner.launcher.filtered and wants_filter(sandbox.spec)
-    return (*found.values(), *(() if filtered else (posture.TREES,)))
+class CommandReader(ContainedReader):
+    """Also knows what a launcher declares, where nothing can be read back."""
 
+    sandbox: CommandSandbox
 
-def _limits(sandbox: CommandSandbox) -> list[Protection]:
-    group, why = sandbox.group, sandbox.owner.no_limits
-    if not group.version:
-        return [Protection(name, DEGRADED, f"none: {why}") for name in _LIMITS]
-    memory, pids, cpus = memory_limit_bytes(group), pids_limit(group), cpu_limit(group)
-    how = f"by cgroup v{group.version}"
-    found = []
-    for name, value, text in (
-        (
-            can.MEMORY_LIMIT,
-            memory,
-            f"{(memory or 0) >> 20} MiB {memory_said(group, memory or 0)}",
-        ),
-        (can.PIDS_LIMIT, pids, f"{pids}, the launcher's own included, {how}"),
-    ):
-        is_held = value is not None and value < _NO_LIMIT
-        found.append(
-            Protection(name, ENFORCED, text)
-            if is_held
-            else Protection(name, MISSING, "the cgroup has none")
-        )
-    if sandbox.spec.limits.cpus:
-        found.append(
-            Protection(can.CPU_LIMIT, ENFORCED, f"{cpus:g} cores {how}")
-            if cpus is not None
-            else Protection(can.CPU_LIMIT, DEGRADED, "none: its controller is not there")
-        )
-    return found
+    def __init__(self, sandbox: CommandSandbox) -> None:
+        super().__init__(sandbox, sandbox.namespaces())
+        self._seals = sandbox.owner.launcher.seals
+
+    def read(self) -> tuple[Protection, ...]:
+        found = {each.name: each for each in super().read()}
+        for name, why in self._seals.items():
+            found.setdefault(name, Protection(name, ENFORCED, f"as its documentation says: {why}"))
+        return tuple(found.values())
+
+    def _read_or_declared(self, name: str, verdict: Verdict) -> Verdict:
+        """Leave out what is read without namespaces of the agent's and is declared instead."""
+        is_declared = name in self._seals and not self.sandbox.namespaces()
+        return None if is_declared else verdict
+
+    def root_file_system(self) -> Verdict:
+        return self._read_or_declared("root_file_system", super().root_file_system())
+
+    def read_only_mounts(self) -> Verdict:
+        return super().read_only_mounts() if self.sandbox.namespace_fds else None
+
+    def kernel_interfaces(self) -> Verdict:
+        return self._read_or_declared("kernel_interfaces", super().kernel_interfaces())
+
+    def nested_user_namespaces(self) -> Verdict:
+        return self._read_or_declared("nested_user_namespaces", super().nested_user_namespaces())
+
+    def seccomp(self) -> Verdict:
+        verdict = super().seccomp()
+        if verdict and verdict[0] == ENFORCED:
+            return verdict
+        if status_of_agent(self.sandbox).get("Seccomp") == "2":
+            return enforced("mode 2 on the agent, and so on all that it starts")
+        return verdict
+
+    def network(self) -> Verdict:
+        network = self.sandbox.network
+        if self.sandbox.namespace_fds and network is not None:
+            return self.of_policy(network)
+        return super().network()
+
+    def process_trees(self) -> Verdict:
+        return super().process_trees() if self.sandbox.owner.launcher.filtered else TREES
+
+    def disk_quota(self) -> Verdict:
+        return degraded(f"none: {_ON_DISK}")
+
+    inode_quota = disk_quota
+
+    def _held(self, value: int | None, text: str) -> Verdict:
+        if not self.sandbox.group.version:
+            return degraded(f"none: {self.sandbox.owner.no_limits}")
+        if value is None or value >= _NO_LIMIT:
+            return missing("the cgroup has none")
+        return enforced(text)
+
+    def memory_limit(self) -> Verdict:
+        group = self.sandbox.group
+        found = memory_limit_bytes(group)
+        return self._held(found, f"{(found or 0) >> 20} MiB {memory_said(group, found or 0)}")
+
+    def pids_limit(self) -> Verdict:
+        group = self.sandbox.group
+        found, own = pids_limit(group), "the launcher's own included"
+        return self._held(found, f"{found}, {own}, by cgroup v{group.version}")
+
+    def cpu_limit(self) -> Verdict:
+        group, found = self.sandbox.group, cpu_limit(self.sandbox.group)
+        if not group.version:
+            return self._held(None, "")
+        if not self.sandbox.spec.limits.cpus:
+            return None
+        if found is None:
+            return degraded("none: its controller is not there")
+        return enforced(f"{found:g} cores by cgroup v{group.version}")

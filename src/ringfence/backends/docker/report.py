@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, SandboxSpec
-from ..local.agents import posture
-from ..local.agents.agents import wants_filter
 from ..local.agents.contained import NO_NAMESPACE_FDS
-from ..local.agents.posture_inside import of_isolation
-from ..local.host.mountinfo import read_text
+from ..local.agents.posture import ContainedReader
 from ..local.host.readback import NOT_COUNTED, sockets_said
-from ..local.netns import NetworkTables, of_network, of_rules
-from ..local.reports import read_or_last, unavailable
+from ..local.netns import of_rules
+from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.reports import (
+    BASIC,
+    FILES,
+    GROUP_LIMITS,
+    QUOTAS,
+    RULES,
+    STOPPING,
+    each_of,
+    never,
+    report_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from ..local.protections import Verdict
     from .sandbox import DockerSandbox
 
-_CAN = (
-    can.LOCAL_PROCESS_SANDBOX,
-    can.NETWORK_NONE,
-    can.PTY,
-    can.CONNECT,
-    can.SUSPEND,
-    can.RESUME,
-    can.SUSPEND_ON_IDLE,
-    can.MEMORY_LIMIT,
-    can.CPU_LIMIT,
-    can.PIDS_LIMIT,
-    can.OPEN_FILES_LIMIT,
-    can.IMAGE,
-)
-_TAKES_NAMESPACE_FDS = (
-    *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
-    *(can.DISK_QUOTA, can.INODE_QUOTA),
-)
-_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
+_CAN = (*BASIC, *STOPPING, *GROUP_LIMITS, can.OPEN_FILES_LIMIT, can.IMAGE)
+_KNOWN = (*_CAN, *FILES, *QUOTAS, *RULES, can.SECRETS)
 _NOT_YET = "the Docker backend does not have it yet"
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the Docker backend never shares the host's or the engine's network",
@@ -56,80 +47,69 @@ def backend_report(
     name: str, profiles: tuple[str, ...], provision: Callable[[SandboxSpec], DockerSandbox]
 ) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
-    try:
-        sandbox = provision(SandboxSpec(limits=Limits(cpus=1.0)))
-    except (RingfenceError, OSError) as exc:
-        return unavailable(name, exc, (*_CAN, *_TAKES_NAMESPACE_FDS, *_OF_RULES, can.SECRETS))
-    try:
-        protections = sandbox_protections(sandbox)
-        rules = of_rules(_OF_RULES, sandbox.apply_network_policy)
-        why = "" if sandbox.namespace_fds else NO_NAMESPACE_FDS
-    finally:
-        sandbox.terminate()
-    return BackendReport(
-        backend=name,
-        available=True,
-        tiers=(LIGHT,),
-        capabilities=(
-            *(Capability(name, True) for name in _CAN),
-            *(Capability(name, not why, why) for name in _TAKES_NAMESPACE_FDS),
-            *(Capability(name, False, lacks) for name, lacks in _CANNOT.items()),
-            *rules,
-        ),
-        protections=protections,
-        profiles=profiles,
-    )
+    spec = SandboxSpec(limits=Limits(cpus=1.0))
+    return report_of(name, profiles, provision, spec, LIGHT, _KNOWN, _abilities)
+
+
+def _abilities(
+    sandbox: DockerSandbox, _protections: tuple[Protection, ...]
+) -> Iterable[Capability]:
+    yield from each_of(_CAN)
+    yield from each_of((*FILES, *QUOTAS), "" if sandbox.namespace_fds else NO_NAMESPACE_FDS)
+    yield from never(_CANNOT)
+    yield from of_rules(RULES, sandbox.apply_network_policy)
 
 
 def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
     """Of a live sandbox; of one that stands still or has ended, what was last read."""
-    return read_or_last(sandbox, _read)
+    return protections_of(sandbox, lambda: DockerReader(sandbox))
 
 
-def _read(sandbox: DockerSandbox) -> tuple[Protection, ...]:
-    plain = posture.of_process(sandbox.pid, sandbox.namespaces())
-    seen = NetworkTables(lambda name: read_text(f"/proc/{sandbox.pid}/net/{name}"))
-    found = [
-        *(each for each in plain if each.name != "network"),
-        *of_isolation(sandbox),
-        of_network(seen, sandbox.network, sandbox.spec.network),
-        _memory(sandbox),
-        _pids(sandbox),
-    ]
-    found += _quotas(sandbox)
-    return (*found, *(() if wants_filter(sandbox.spec) else (posture.TREES,)))
+class DockerReader(ContainedReader):
+    """Reads limits from the container's cgroup."""
 
+    sandbox: DockerSandbox
 
-def _quotas(sandbox: DockerSandbox) -> list[Protection]:
-    if not sandbox.has_room:
-        lacking = [can.LIMITED_BY[name] for name in sandbox.lacking()]
-        why = "none: its files are on the engine's disk"
-        found = [Protection(name, DEGRADED, why) for name in lacking]
-        if can.DISK_QUOTA not in lacking:
-            of = (
-                f"{(sandbox.spec.limits.disk_bytes or 0) >> 20} MiB, by the engine's storage driver"
-            )
-            found.append(Protection(can.DISK_QUOTA, ENFORCED, of))
-        return found
-    disk, inodes = (int(word) for word in sandbox.ask("bounds")[0].split()[2:])
-    return [
-        Protection(can.DISK_QUOTA, ENFORCED, f"{disk >> 20} MiB, the size of a tmpfs"),
-        Protection(can.INODE_QUOTA, ENFORCED, f"{inodes} files and directories in a tmpfs"),
-    ]
+    def __init__(self, sandbox: DockerSandbox) -> None:
+        super().__init__(sandbox, sandbox.namespaces())
 
+    def network(self) -> Verdict:
+        return self.of_policy(self.sandbox.network)
 
-def _memory(sandbox: DockerSandbox) -> Protection:
-    limit = sandbox.group.memory_limit()
-    if limit is None or limit > 1 << 60:
-        return Protection(can.MEMORY_LIMIT, MISSING, "the container's cgroup has none")
-    text = f"{limit >> 20} MiB by cgroup"
-    if sandbox.group.counts_sockets_apart:
-        text += f" v1, {sockets_said(sandbox.group.sockets_limit(), limit)}"
-    return Protection(can.MEMORY_LIMIT, ENFORCED, f"{text}, {NOT_COUNTED}")
+    def memory_limit(self) -> Verdict:
+        group = self.sandbox.group
+        limit = group.memory_limit()
+        if limit is None or limit > 1 << 60:
+            return missing("the container's cgroup has none")
+        text = f"{limit >> 20} MiB by cgroup"
+        if group.counts_sockets_apart:
+            text += f" v1, {sockets_said(group.sockets_limit(), limit)}"
+        return enforced(f"{text}, {NOT_COUNTED}")
 
+    def pids_limit(self) -> Verdict:
+        limit = self.sandbox.group.pids_limit()
+        if limit is None:
+            return missing("the container's cgroup has none")
+        return enforced(f"{limit} by cgroup")
 
-def _pids(sandbox: DockerSandbox) -> Protection:
-    limit = sandbox.group.pids_limit()
-    if limit is None:
-        return Protection(can.PIDS_LIMIT, MISSING, "the container's cgroup has none")
-    return Protection(can.PIDS_LIMIT, ENFORCED, f"{limit} by cgroup")
+    def _of_engine(self, name: str) -> Verdict:
+        """Judge a quota that only the engine's storage can have."""
+        if name in {can.LIMITED_BY[each] for each in self.sandbox.lacking()}:
+            return degraded("none: its files are on the engine's disk")
+        if name != can.DISK_QUOTA:
+            return None
+        wanted = self.sandbox.spec.limits.disk_bytes or 0
+        return enforced(f"{wanted >> 20} MiB, by the engine's storage driver")
+
+    def disk_quota(self) -> Verdict:
+        if not self.sandbox.has_room:
+            return self._of_engine(can.DISK_QUOTA)
+        return enforced(f"{self._bounds()[0] >> 20} MiB, the size of a tmpfs")
+
+    def inode_quota(self) -> Verdict:
+        if not self.sandbox.has_room:
+            return self._of_engine(can.INODE_QUOTA)
+        return enforced(f"{self._bounds()[1]} files and directories in a tmpfs")
+
+    def _bounds(self) -> list[int]:
+        return [int(word) for word in self.sandbox.ask("bounds")[0].split()[2:]]

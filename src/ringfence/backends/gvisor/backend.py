@@ -322,9 +322,10 @@ class GvisorBackend(Jails, Tenanted):
         return backend_report(self)
 
     def protections_of(self, sandbox: GvisorSandbox) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+        from ..local.protections import protections_of
+        from .posture import GvisorReader
 
-        return sandbox_protections(sandbox)
+        return protections_of(sandbox, lambda: GvisorReader(sandbox))
 
     def capabilities_of(self, sandbox: GvisorSandbox) -> SandboxCapabilities:
         from .inspection import granted

@@ -6,7 +6,8 @@ import _socket
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import DEGRADED, ENFORCED, MISSING, Capability, Protection
+from ...model.capabilities import Capability
+from .protections import degraded, enforced, missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from ...model.net.network import NetworkPolicy
     from .network import SandboxNetwork
+    from .protections import Verdict
 
-_NAME = "network"
 _LOOPBACK = ("127.", "::1/")
 _TCP_LISTEN, _UDP_STATES = 10, (1, 7)  # include/net/tcp_states.h; of UDP, connected or not
 _RTF_LOCAL = 0x80000000  # include/uapi/linux/ipv6_route.h
@@ -96,40 +97,40 @@ def of_rules(names: Sequence[str], apply: Callable[[NetworkPolicy], None]) -> li
     return [*found, Capability(can.SECRETS, not reason, reason)]
 
 
-def of_network(seen: NetworkTables, network: SandboxNetwork, policy: NetworkPolicy) -> Protection:
+def of_network(seen: NetworkTables, network: SandboxNetwork, policy: NetworkPolicy) -> Verdict:
     """Check that only destinations of the policy, which is not `unrestricted`, can be reached."""
     if seen.interfaces != ["lo"]:
-        return Protection(_NAME, MISSING, f"interfaces: {', '.join(seen.interfaces)}")
+        return missing(f"interfaces: {', '.join(seen.interfaces)}")
     others = {each for each in seen.local_networks if not each.startswith(_LOOPBACK)}
     if not policy.is_none:
         return _of_rules(seen, network, policy, others)
     if others:
-        return Protection(_NAME, MISSING, f"leads somewhere: {', '.join(sorted(others))}")
-    return Protection(_NAME, ENFORCED, "a namespace with nothing but lo")
+        return missing(f"leads somewhere: {', '.join(sorted(others))}")
+    return enforced("a namespace with nothing but lo")
 
 
 def _of_rules(
     seen: NetworkTables, network: SandboxNetwork, policy: NetworkPolicy, ways: set[str]
-) -> Protection:
+) -> Verdict:
     """Rules are held twice: by the routes and sockets that the kernel has, and by who serves these."""
     from ...policy.redirects import LISTEN_PORT, RESOLVER
     from .routes import ways_of
 
     if beyond := ways - ways_of(policy):
-        return Protection(_NAME, MISSING, f"leads where no rule does: {', '.join(sorted(beyond))}")
+        return missing(f"leads where no rule does: {', '.join(sorted(beyond))}")
     listeners = seen.socket_inodes("tcp", "127.0.0.1", LISTEN_PORT, _TCP_LISTEN)
     resolvers = seen.socket_inodes("udp", *RESOLVER, *_UDP_STATES)
     if (listeners, resolvers) != ({network.inodes[0]}, {network.inodes[1]}):
-        return Protection(_NAME, MISSING, "the listeners in the sandbox are not Ringfence's")
+        return missing("the listeners in the sandbox are not Ringfence's")
     if kept := network.check_served():
         why = f"the process that holds the rules could not get: {'; '.join(kept)}"
-        return Protection(_NAME, DEGRADED, why, "a kernel and a container that allow it")
+        return degraded(why, "a kernel and a container that allow it")
     if policy.learn:
         why, fix = (
             "learning: everything that no rule denies is allowed",
             "use the policy it learned",
         )
-        return Protection(_NAME, DEGRADED, why, fix)
+        return degraded(why, fix)
     count = len(policy.all_rules)
     rules = "1 rule allows" if count == 1 else f"{count} rules allow"
-    return Protection(_NAME, ENFORCED, f"nothing but lo, and through it what {rules}")
+    return enforced(f"nothing but lo, and through it what {rules}")

@@ -1,31 +1,46 @@
-"""Common parts of backend reports: unavailable backends, and last readings."""
+"""Reports of backends: found by making a sandbox, or why none can be made."""
 
 from __future__ import annotations
 
 from ...errors import RingfenceError
-from ...model.capabilities import DEGRADED, MISSING, BackendReport, Capability, Protection
-from ...model.state import State
+from ...model import capabilities as can
+from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Protocol, TypeVar
 
-    T = TypeVar("T")
+    from ...model.spec import SandboxSpec
 
-    class Readable(Protocol):
-        """A sandbox whose protections are read from the kernel."""
+    class Made(Protocol):
+        """A sandbox that a report makes."""
 
-        last_protections: tuple[Protection, ...]
+        def protections(self) -> tuple[Protection, ...]: ...
+        def terminate(self) -> None: ...
+
+    S = TypeVar("S", bound=Made)
+    S_co = TypeVar("S_co", bound=Made, covariant=True)
+
+    class Provisions(Protocol[S_co]):
+        """A backend that a report makes sandboxes with."""
 
         @property
-        def state(self) -> State:
-            """Where it is in its life."""
-            ...
+        def name(self) -> str: ...
+        @property
+        def profile_names(self) -> tuple[str, ...]: ...
+        def provision(self, spec: SandboxSpec) -> S_co: ...
 
-    S = TypeVar("S", bound=Readable)
+    Protections = tuple[Protection, ...]
 
-UNREADABLE = (OSError, RingfenceError, ValueError, KeyError)
+BASIC = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT)
+STOPPING = (can.SUSPEND, can.RESUME, can.SUSPEND_ON_IDLE)
+FILES = (
+    *(can.MOUNT, can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS, can.SNAPSHOT, can.RESTORE),
+)
+GROUP_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT)
+QUOTAS = (can.DISK_QUOTA, can.INODE_QUOTA)
+RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
 
 
 def unavailable(backend: str, exc: Exception, capabilities: Iterable[str]) -> BackendReport:
@@ -36,36 +51,68 @@ def unavailable(backend: str, exc: Exception, capabilities: Iterable[str]) -> Ba
         backend=backend,
         available=False,
         reason=reason,
-        capabilities=tuple(Capability(name, False, reason) for name in capabilities),
+        capabilities=tuple(each_of(capabilities, reason)),
         protections=(Protection("sandbox", MISSING, reason, fix),),
     )
 
 
-def read_or_last(sandbox: S, read: Callable[[S], tuple[Protection, ...]]) -> tuple[Protection, ...]:
-    """Every protection of a live sandbox; of a suspended or ended one, what was last read."""
-    state = sandbox.state
-    if state not in (State.SUSPENDED, State.TERMINATED):
-        sandbox.last_protections = read(sandbox)
-    elif not sandbox.last_protections:
-        return (Protection("all", DEGRADED, f"not read back before the sandbox was {state}"),)
-    return sandbox.last_protections
+def report_of(
+    name: str,
+    profiles: tuple[str, ...],
+    provision: Callable[[SandboxSpec], S],
+    spec: SandboxSpec,
+    tier: str,
+    known: Iterable[str],
+    abilities: Callable[[S, Protections], Iterable[Capability]],
+    *,
+    reason: Callable[[S], str] = lambda _sandbox: "",
+    refused: Callable[[str, Exception, Iterable[str]], BackendReport] = unavailable,
+) -> BackendReport:
+    """Make a real sandbox and report on it; where that fails, report exactly what refused.
 
-
-def read_all(
-    checks: Mapping[str, Callable[[T], Protection | None]], seen: T
-) -> tuple[Protection, ...]:
-    """Run each check on `seen`, leaving out those that do not apply; see `unreadable`."""
-    found = [_checked(name, check, seen) for name, check in checks.items()]
-    return tuple(each for each in found if each is not None)
-
-
-def _checked(name: str, check: Callable[[T], Protection | None], seen: T) -> Protection | None:
+    Args:
+        known: Capabilities that are not available when no sandbox can be made.
+        abilities: Capabilities, found with the live sandbox and its protections.
+        reason: The program in use.
+    """
     try:
-        return check(seen)
-    except UNREADABLE as exc:
-        return unreadable(name, exc)
+        sandbox = provision(spec)
+    except (RingfenceError, OSError) as exc:
+        return refused(name, exc, known)
+    try:
+        protections = sandbox.protections()
+        capabilities, program = tuple(abilities(sandbox, protections)), reason(sandbox)
+    finally:
+        sandbox.terminate()
+    return BackendReport(
+        backend=name,
+        available=True,
+        reason=program,
+        tiers=(tier,),
+        capabilities=capabilities,
+        protections=protections,
+        profiles=profiles,
+    )
 
 
-def unreadable(name: str, exc: Exception) -> Protection:
-    """A protection of which nobody can say that it is there."""
-    return Protection(name, DEGRADED, f"could not be read back: {exc}")
+def each_of(names: Iterable[str], lacking: str = "") -> list[Capability]:
+    """Capabilities that are available, or are not, for one reason."""
+    return [Capability(name, not lacking, lacking) for name in names]
+
+
+def never(reasons: Mapping[str, str]) -> list[Capability]:
+    """Capabilities that the backend lacks on every host."""
+    return [Capability(name, False, why) for name, why in reasons.items()]
+
+
+def of_limits(names: Iterable[str], protections: Protections) -> list[Capability]:
+    """Limits, available as far as the sandbox's protections say."""
+    status = {each.name: each for each in protections}
+    return [
+        Capability(
+            name,
+            status[name].status != MISSING,
+            "" if status[name].status == ENFORCED else status[name].why,
+        )
+        for name in names
+    ]

@@ -1,108 +1,70 @@
-"""Protections of the host: of one sandbox, or tested by making a sandbox."""
+"""Report of the native backend, found by making sandboxes."""
 
 from __future__ import annotations
 
 from ...errors import RingfenceError
 from ...model import capabilities as can
-from ...model.capabilities import ENFORCED, MISSING, BackendReport, Capability, Protection
+from ...model.capabilities import MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
+from ..local import reports
 from ..local.netns import of_rules
-from ..local.reports import unavailable
 from . import blockers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from collections.abc import Iterable
 
     from .sandbox import NativeSandbox
 
-    class Provisions(Protocol):
-        """A backend that a report makes sandboxes with."""
+    Provisions = reports.Provisions[NativeSandbox]
 
-        name: str
-
-        @property
-        def profile_names(self) -> tuple[str, ...]: ...
-        def provision(self, spec: SandboxSpec) -> NativeSandbox: ...
+_ALWAYS = (
+    *(*reports.BASIC, *reports.STOPPING, *reports.FILES),
+    *(can.NETWORK_UNRESTRICTED, can.PREWARM, can.IMAGE),
+)
+_LIMITS = (*reports.GROUP_LIMITS, *reports.QUOTAS, can.OPEN_FILES_LIMIT)
+_NOT_YET = (can.MEMORY_SNAPSHOT, can.FORK, can.GPU, can.IO_LIMIT)
+_KNOWN = (*_ALWAYS, *reports.RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
 
 
 def backend_report(backend: Provisions) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
-    try:
-        sandbox = backend.provision(SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*",)))
-    except (RingfenceError, OSError) as exc:
-        return _refusal(backend, exc)
-    try:
-        protections = sandbox.protections()
-        abilities = [*_abilities(protections), *_network_abilities(sandbox)]
-        abilities.append(_several_users(backend))
-    finally:
-        sandbox.terminate()
-    return BackendReport(
-        backend=backend.name,
-        available=True,
-        tiers=(LIGHT,),
-        capabilities=tuple(abilities),
-        protections=protections,
-        profiles=backend.profile_names,
+
+    def abilities(
+        sandbox: NativeSandbox, protections: tuple[Protection, ...]
+    ) -> Iterable[Capability]:
+        yield from reports.each_of(_ALWAYS)
+        yield from reports.of_limits(_LIMITS, protections)
+        yield from reports.each_of(_NOT_YET, "the native backend does not have it yet")
+        yield from of_rules(reports.RULES, sandbox.apply_network_policy)
+        yield _several_users(backend)
+
+    spec = SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*",))
+    return reports.report_of(
+        backend.name,
+        backend.profile_names,
+        backend.provision,
+        spec,
+        LIGHT,
+        _KNOWN,
+        abilities,
+        refused=_refusal,
     )
 
 
-def _refusal(backend: Provisions, exc: Exception) -> BackendReport:
+def _refusal(name: str, exc: Exception, known: Iterable[str]) -> BackendReport:
     found = blockers.find(exc)
-    names = (*_ALWAYS, *_OF_RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
     if not found:
-        return unavailable(backend.name, exc, names)
+        return reports.unavailable(name, exc, known)
     reasons = "; ".join(each.why for each in found)
-    lacking = tuple(Capability(name, False, reasons) for name in names)
-    missing = tuple(Protection(each.name, MISSING, each.why, each.fix) for each in found)
     return BackendReport(
-        backend=backend.name,
+        backend=name,
         available=False,
         reason=f"{exc.message if isinstance(exc, RingfenceError) else exc}: {reasons}",
-        capabilities=lacking,
-        protections=missing,
+        capabilities=tuple(reports.each_of(known, reasons)),
+        protections=tuple(Protection(e.name, MISSING, e.why, e.fix) for e in found),
     )
-
-
-_ALWAYS = (
-    can.LOCAL_PROCESS_SANDBOX,
-    can.NETWORK_NONE,
-    can.NETWORK_UNRESTRICTED,
-    can.CONNECT,
-    can.MOUNT,
-    can.ATTACH,
-    can.SNAPSHOT,
-    can.RESTORE,
-    can.SUSPEND,
-    can.RESUME,
-    can.SUSPEND_ON_IDLE,
-    can.PTY,
-    can.PREWARM,
-    can.DENIED_PATHS,
-    can.PROTECTED_PATHS,
-    can.IMAGE,
-)
-_LIMITS = (
-    can.MEMORY_LIMIT,
-    can.CPU_LIMIT,
-    can.PIDS_LIMIT,
-    can.DISK_QUOTA,
-    can.INODE_QUOTA,
-    can.OPEN_FILES_LIMIT,
-)
-_OF_RULES = (can.NETWORK_HOSTS, can.NETWORK_CHANGE, can.NETWORK_OPEN, can.NETWORK_LIMIT)
-_NOT_YET = (
-    can.MEMORY_SNAPSHOT,
-    can.FORK,
-    can.GPU,
-    can.IO_LIMIT,
-)
-
-
-def _network_abilities(sandbox: NativeSandbox) -> list[Capability]:
-    return of_rules(_OF_RULES, sandbox.apply_network_policy)
 
 
 def _several_users(backend: Provisions) -> Capability:
@@ -119,17 +81,3 @@ def _several_users(backend: Provisions) -> Capability:
     except (RingfenceError, OSError) as exc:
         return Capability(can.SEVERAL_USERS, False, str(exc))
     return Capability(can.SEVERAL_USERS, True)
-
-
-def _abilities(protections: tuple[Protection, ...]) -> tuple[Capability, ...]:
-    status = {each.name: each for each in protections}
-    found = [Capability(name, True) for name in _ALWAYS]
-    for name in _LIMITS:
-        each = status[name]
-        found.append(
-            Capability(name, each.status != MISSING, "" if each.status == ENFORCED else each.why)
-        )
-    found += [
-        Capability(name, False, "the native backend does not have it yet") for name in _NOT_YET
-    ]
-    return tuple(found)

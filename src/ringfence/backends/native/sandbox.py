@@ -75,11 +75,10 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
         return self._last_stats or SandboxStats(State.TERMINATED, execs=self.count)
 
     def protections(self) -> tuple[Protection, ...]:
-        from ..local.reports import read_or_last
-        from .inspection import Inspection
-        from .posture import read_posture
+        from ..local.protections import protections_of
+        from .posture import NativeReader
 
-        return read_or_last(self, lambda live: read_posture(Inspection(live)))
+        return protections_of(self, lambda: NativeReader(self))
 
     def granted(self) -> SandboxCapabilities:
         from .granted import granted
@@ -191,7 +190,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
 
     def suspend(self) -> None:
         if self.first_host_id and not self.group.can_freeze and not host().trusted_root:
-            from .posture import DELEGATE
+            from ..local.protections import DELEGATE
 
             # PID 1 may stop its own user's processes only.
             raise Unsupported(
