@@ -154,7 +154,7 @@ mounts = st.builds(
     targets,
     st.one_of(st.just(""), relative_paths, absolute_paths),
     st.sampled_from(["read_only", "read_write"]),
-    st.none() | st.lists(relative_paths, max_size=3).map(tuple),
+    st.none() | st.lists(protected_paths, max_size=3).map(tuple),
 )
 limits = st.builds(
     Limits,
