@@ -14,6 +14,8 @@ import pytest
 from ringfence.client import Client
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 BASE = "/api/v1/sandbox"
 
 

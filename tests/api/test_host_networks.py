@@ -15,6 +15,8 @@ import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[int]:

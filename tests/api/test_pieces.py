@@ -10,6 +10,8 @@ import pytest
 from ringfence.daemon.protocol import InOnePiece
 from tests.api.conftest import Daemon
 
+pytestmark = pytest.mark.anyone
+
 _MOST = 1 << 20
 
 

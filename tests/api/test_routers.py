@@ -8,10 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from fastapi import WebSocket
 from starlette.routing import Match
 
 from ringfence.api.routers import Route, Router
+
+pytestmark = pytest.mark.anyone
 
 _AT_IMPORT = """
 from ringfence.api.app import ROUTERS, routes_of

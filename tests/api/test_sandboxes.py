@@ -16,6 +16,8 @@ from ringfence.errors import RingfenceError, error_from_json
 from ringfence.model import ClientSession, CreateRequest, SandboxSpec, SandboxView
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 
 def _run(client: httpx.Client, sandbox_id: str, script: str) -> dict[str, Any]:
     body = {"argv": ["sh", "-c", script], "wait": True}

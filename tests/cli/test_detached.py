@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.command import ringfence_command
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:

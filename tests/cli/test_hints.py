@@ -19,6 +19,8 @@ from ringfence.cli.hints import OPTIONS
 from tests.cli.command import ringfence_command, run, run_json
 from tests.features import require
 
+pytestmark = pytest.mark.anyone
+
 MOST_TRIES, ENOUGH = 300, 10
 
 FILES = b"the sandbox does not have your files: add --here"

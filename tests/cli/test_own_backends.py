@@ -18,6 +18,8 @@ from tests.cli.command import SOURCE, ringfence_command
 from tests.features import require
 from tests.native.callers import TESTS
 
+pytestmark = pytest.mark.anyone
+
 MODULE = """
 from ringfence.backends.command.launchers import bubblewrap
 from tests.unconfined import Unconfined
@@ -109,7 +111,7 @@ def test_doctor_lists_every_backend_and_what_is_wrong_with_one(installed: str, t
     for name, why in (
         ("broken", "ModuleNotFoundError: No module named 'a_plugin_that_is_not_there'"),
         ("lacking", "NoBackend has no tiers, report, prewarm"),
-        ("misnamed", "calls itself 'something-else'"),
+        ("misnamed", "has the name 'something-else'"),
         ("wrong", "launchers.wrong.argv: '{rooot}' has an unknown placeholder"),
         ("codex", "'/opt/nothing-here/codex' is not installed"),
     ):
@@ -132,7 +134,7 @@ def test_run_takes_a_launcher_of_ones_own(installed: str, tables: str, name: str
     [
         ("broken", b"No module named 'a_plugin_that_is_not_there'"),
         ("wrong", b"known: {root}"),
-        ("nobodys", b"describe one of your own in "),
+        ("nobodys", b"describe your own backend in "),
     ],
 )
 def test_run_says_why_there_is_none(installed: str, tables: str, name: str, why: bytes) -> None:
@@ -153,7 +155,7 @@ def test_a_file_that_others_may_write_is_not_obeyed(tables: str) -> None:
     )
 
     assert 0 != said.returncode
-    assert b"others may write it" in said.stderr
+    assert b"other users can write to this file" in said.stderr
 
 
 def test_a_server_serves_them(

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.command import PATIENCE_S, environment
 
+pytestmark = pytest.mark.anyone
+
 # Names of ours, of what we import early and late, and of what Python looks for by itself.
 NAMES = (
     *(

@@ -13,6 +13,8 @@ import pytest
 from ringfence.model import NetworkEvent, NetworkPolicy
 from tests.cli.command import run, run_json
 
+pytestmark = pytest.mark.anyone
+
 FETCH = (
     "import sys, urllib.request as u;"
     "print(u.build_opener(u.ProxyHandler({})).open(sys.argv[1], timeout=20).read().decode())"

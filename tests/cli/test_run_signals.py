@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.command import PATIENCE_S, start
 
+pytestmark = pytest.mark.anyone
+
 TRAP = "trap 'echo got {0}; exit 7' {0}; echo ready; while :; do sleep 0.05; done"
 
 

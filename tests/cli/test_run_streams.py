@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, run, start
 
+pytestmark = pytest.mark.anyone
+
 BLOB = bytes(range(256)) * 4096  # 1 MiB that no text codec would survive
 MIB = 1 << 20
 

@@ -19,6 +19,8 @@ import pytest
 from ringfence.cli.tty import RawTerminal
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment
 
+pytestmark = pytest.mark.anyone
+
 
 class Terminal:
     """A terminal with `ringfence run ARGS` as its foreground job."""

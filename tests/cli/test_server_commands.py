@@ -20,6 +20,8 @@ from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_comm
 from tests.cli.test_run_terminal import Terminal
 from tests.features import require
 
+pytestmark = pytest.mark.anyone
+
 __all__ = ["daemon", "start_daemon"]
 Type = Callable[..., subprocess.CompletedProcess[bytes]]
 

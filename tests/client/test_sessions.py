@@ -8,6 +8,8 @@ from ringfence.client import AsyncClient, Client
 from ringfence.errors import Forbidden, InvalidRequest, LifecycleError, SandboxNotFound
 from tests.api.conftest import Daemon, StartDaemon
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(scope="module")
 def daemon(start_daemon: StartDaemon) -> Daemon:

@@ -25,6 +25,8 @@ from ringfence.sandbox.files import Files
 from ringfence.sandbox.process import Process, StdinWriter
 from ringfence.sandbox.stream import Stream
 
+pytestmark = pytest.mark.anyone
+
 ROOT = Path(__file__).parent.parent.parent
 PAIRS = [
     (Sandbox, RemoteSandbox),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.daemon.counted import count
 from tests.daemon.servers import Server
 from tests.native.outside import until
+
+pytestmark = pytest.mark.anyone
 
 CYCLES, AT_ONCE = 60, 4
 LEAST_OF_ONE = 20  # objects that a sandbox consists of, at the very least

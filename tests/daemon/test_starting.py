@@ -13,6 +13,8 @@ import pytest
 
 from tests.daemon.servers import Server
 
+pytestmark = pytest.mark.anyone
+
 HELD_UP = """
 import sys
 from ringfence.cli import main, serve

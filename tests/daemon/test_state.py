@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.daemon.servers import SERVE, Server
+
+pytestmark = pytest.mark.anyone
 
 
 def serve(state: Path) -> subprocess.CompletedProcess[str]:

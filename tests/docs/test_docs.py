@@ -23,6 +23,8 @@ from tests.docs.blocks import (
 )
 from tests.docs.conftest import Reader
 
+pytestmark = pytest.mark.anyone
+
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.docs.conftest import Reader
 
+pytestmark = pytest.mark.anyone
+
 
 def _run(argv: list[str], reader: Reader) -> str:
     desk, env = reader

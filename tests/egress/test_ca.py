@@ -15,6 +15,8 @@ from ringfence.egress.tls import ca
 from ringfence.egress.tls.ca import Authority
 from tests.features import require
 
+pytestmark = pytest.mark.anyone
+
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> ssl.SSLObject:
     """Both ends in memory; returns the client's. Raises what the client says."""

@@ -13,6 +13,8 @@ import pytest
 from ringfence.egress.dial import connect
 from ringfence.egress.io.loop import Deadline, Loop, sleep
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(name="loop")
 def fixture_loop() -> Iterator[Loop]:

@@ -28,6 +28,8 @@ from tests.native.callers import Caller
 from tests.native.outside import until
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 PATIENCE_S = 60.0
 

@@ -20,6 +20,8 @@ from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 CONFIG = ManagerConfig(pool=PoolConfig(enabled=False))
 REQUEST = ExecRequest(("cat",), stream_stdin=True)  # whose input is counted in a file
 ERRORS = (IoError("the disk is full"), SandboxLost("gone"), ValueError("a fault of ours"))

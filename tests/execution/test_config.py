@@ -22,6 +22,8 @@ from tests.execution.conftest import MakeService
 from tests.features import has
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 FORKS = "import os, time\nfor _ in range(30):\n if os.fork() == 0: time.sleep(60)"
 CONNECT = (
     "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print('in')"

@@ -24,6 +24,8 @@ from ringfence.sessions.manager import SessionManager
 from tests.execution.conftest import MakeService, Run
 from tests.features import has
 
+pytestmark = pytest.mark.anyone
+
 SLEEP = ("sleep", ("60",))
 
 

@@ -23,6 +23,8 @@ import ringfence
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment
 from tests.features import require
 
+pytestmark = pytest.mark.anyone
+
 R: Any = ringfence  # a checker refuses most of what is tried here
 LONGEST = 600
 OWN_FAILURE = 125

@@ -25,6 +25,8 @@ from ringfence.model.spec import SandboxSpec
 from tests.native.callers import Caller
 from tests.native.outside import children_of
 
+pytestmark = pytest.mark.anyone
+
 Options = dict[str, Any]
 
 BAD_CREATES: list[tuple[str, Options, type[RingfenceError], str]] = [

@@ -19,6 +19,8 @@ from ringfence import AsyncSandbox, Limits, Sandbox
 from ringfence.errors import ExecError
 from tests.native.outside import PATIENCE_S
 
+pytestmark = pytest.mark.anyone
+
 Main = Callable[[], Coroutine[Any, Any, None]]
 Run = Callable[[Main], None]
 

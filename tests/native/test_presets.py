@@ -15,6 +15,8 @@ from ringfence.model.mount import PRESETS
 from tests.cli.command import run
 from tests.features import require
 
+pytestmark = pytest.mark.anyone
+
 MINE = "mine\n"
 EVIL = "evil"
 MADE = {

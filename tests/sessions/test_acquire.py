@@ -23,6 +23,8 @@ from ringfence.sessions.manager import SessionManager
 from tests.sessions.conftest import MakeManager
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 MIB = 1 << 20
 
 

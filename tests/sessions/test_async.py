@@ -27,6 +27,8 @@ from tests.native.outside import until
 from tests.sessions.conftest import ALLOWED, NO_POOL
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 Main = Callable[[], Coroutine[Any, Any, None]]
 Run = Callable[[Main], None]
 

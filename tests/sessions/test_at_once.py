@@ -150,7 +150,7 @@ if child == 0:
     try:
         manager.acquire(client_id="bob")
     except LifecycleError as exc:
-        status = 0 if "process that made it" in str(exc) else 2
+        status = 0 if "after fork" in str(exc) else 2
     manager.close()
     os._exit(status)
 said = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -14,6 +14,8 @@ from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.sessions.conftest import NO_POOL, MakeManager
 
+pytestmark = pytest.mark.anyone
+
 WANTED = PoolConfig(
     min_warm=0, max_warm=3, warm_profiles=("quiet",), profiles={"quiet": SandboxSpec(user="nobody")}
 )

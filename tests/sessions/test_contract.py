@@ -15,6 +15,8 @@ from ringfence.sessions.config import PoolConfig
 from tests.native.outside import until
 from tests.sessions.conftest import ALLOWED, NO_POOL, MakeManager
 
+pytestmark = pytest.mark.anyone
+
 MIB = 1 << 20
 
 

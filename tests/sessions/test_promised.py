@@ -25,6 +25,8 @@ from ringfence.sessions.selection import beforehand
 from tests.sessions.conftest import MakeManager
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def unconfined(make_manager: MakeManager) -> SessionManager:

@@ -143,6 +143,18 @@ class AsyncSessionManager:
         """Let a session end `ttl_s` seconds from now."""
         return await in_thread(self.manager.extend, session, ttl_s, client_id)
 
+    async def change(
+        self,
+        session: SessionRef,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        client_id: str | None = None,
+    ) -> ClientSession:
+        """Change a sandbox's name, if one is given, and some of its labels; a label of None goes."""
+        change = self.manager.change
+        return await in_thread(change, session, name=name, labels=labels, client_id=client_id)
+
     async def terminate(self, session: SessionRef, client_id: str | None = None) -> ClientSession:
         """End a session and its sandbox; legal in every state, idempotent."""
         return await in_thread(self.manager.terminate, session, client_id)

@@ -16,6 +16,8 @@ from ringfence.guest.channels import CLOCK, Carrier
 from ringfence.launcher import wire
 from ringfence.launcher.link import line
 
+pytestmark = pytest.mark.anyone
+
 PATIENCE_S = 60.0
 MORE_THAN_FITS = 3_000_000
 MOST_BYTES = 16 << 20

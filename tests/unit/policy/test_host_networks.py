@@ -15,6 +15,8 @@ from ringfence.policy import addresses
 from ringfence.policy.host_networks import HostNetworks
 from ringfence.policy.network import Judge
 
+pytestmark = pytest.mark.anyone
+
 OWN_TEXTS = ("203.0.113.5", "10.9.8.7", "2a00:1450::5", "127.0.0.1", "::1")
 OWN = [ip_network(text) for text in (*OWN_TEXTS, "127.0.0.0/8")]
 

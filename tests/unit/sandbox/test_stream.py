@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringfence.sandbox.stream import Stream
 
+pytestmark = pytest.mark.anyone
+
 pieces = st.lists(st.binary(max_size=40), max_size=12)
 
 

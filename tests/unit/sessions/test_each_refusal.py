@@ -32,6 +32,8 @@ from ringfence.sessions.keys import Keys, digest_of
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
 
+pytestmark = pytest.mark.anyone
+
 PATIENCE_S = 30.0
 CONFIG = ManagerConfig(
     max_sandboxes=4, max_waiting=0, wait_s=0.0, max_of_client=2, pool=PoolConfig(enabled=False)
