@@ -155,7 +155,7 @@ def test_others_may_write(place: Path, mode: int) -> None:
     from ringfence.errors import IoError
     from ringfence.store.directory import StateDirectory
 
-    with pytest.raises(IoError, match="others may write"):
+    with pytest.raises(IoError, match="other users can write"):
         StateDirectory(str(state))
 
 

@@ -186,7 +186,7 @@ async def test_the_command_with_an_image(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (("--image", "nowhere:1", "--pull", "never"), "nowhere:1"),
         (("--image", "small:1", "--pull", "often"), "'often' does not say when"),
-        (("--pull", "always"), "there is none"),
+        (("--pull", "always"), "needs --image"),
         (
             ("--server", "unix:/nowhere", "--image", "small:1", "--pull", "always"),
             "does not fetch images",

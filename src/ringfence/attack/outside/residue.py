@@ -7,6 +7,7 @@ import os
 import tempfile
 
 from ...errors import RingfenceError
+from ...model.spec import SandboxSpec
 from ...sandbox.sync import Sandbox
 from ..lab import first_line, run, start
 from ..probes.kit import Outcome, escaped, held, inconclusive
@@ -16,7 +17,6 @@ from .register import NAIVE, SAME_SANDBOX, UNTOUCHED, probe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
     from ...backends.protocol import Backend
     from ..lab import Lab
@@ -86,9 +86,9 @@ def _holder(directory: str, token: bytes) -> str:
 def snapshot_secret(lab: Lab) -> Outcome:
     """A secret given to a sandbox must not be in its snapshot."""
     token = lab.canaries.token[4:24]
-    given: dict[str, Any] = {"secrets": {"KEY": token}} if lab.protected else {}
+    spec = SandboxSpec(secrets={"KEY": token} if lab.protected else {})
     with _snapshots(lab) as (backend, directory):
-        with Sandbox.create(backend=backend, **given) as sandbox:
+        with Sandbox.create(spec, backend=backend) as sandbox:
             if not lab.protected:
                 sandbox.files.write("key", token)
             sandbox.snapshot()
