@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_pythons import claimed, interpreter
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = "/usr/bin/python3"

@@ -11,7 +11,7 @@ from ringfence.bench import traffic
 from ringfence.bench.peers import networks
 from ringfence.bench.peers.peer import PeerMissingError
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 
 @pytest.fixture(scope="module", name="server")

@@ -13,7 +13,7 @@ import pytest
 from tests.daemon.servers import SERVE, Server
 from tests.native.outside import pids_with, until
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 
 def copy(server: Server, name: str, how: str = "-a") -> Server:

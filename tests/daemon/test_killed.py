@@ -18,7 +18,7 @@ from tests.daemon.faulty import LABELS
 from tests.daemon.servers import SERVE, Server
 from tests.native.outside import PATIENCE_S, cgroups_of, pids_with, survivors, until
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 # -- killed while things run -----------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tests.cli.command import SOURCE, ringfence_command
 from tests.docs.blocks import blocks_of
 from tests.features import require
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = blocks_of((ROOT / "docs/how-to/write-a-backend.md").read_text(encoding="utf-8"))

@@ -12,6 +12,8 @@ from ringfence.errors import IsolationError
 from ringfence.sandbox.process import Process
 from tests.native.outside import init_pid
 
+pytestmark = pytest.mark.anyone
+
 REQUESTS = 300
 LONG = "x" * 15_000  # a request that long still travels in the socket itself
 

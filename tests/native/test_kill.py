@@ -404,7 +404,7 @@ def test_terminate_while_fifty_execs_are_starting(make: MakeSandbox) -> None:
 
 @pytest.mark.full
 def test_terminate_under_a_fork_bomb(make: MakeSandbox) -> None:
-    sandbox = make(limits={"pids": 500})
+    sandbox = make(limits={"pids": 200})
     script = "import os, sys\nwhile True:\n  try: os.fork()\n  except OSError: print(flush=True)"
     bomb = sandbox.start(["python3", "-c", script])
     bomb.stdout.read(PATIENCE_S)  # the first fork that was refused: it is full

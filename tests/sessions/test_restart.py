@@ -34,7 +34,7 @@ from tests.native.outside import (
     until,
 )
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 BY_HAND = ManagerConfig(pool=PoolConfig(enabled=False))
 
