@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parent.parent / "src" / "ringfence" / "client"
-WRITTEN_BY_HAND = ("__init__.py", "pauses.py")
+WRITTEN_BY_HAND = ("__init__.py", "contexts.py", "pauses.py")
 MARK = "# of the other kind"  # a line that the other kind does without
 HEAD = (
     "# Made by tools/make_sync_client.py of the file of the same name in _async; change that one.\n"
@@ -30,6 +30,7 @@ WORDS = (
     (r"\bAsyncClient\b", "Client"),
     (r"\bAsyncHTTPTransport\b", "HTTPTransport"),
     (r"\bAsyncSandbox\b", "Sandbox"),
+    (r"\bAsyncContext\b", "Context"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\b__anext__\b", "__next__"),
     (r"\baclosing\b", "closing"),

@@ -49,6 +49,7 @@ OWN = {"create", "restore", "snapshots", "delete_snapshot"} | {
 OWN_OF = {Stream: {"close"}}
 # What only a server has: others' processes, and a sandbox that goes on when nobody waits for it.
 THEIRS = {
+    "contexts",
     "execs",
     "process",
     "extend",
@@ -61,7 +62,7 @@ THEIRS = {
 }
 # What there is only because somebody else may have begun it, or keeps it.
 THEIRS_OF = {
-    RemoteSandbox: {"execs", "process", "extend", "update", "view"},
+    RemoteSandbox: {"contexts", "execs", "process", "extend", "update", "view"},
     RemoteProcess: {"events", "view"},
     RemoteStream: {"dropped_bytes"},
 }

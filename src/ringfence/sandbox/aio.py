@@ -11,7 +11,7 @@ from .aio_process import AsyncProcess
 from .pump import Pump, begin
 from .reactor import reactor
 from .sync import DEFAULT_BACKEND, Sandbox
-from .waiting import control, in_thread, owned, resolve, see_through, shield
+from .waiting import control, in_own_thread, in_thread, owned, resolve, see_through, shield
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend
     from ..client import AsyncClient
+    from ..contexts import AsyncContext, Execution
+    from ..contexts.context import CellParts
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
     from ..model.execs.exec import ExecResult
@@ -191,6 +193,29 @@ class AsyncSandbox:
     async def start(self, argv: Sequence[StrPath], **options: Unpack[StartParts]) -> AsyncProcess:
         """Start a process in the background; options as for `Sandbox.start`."""
         return AsyncProcess(await in_thread(self._sandbox.start, argv, **options))
+
+    async def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> AsyncContext:
+        """Begin an interpreter that keeps its variables; see `Sandbox.context`."""
+        from ..contexts import AsyncContext
+
+        begin = partial(self._sandbox.context, language, cwd=cwd, env=env, id=id)
+        return AsyncContext(await in_own_thread(begin), in_own_thread)
+
+    async def run_code(
+        self, code: str, *, language: str = "python", **options: Unpack[CellParts]
+    ) -> Execution:
+        """Run a cell in the default context; see `Sandbox.run_code`."""
+        from ..contexts import AsyncContext
+
+        context = await in_own_thread(partial(self._sandbox._its_contexts.default, language))
+        return await AsyncContext(context, in_own_thread).run(code, **options)
 
     @property
     def id(self) -> str:

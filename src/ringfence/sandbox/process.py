@@ -109,6 +109,7 @@ class StdinWriter:
             ExecError: The process no longer reads.
         """
         with self._pump.open:
+            self._pump.is_asked = True
             try:
                 return os.write(self._fd(), data[: 1 << 16])
             except BlockingIOError:

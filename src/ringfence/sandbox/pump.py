@@ -86,11 +86,13 @@ class Pump:
     Attributes:
         wants: descriptor to poll(2) events; the driver polls these and calls `ready`.
         may_rest: Whether the driver calls `rested`.
+        is_asked: Input came since the last read: what is read next is an answer, and not left alone.
         resting: Descriptors that are left alone for a moment, until that time: a program that
             writes a little at a time would have us wake up for each piece, and write slower for it.
     """
 
     may_rest = False
+    is_asked = False
 
     def __init__(
         self,
@@ -182,7 +184,9 @@ class Pump:
             return 0
         if count >= 1 << 16 and fd not in self._grown:
             self._grow(fd)
-        if self.may_rest and count < _FULL:
+        if self.is_asked:
+            self.is_asked = False
+        elif self.may_rest and count < _FULL:
             self._rest(fd)
         return count
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend, BackendSandbox
     from ..client import Client
+    from ..contexts import Context, Contexts, Execution
+    from ..contexts.context import CellParts
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
     from ..model.execs.exec import ExecResult
@@ -310,6 +312,42 @@ class Sandbox:
         run = self._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
         return Process(pump, stdin_open=stream_stdin or pty is not None)
+
+    # -- running code -------------------------------------------------------------------------
+
+    def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> Context:
+        """Begin an interpreter that keeps its variables from one cell to the next.
+
+        Args:
+            cwd: Where it begins, absolute inside or relative to the session's root.
+            env: Added to the sandbox's environment.
+            id: Of one that was begun before, in place of a new one.
+
+        Raises:
+            ExecError: The interpreter did not start.
+            ExecNotFound: There is none with that id.
+        """
+        return self._its_contexts.open(language, cwd=cwd, env=env, id=id)
+
+    def run_code(
+        self, code: str, *, language: str = "python", **options: Unpack[CellParts]
+    ) -> Execution:
+        """Run a cell in the default context, which begins with the first one; see `Context.run`."""
+        return self._its_contexts.default(language).run(code, **options)
+
+    @property
+    def _its_contexts(self) -> Contexts:
+        from ..contexts import Contexts  # few sandboxes need it
+
+        made: Contexts = self.__dict__.setdefault("_contexts", Contexts(self))
+        return made
 
     # -- describing and changing --------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -85,6 +86,20 @@ async def _settled(waiting: Awaitable[object]) -> None:
 async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Run a short blocking call elsewhere."""
     return await resolve(control.submit(partial(function, *args, **options)))
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """Run a call that may last for hours. A caller that is cancelled does not wait for its end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as exc:  # noqa: BLE001  for whoever waits
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name="ringfence-call", daemon=True).start()
+    return await resolve(shield(future))
 
 
 async def copying(function: Callable[..., T], *args: Any, **options: Any) -> T:

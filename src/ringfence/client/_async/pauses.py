@@ -160,3 +160,9 @@ def _running_trio() -> Any:
 async def blocking(function: Callable[..., T], *args: Any) -> T:
     """Call what blocks, elsewhere."""
     return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """Run a call that may last for hours. A caller that is cancelled does not wait for its end."""
+    limiter = anyio.CapacityLimiter(1)
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
+from ...contexts.frames import language_of
 from ...errors import InvalidRequest, LifecycleError
 from ...model.base import checks
 from ...model.calls import (
@@ -25,6 +26,7 @@ from ...model.sandbox import SandboxView
 from ...model.session import ResolvedMount, Session, Snapshot
 from ...model.stats import SandboxStats
 from ..exposure import RemoteExposure, connect
+from .contexts import default_context, open_context
 from .files import AsyncRemoteFiles
 from .pauses import CANCELLABLE, blocking, made
 from .process import AsyncRemoteProcess, split_input, wait_for
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Never, Self, Unpack
 
+    from ...contexts import AsyncContext, Contexts, Execution
+    from ...contexts.context import CellParts
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
     from ...model.parts import ExecParts, NoOthers
@@ -67,6 +71,7 @@ class AsyncRemoteSandbox:
         self._at = f"/v1/sandboxes/{segment(view.id)}"
         self.files = AsyncRemoteFiles(transport, self._at)
         self._exposures: list[RemoteExposure] = []
+        self._contexts: Contexts | None = None  # of the one that does not await
 
     # -- running commands -------------------------------------------------------------------
 
@@ -157,6 +162,28 @@ class AsyncRemoteSandbox:
         answer = await self._transport.json("POST", f"{self._at}/execs", body=form, key=new_key())
         view = ExecView.from_json(answer)
         return AsyncRemoteProcess(self._transport, self._at, view, large_input)
+
+    async def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> AsyncContext:
+        """Begin an interpreter that keeps its variables; see `Sandbox.context`. It outlives this client."""
+        return await open_context(self, language, cwd=cwd, env=env, id=id)
+
+    async def run_code(
+        self, code: str, *, language: str = "python", **options: Unpack[CellParts]
+    ) -> Execution:
+        """Run a cell in the default context of this object; see `Sandbox.run_code`."""
+        context = await default_context(self, language)
+        return await context.run(code, **options)
+
+    async def contexts(self) -> list[str]:
+        """List the ids of the contexts that run, whoever began them, oldest first."""
+        return [each.id for each in await self.execs() if each.running and language_of(each.argv)]
 
     async def execs(self) -> list[ExecView]:
         """List the execs, running and ended, oldest first."""

@@ -1,0 +1,447 @@
+"""A live interpreter in a sandbox: cells share its variables, functions and working directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import threading
+import time
+from typing import Protocol
+
+from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError
+from ..model.base import checks
+from .execution import Cell, CellError, Execution
+from .frames import BrokenFrameError, Reader, argv_of, language_of, python_kernel, request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any, TypedDict, Unpack
+
+    from .execution import Result
+
+    class Hosting(Protocol):
+        """A sandbox, of this machine or of a server."""
+
+        @property
+        def start(self) -> Callable[..., Any]:
+            """As `Sandbox.start`."""
+            ...
+
+    Text = Callable[[str], object]
+
+    class CellParts(TypedDict, total=False):
+        """Options of `Context.run`."""
+
+        timeout_s: float | None
+        stdin: str | Iterable[str] | None
+        on_stdout: Text | None
+        on_stderr: Text | None
+        on_result: Callable[[Result], object] | None
+        on_error: Callable[[CellError], object] | None
+        on_input: Callable[[str], str | None] | None
+
+
+PYTHON = "python"
+LANGUAGES = (PYTHON,)
+START_S = 60.0
+GRACE_S = 3.0  # from an interrupt to the kill
+_SEND_S = 30.0
+
+
+class Context:
+    """An interpreter that waits for its next cell. A context manager: leaving it ends it.
+
+    Every method may be called from any thread; cells run one after the other.
+
+    Attributes:
+        id: Of the exec that runs it. `restart` changes it.
+        language: `python`.
+    """
+
+    def __init__(
+        self,
+        sandbox: Hosting,
+        language: str = PYTHON,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        kept_bytes: int = 1 << 16,
+        process: Any = None,
+    ) -> None:
+        self.language: str = checks.choice(language, "language", LANGUAGES, " or ".join(LANGUAGES))
+        self._sandbox = sandbox
+        self._options = {"cwd": cwd, "env": env, "max_output_bytes": kept_bytes}
+        self._turn = threading.Lock()
+        self._sending = threading.Lock()
+        self._process: Any = None
+        if process is None:
+            self._begin()
+        else:
+            self._adopt(process)
+
+    def _begin(self) -> None:
+        inbox = _Inbox()
+        process = self._sandbox.start(
+            argv_of(self.language), stream_stdin=True, on_stdout=inbox.feed, **self._options
+        )
+        self._process, self._inbox = process, inbox
+        self.id: str = process.id
+        _at_end(process, inbox.end)
+        try:
+            self._send(python_kernel())
+            if not inbox.ready.wait(START_S):
+                raise ExecError(f"the context did not start within {START_S:.0f} s")
+            if inbox.reason:
+                raise ExecError(f"the context did not start: {inbox.reason}")
+        except BaseException:
+            self._kill()
+            raise
+
+    @classmethod
+    def attach(cls, sandbox: Hosting, process: Any, **options: Any) -> Context:
+        """Go on with a context of a server that another client may have made.
+
+        Raises:
+            InvalidRequest: The process is no context.
+        """
+        language = language_of(process.view.argv)
+        if not language:
+            raise InvalidRequest(f"exec {process.id} is no context", field="id")
+        return cls(sandbox, language, process=process, **options)
+
+    def _adopt(self, process: Any) -> None:
+        inbox = _Inbox(in_the_middle=True)
+        process.stdout.offset = process.view.stdout_bytes
+        process.call_back(inbox.feed, None)
+        self._process, self._inbox, self.id = process, inbox, str(process.id)
+        _at_end(process, inbox.end)
+
+    # -- running ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        stdin: str | Iterable[str] | None = None,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+        on_result: Callable[[Result], object] | None = None,
+        on_error: Callable[[CellError], object] | None = None,
+        on_input: Callable[[str], str | None] | None = None,
+    ) -> Execution:
+        """Run a cell to its end. An exception in it is a result, not an error.
+
+        Args:
+            timeout_s: Then the cell is interrupted, and variables are kept. A cell that does not
+                react within 3 s is killed with its context, and `error` says so.
+            stdin: Lines for `input()`.
+            on_stdout, on_stderr, on_result, on_error: Called in this thread as it happens.
+            on_input: Called with the prompt of `input()`; returns the line, None for its end.
+
+        Raises:
+            InvalidRequest: An argument is malformed; nothing ran.
+            LifecycleError: The context has ended.
+        """
+        return self.follow(
+            Turn(),
+            code,
+            timeout_s=timeout_s,
+            stdin=stdin,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            on_error=on_error,
+            on_input=on_input,
+        )
+
+    def follow(self, turn: Turn, code: str, **options: Unpack[CellParts]) -> Execution:
+        """Run a cell that `abandon` can end from another thread; otherwise as `run`."""
+        checks.text(code, "code")
+        timeout_s = options.get("timeout_s")
+        if timeout_s is not None:
+            checks.number(timeout_s, "timeout_s", 0.001, 366 * 86_400)
+        answer = options.get("on_input") or _answers(options.get("stdin"))
+        callbacks = (options.get("on_stdout"), options.get("on_stderr"), options.get("on_result"))
+        with self._turn:
+            if turn.is_abandoned:
+                return Execution()
+            cell = turn.cell = self._open()
+            self._send(request("run", cell=cell.id, code=code, input=answer is not None))
+            if turn.is_abandoned:
+                self._interrupt(cell)
+            try:
+                self._follow(cell, timeout_s, callbacks, answer)
+            except BaseException:  # of a callback, or Ctrl-C
+                self._stop(cell)
+                raise
+            finally:
+                self._inbox.cell = None
+        on_error = options.get("on_error")
+        if cell.execution.error is not None and on_error:
+            on_error(cell.execution.error)
+        return cell.execution
+
+    def abandon(self, turn: Turn) -> None:
+        """Interrupt a cell whose caller has gone, or do not run it at all."""
+        turn.is_abandoned = True
+        if turn.cell is not None and not turn.cell.is_done:
+            self._interrupt(turn.cell)
+
+    def _open(self) -> Cell:
+        if self._inbox.reason:
+            raise LifecycleError(
+                f"the context has ended: {self._inbox.reason}",
+                hint="restart() gives it a fresh interpreter",
+            )
+        cell = Cell(secrets.token_hex(8))
+        self._inbox.cell = cell
+        if self._inbox.reason:  # it ended meanwhile
+            cell.fail(CellError("ContextEnded", self._inbox.reason))
+        return cell
+
+    def _follow(
+        self,
+        cell: Cell,
+        timeout_s: float | None,
+        callbacks: tuple[Text | None, Text | None, Callable[[Result], object] | None],
+        answer: Callable[[str], str | None] | None,
+    ) -> None:
+        on_stdout, on_stderr, on_result = callbacks
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            is_over = cell.is_done
+            logs, results, prompts = cell.wait(left, wants_pieces=any(callbacks))
+            for log in logs:
+                callback = on_stdout if log.stream == "stdout" else on_stderr
+                if callback:
+                    callback(log.text)
+            for result in results:
+                if on_result:
+                    on_result(result)
+            for prompt in prompts:
+                text = answer(prompt) if answer else None
+                self._send(request("answer", text=text))
+            if is_over:
+                return
+            if deadline is not None and time.monotonic() >= deadline and not cell.is_done:
+                deadline = None
+                self._time_out(cell, timeout_s)
+
+    def _time_out(self, cell: Cell, timeout_s: float | None) -> None:
+        was_interrupted = self._stop(cell)
+        said = f"the cell took longer than {timeout_s} s"
+        if was_interrupted:
+            said += " and was interrupted; variables are kept"
+        else:
+            said += " and did not react to an interrupt: the context was killed, variables are lost"
+        cell.execution.timed_out = True
+        trace = cell.execution.error.traceback if cell.execution.error else ""
+        cell.execution.error = CellError("CellTimeout", said, trace)
+
+    def _stop(self, cell: Cell) -> bool:
+        """Interrupt a cell, and kill the context if that does not end it; whether it still lives."""
+        self._interrupt(cell)
+        until = time.monotonic() + GRACE_S
+        while not cell.is_done and time.monotonic() < until:
+            cell.wait(until - time.monotonic(), wants_pieces=False)
+        if cell.is_done and not self._inbox.reason:
+            return True
+        self._kill()
+        cell.fail(CellError("ContextEnded", "the context was killed"))
+        return False
+
+    def variables(self, *, timeout_s: float = 30.0) -> list[dict[str, str]]:
+        """List the variables of the cells: `name`, `type` and a short `value`.
+
+        Raises:
+            LifecycleError: The context has ended.
+            ExecError: A `repr` failed or took too long.
+        """
+        with self._turn:
+            cell = self._open()
+            self._send(request("variables", cell=cell.id))
+            try:
+                self._follow(cell, timeout_s, (None, None, None), None)
+            finally:
+                self._inbox.cell = None
+        error, results = cell.execution.error, cell.execution.results
+        if error is not None or not results:
+            raise ExecError(f"variables cannot be listed: {error.value if error else 'no answer'}")
+        return [
+            {key: str(each.get(key, "")) for key in ("name", "type", "value")}
+            for each in results[-1].json or ()
+            if isinstance(each, dict)
+        ]
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the cell that runs; variables are kept. Nothing if none runs."""
+        cell = self._inbox.cell
+        if cell is not None:
+            self._interrupt(cell)
+
+    def _interrupt(self, cell: Cell) -> None:
+        try:
+            self._send(request("interrupt", cell=cell.id), GRACE_S)
+        except RingfenceError:
+            pass  # it has ended, or does not read: whoever waits kills it
+
+    def restart(self) -> None:
+        """End the interpreter with all that it started, and begin a fresh one."""
+        self._kill()
+        with self._turn:  # the cell that ran has ended by that
+            self._begin()
+
+    def close(self) -> None:
+        """End it with everything that it started; idempotent."""
+        self._kill()
+
+    def _kill(self) -> None:
+        process = self._process
+        self._inbox.end("it was closed")
+        try:
+            process.kill()
+            process.wait(START_S)
+        except (RingfenceError, TimeoutError):
+            pass  # its sandbox has ended, and it with it
+
+    @property
+    def running(self) -> bool:
+        """True until the interpreter has ended."""
+        return not self._inbox.reason
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Context {self.language} {self.id}>"
+
+    # -- the wire -----------------------------------------------------------------------------
+
+    def _send(self, data: bytes, most_s: float = _SEND_S) -> None:
+        """Write a request, waiting for so long at most: a program inside may have stopped reading.
+
+        Raises:
+            ExecError: It does not read.
+        """
+        if not self._sending.acquire(timeout=most_s):
+            raise ExecError("the context does not read its requests", hint="restart() it")
+        try:
+            stdin = self._process.stdin
+            if hasattr(stdin, "write_some"):
+                _write_within(stdin, data, time.monotonic() + most_s)
+                return
+            # A server's own request may wait longer than the caller wants to.
+            thread = threading.Thread(target=_write_quietly, args=(stdin, data), daemon=True)
+            thread.start()
+            thread.join(most_s)
+            if thread.is_alive():
+                raise ExecError("the context does not read its requests", hint="restart() it")
+        finally:
+            self._sending.release()
+
+
+class Turn:
+    """The cell of one caller, before and while it runs."""
+
+    def __init__(self) -> None:
+        self.cell: Cell | None = None
+        self.is_abandoned = False
+
+
+class _Inbox:
+    """Frames of a kernel, on their way to the cell that runs. Never blocks, holds one frame."""
+
+    def __init__(self, *, in_the_middle: bool = False) -> None:
+        self._reader = Reader(in_the_middle=in_the_middle)
+        self.ready = threading.Event()
+        self.reason = ""  # for the end, once it has ended
+        self.cell: Cell | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take what the kernel wrote."""
+        if self.reason:
+            return
+        try:
+            for kind, cell_id, name, payload in self._reader.feed(data):
+                cell = self.cell
+                if kind == "hello":
+                    self.ready.set()
+                elif cell is not None and cell.id == cell_id:
+                    cell.take(kind, name, payload)
+        except BrokenFrameError as exc:
+            self.end(f"its output is damaged ({exc}); a program inside may have written it")
+
+    def end(self, reason: str) -> None:
+        """It has ended: tell the cell that runs."""
+        self.reason = self.reason or reason
+        self.ready.set()
+        cell = self.cell
+        if cell is not None:
+            cell.fail(CellError("ContextEnded", f"{self.reason}; its variables are lost"))
+
+
+def _at_end(process: Any, tell: Callable[[str], None]) -> None:
+    """Call `tell` with the reason once the process has ended."""
+
+    def told(result: Callable[[], Any]) -> None:
+        try:
+            ended = result()
+        except Exception as exc:  # noqa: BLE001  of the exec, told to whoever runs a cell
+            tell(f"its process failed: {exc}")
+            return
+        how = "was killed" if ended.exit_code is None else f"exited with code {ended.exit_code}"
+        if ended.oom_killed:
+            how = "ran out of memory"
+        last = ended.stderr[-500:].decode("utf-8", "replace").strip()
+        tell(f"its process {how}{': ' + last if last else ''}")
+
+    future = getattr(process, "future", None)
+    if future is not None:
+        future.add_done_callback(lambda done: told(done.result))
+    else:
+        threading.Thread(
+            target=told, args=(process.wait,), name="ringfence-context", daemon=True
+        ).start()
+
+
+def _write_within(stdin: Any, data: bytes, deadline: float) -> None:
+    view = memoryview(data)
+    while view := view[stdin.write_some(view) :]:
+        fd = stdin.duplicate()
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise ExecError("the context does not read its requests", hint="restart() it")
+        finally:
+            os.close(fd)
+
+
+def _write_quietly(stdin: Any, data: bytes) -> None:
+    try:
+        stdin.write(data)
+    except RingfenceError:
+        pass  # it has ended: whoever waits for the cell is told
+
+
+def _answers(stdin: str | Iterable[str] | None) -> Callable[[str], str | None] | None:
+    if stdin is None:
+        return None
+    lines: Iterator[str] = iter(stdin.splitlines() if isinstance(stdin, str) else stdin)
+
+    def answer(_prompt: str) -> str | None:
+        line = next(lines, None)
+        if line is not None and not isinstance(line, str):
+            raise InvalidRequest("lines of stdin must be text", field="stdin")
+        return line
+
+    return answer

@@ -1,0 +1,123 @@
+"""Wire of a context: frames out of the sandbox, lines of JSON into it.
+
+A frame is a header `RS kind cell length name LF` and `length` bytes. No nesting, so that a reader
+needs no more memory than the bytes that came:
+
+| kind | name | payload |
+|---|---|---|
+| `out`, `err` | | output |
+| `part` | MIME type, or field of an error | one part of the next frame of this table |
+| `main`, `display`, `error` | | none: the cell's value, a value shown, its exception |
+| `input` | | the prompt of `input()` |
+| `done` | | execution count, bytes of output left out |
+| `hello` | | the kernel is ready |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MOST_FRAME_BYTES = 16 << 20
+MOST_CODE_BYTES = 8 << 20
+_HEADER_BYTES = 160
+_HEADER = re.compile(rb"\x1e([a-z]{1,8}) ([0-9a-f]{1,32}|-) ([0-9]{1,9}) ([!-~]{1,100})\n")
+
+_BOOT = (
+    "import os;b=b''\n"
+    "while b'\\0' not in b:\n"
+    " d=os.read(0,65536)\n"
+    " if not d:raise SystemExit(1)\n"
+    " b+=d\n"
+    "s,_,r=b.partition(b'\\0')\n"
+    "exec(compile(s,'<ringfence kernel>','exec'),{'__name__':'ringfence_kernel','REST':r})"
+)
+MARK = "ringfence-context"
+
+
+def argv_of(language: str) -> list[str]:
+    """Build the command of a kernel; it ends with a mark and the language."""
+    return ["python3", "-c", _BOOT, MARK, language]
+
+
+def language_of(argv: Sequence[str]) -> str:
+    """Return the language of the context that a command runs; empty if it is none."""
+    return argv[-1] if len(argv) > 2 and argv[-2] == MARK else ""
+
+
+def python_kernel() -> bytes:
+    """Read the source that the bootstrap reads first."""
+    return Path(__file__).with_name("kernel.py").read_bytes() + b"\0"
+
+
+def request(do: str, **fields: object) -> bytes:
+    """Encode a request to a kernel.
+
+    Raises:
+        InvalidRequest: It is too large.
+    """
+    # ASCII only: lone surrogates in code pass too, as escapes.
+    line = json.dumps({"do": do, **fields}).encode() + b"\n"
+    if len(line) > MOST_CODE_BYTES:
+        raise InvalidRequest(
+            f"a request of {len(line)} bytes is too large; at most {MOST_CODE_BYTES}",
+            field="code",
+            hint="write large data to a file of the sandbox and read it there",
+        )
+    return line
+
+
+class BrokenFrameError(Exception):
+    """Bytes came that are no frame; a program inside may have written them."""
+
+
+class Reader:
+    """Splits bytes into frames. Holds at most one frame.
+
+    Args:
+        in_the_middle: The bytes may begin inside a frame, whose rest is passed over.
+    """
+
+    def __init__(self, *, in_the_middle: bool = False) -> None:
+        self._buffer = bytearray()
+        self._needed = 0  # bytes until which looking is in vain
+        self._searches = in_the_middle
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, str, str, bytes]]:
+        """Yield kind, cell, name and payload of each frame that is whole.
+
+        Raises:
+            BrokenFrameError: The stream is useless from here on.
+        """
+        self._buffer += data
+        if len(self._buffer) < self._needed:
+            return
+        start = 0
+        while True:
+            header = _HEADER.match(self._buffer, start)
+            if header is None and self._searches:
+                header = _HEADER.search(self._buffer, start)
+                start = header.start() if header else max(0, len(self._buffer) - _HEADER_BYTES)
+            if header is None:
+                break
+            self._searches = False
+            length = int(header[3])
+            if length > MOST_FRAME_BYTES:
+                raise BrokenFrameError(f"a frame of {length} bytes; at most {MOST_FRAME_BYTES}")
+            self._needed = header.end() - start + length
+            if len(self._buffer) - start < self._needed:
+                break
+            end = start + self._needed
+            payload = bytes(memoryview(self._buffer)[header.end() : end])
+            yield header[1].decode(), header[2].decode(), header[4].decode(), payload
+            start, self._needed = end, 0
+        del self._buffer[:start]
+        if not self._needed and not self._searches and len(self._buffer) >= _HEADER_BYTES:
+            raise BrokenFrameError(f"no header of a frame: {bytes(self._buffer[:40])!r}")

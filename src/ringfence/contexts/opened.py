@@ -1,0 +1,80 @@
+"""The contexts that were opened through one sandbox object."""
+
+from __future__ import annotations
+
+import threading
+
+from ..errors import ExecNotFound
+from .context import PYTHON, Context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .context import Hosting
+
+
+class Contexts:
+    """Contexts by id, and the default one of each language. Thread-safe.
+
+    Args:
+        find: Process of a context that somebody else may have begun, by id; None: there is none.
+        kept_bytes: Of its output, on the disk of a server.
+    """
+
+    def __init__(
+        self,
+        sandbox: Hosting,
+        *,
+        find: Callable[[str], Any] | None = None,
+        kept_bytes: int = 1 << 16,
+    ) -> None:
+        self._sandbox, self._find, self._kept_bytes = sandbox, find, kept_bytes
+        self._lock = threading.Lock()
+        self._open: list[Context] = []
+        self._defaults: dict[str, Context] = {}
+
+    def open(
+        self,
+        language: str = PYTHON,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> Context:
+        """Begin a context, or find one by id.
+
+        Raises:
+            ExecNotFound: There is none with that id.
+            ExecError: Its interpreter did not start.
+        """
+        if id is not None:
+            return self._known(id)
+        kept = self._kept_bytes
+        context = Context(self._sandbox, language, cwd=cwd, env=env, kept_bytes=kept)
+        with self._lock:
+            self._open = [*(each for each in self._open if each.running), context]
+        return context
+
+    def _known(self, id: str) -> Context:
+        with self._lock:
+            for each in self._open:
+                if each.id == id:
+                    return each
+        if self._find is None:
+            raise ExecNotFound(f"no context {id!r} was opened through this sandbox object")
+        context = Context.attach(self._sandbox, self._find(id), kept_bytes=self._kept_bytes)
+        with self._lock:
+            self._open.append(context)
+        return context
+
+    def default(self, language: str = PYTHON) -> Context:
+        """The context of `run_code`, begun when first asked for and again after its end."""
+        with self._lock:
+            context = self._defaults.get(language)
+            if context is None or not context.running:
+                context = Context(self._sandbox, language, kept_bytes=self._kept_bytes)
+                self._defaults[language] = context
+            return context
