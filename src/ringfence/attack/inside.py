@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 PYTHON = "/usr/bin/python3"
 ARCHIVE = "/tmp/probes.zip"
 _START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
+    # Where a sandbox has no mounts, its /tmp is at TMPDIR.
+    "import os, sys; at, own = sys.argv[1], os.environ.get('TMPDIR', '/tmp'); "
+    "at = at if os.path.exists(at) else at.replace('/tmp', own, 1); sys.path.insert(0, at); "
+    "from importlib import import_module; "
     "getattr(import_module('probes.' + sys.argv[2]), sys.argv[3])(*sys.argv[4:])"
 )
 _PATIENCE_S = 300.0

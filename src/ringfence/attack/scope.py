@@ -5,6 +5,7 @@ They are counted by name, with the reason, and never as held.
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 
 OWN_KERNEL = ("gvisor", "microvm")
@@ -62,12 +63,59 @@ _NOT_OF_MACHINES = {
     "resources.processor-hog": "it reads the guest's clocks: the host bounds and counts the emulator",
 }
 
+_NO_NAMESPACES = "the landlock backend reports it as missing: it has no namespaces"
+_NO_MOUNTS = "the landlock backend reports it as missing: the root is the host's"
+_PROC = "the landlock backend reports it as degraded: the host's /proc can be read"
+_NO_OTHERS = "the landlock backend has one user"
+# Declared lacks: `docs/how-to/without-namespaces.md` lists what follows from each.
+_NOT_OF_LANDLOCK = {
+    "identity.namespace-*": _NO_NAMESPACES,
+    "identity.not-host-root": "the landlock backend reports it as missing: it maps no ids",
+    "identity.neighbour-host-id": "the landlock backend reports it as missing: it maps no ids",
+    "identity.every-process-locked-down": _NO_NAMESPACES,
+    "syscalls.namespaces-left": "the landlock backend reports it as degraded: a filter alone refuses",
+    "devices_proc.proc-writable": "it asks for a mount: Landlock refuses to write, see any-setting",
+    "devices_proc.masked-files": _PROC,
+    "devices_proc.host-processes": _NO_NAMESPACES,
+    "devices_proc.init-is-ours": _NO_NAMESPACES,
+    "devices_proc.dangerous-devices": "it looks for names: Landlock refuses to open them",
+    "devices_proc.host-terminals": "it looks for names: Landlock refuses to open them",
+    "devices_proc.kernel-file-systems": _NO_MOUNTS,
+    "files.secret-visible": "the landlock backend reports it as missing: names and sizes show",
+    "files.old-root": _NO_MOUNTS,
+    "files.mount-flags": _NO_MOUNTS,
+    "files.shared-lock": "the landlock backend reports it: files that are shown can be locked",
+    "ipc.object-list": _PROC,
+    "ipc.passed-by-netlink": _PROC,
+    "network.host-connections": _PROC,
+    "leaks.environment-names": "TMPDIR tells where a /tmp of the sandbox's own is",
+    "leaks.host-name": _NO_NAMESPACES,
+    "leaks.machine-id": "it looks for names: Landlock refuses to open them",
+    "leaks.user-name": "programs need the name of their user, which is one of the host",
+    "leaks.control-group-path": _PROC,
+    "leaks.boot-id": _PROC,
+    "leaks.kernel-command-line": _PROC,
+    "lifecycle.init-without-handlers": _NO_NAMESPACES,
+    "lifecycle.other-user-*": _NO_OTHERS,
+    "resources.inotify-watches": "it reads the user's limit: the filter refuses inotify itself",
+}
+
+_NO_RIGHTS = "it takes CAP_SETPCAP, which an ordinary user lacks: no_new_privs makes it moot"
+_SAMPLED = "the landlock backend reports it as degraded: without a cgroup processes are sampled"
+_NOT_OF_LANDLOCK_USERS = {
+    "identity.capabilities-bounding": _NO_RIGHTS,
+    "identity.securebits": _NO_RIGHTS,
+    "identity.exclusive-host-id": "the landlock backend reports it as missing: it maps no ids",
+    "resources.fork-bomb": _SAMPLED,
+    "resources.thread-bomb": _SAMPLED,
+}
+
 
 def why_not(probe: str, backend: str) -> str:
     """Why a probe says nothing of that backend; "" where it does."""
-    if backend not in OWN_KERNEL:
-        return ""
     machines = _NOT_OF_MACHINES if backend == "microvm" else {}
-    reasons = {**_NOT_OF_OWN_KERNELS, **machines}
+    reasons = {**_NOT_OF_OWN_KERNELS, **machines} if backend in OWN_KERNEL else {}
+    if backend == "landlock":
+        reasons = {**_NOT_OF_LANDLOCK, **(_NOT_OF_LANDLOCK_USERS if os.geteuid() else {})}
     found = (why for name, why in reasons.items() if fnmatchcase(probe, name))
     return next(found, "")

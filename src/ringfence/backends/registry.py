@@ -28,6 +28,7 @@ _CLASSES = {
     "gvisor": "gvisor.backend:GvisorBackend",
     "microvm": "microvm.backend:MicrovmBackend",
     "docker": "docker.backend:DockerBackend",
+    "landlock": "landlock.backend:LandlockBackend",
     "bubblewrap": _LAUNCHED,
     "codex": _LAUNCHED,
     "lxc": _LAUNCHED,

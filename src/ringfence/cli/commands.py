@@ -195,7 +195,12 @@ RUN = Command(
             "backend",
             "NAME",
             "isolation backend; default: the first backend of --tier that works",
-            words="native gvisor microvm docker bubblewrap codex lxc",
+            words="native gvisor microvm docker bubblewrap codex lxc landlock",
+        ),
+        Option(
+            "anywhere",
+            "",
+            "where the host refuses namespaces, use the backend landlock, which has none",
         ),
         Option(
             "tier",
@@ -226,7 +231,7 @@ RUN = Command(
         "Files": "mount here protect unprotect deny image pull workdir memory-dir python-env",
         "Network": "net net-policy secret net-log net-learn",
         "Limits": "timeout memory cpus pids disk inodes open-files output-bytes",
-        "Isolation": "tier backend profile allow-degraded user",
+        "Isolation": "tier backend anywhere profile allow-degraded user",
     },
     details="""\
 The command reads and writes stdin, stdout and stderr directly. Of your files, the sandbox has only
@@ -274,7 +279,8 @@ DOCTOR = Command(
         Option("backend", "NAME", "with --attack: backend to attack; default: native"),
         HELP,
     ),
-    details="Exit code: 0 if a backend is usable (with --attack: if no probe escaped), else 1.",
+    details="Exit code: 0 if a backend other than landlock is usable (with --attack: if no probe"
+    " escaped), else 1.",
     examples=(
         ("check this host", "ringfence doctor"),
         ("list every protection", "ringfence doctor --verbose"),
@@ -499,6 +505,7 @@ root file system. `remove` removes a name; `prune` deletes files without a name 
 )
 
 _NOT_OF_A_SANDBOX = {
+    "anywhere",
     "pull",
     "net-log",
     "net-learn",

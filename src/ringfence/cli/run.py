@@ -61,7 +61,7 @@ def _report_failure(exc: BaseException, *, as_json: bool) -> None:
 
 
 def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
-    from ..backends.registry import close_all, provision
+    from ..backends.registry import close_all
     from .request import check_protected, make_request, make_spec
 
     streams: dict[str, Any] = {"stream_stdin": not _is_null(0)}
@@ -85,7 +85,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     except RuntimeError:
         pass  # no more threads: what needs one says so
     try:
-        sandbox = provision(spec, given.get("backend"))
+        sandbox = _provision(spec, given)
         try:
             supervisor = _supervisor(given, request, sandbox, bell)
             if given.get("json"):
@@ -102,6 +102,24 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
                 record.close(sandbox)
     finally:
         close_all()
+
+
+def _provision(spec: SandboxSpec, given: dict[str, Any]) -> BackendSandbox:
+    """Make the sandbox; with `--anywhere` without namespaces, where they alone are refused."""
+    from ..backends.registry import provision
+
+    if "anywhere" not in given or "backend" in given:
+        return provision(spec, given.get("backend"))
+    from ..errors import BackendUnavailable, IsolationError
+
+    try:
+        return provision(spec)
+    except (BackendUnavailable, IsolationError) as exc:
+        from .terminal import say
+
+        sandbox = provision(spec, "landlock")
+        say(f"--anywhere: without namespaces, by the backend landlock ({exc.message})")
+        return sandbox
 
 
 def _hint(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, Any]) -> None:

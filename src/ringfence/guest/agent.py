@@ -27,12 +27,21 @@ from .watchdog import Watchdog
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from ..launcher.pid1.file_locks import FileLocks
-    from ..launcher.pid1.notifications import Listener
     from .groups import Groups
     from .settings import Settings
     from .tags import Tags
+
+    class Asks(Protocol):
+        """Interface of a descriptor that the loop watches besides."""
+
+        fd: int
+
+        def serve_one(self) -> None:
+            """Called when there is something to read."""
+
 
 _TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
 
@@ -45,7 +54,7 @@ class Agent(FileRequests):
         control: wire.Socket,
         settings: Settings,
         groups: Groups | Tags,
-        listener: Listener | None = None,
+        listener: Asks | None = None,
     ) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])

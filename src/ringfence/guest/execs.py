@@ -186,7 +186,7 @@ class Execs:
             fresh = [pid for pid in self.groups.members(number) if pid not in seen]
             if not fresh:
                 break
-            if len(fresh) > _CROWD and not stopped:
+            if len(fresh) > _CROWD and not stopped and self.groups.is_alone:
                 # A stopped process cannot fork, and it leaves the processor to us.
                 stopped = send(-1, signal.SIGSTOP)
                 continue

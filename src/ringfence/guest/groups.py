@@ -69,6 +69,7 @@ class Groups:
         pids: Most processes, ours not counted.
     """
 
+    is_alone = True  # every process that it may signal is the guest's
     controllers = "cpuacct,memory,pids"
 
     def __init__(self, place: str, pids: int) -> None:

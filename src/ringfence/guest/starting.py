@@ -106,7 +106,7 @@ def _spawn(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: l
     try:
         if not users.is_root:  # there is one user, and nobody to become
             run.pid, run.failure_fd = users.start_preferred(
-                lambda: forked.start(paths, argv, env, actions)
+                lambda: forked.start(paths, argv, env, actions, users.confine)
             )
         elif init.has_children():
             become = users.become_for_good(run.uid)

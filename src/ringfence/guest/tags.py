@@ -17,6 +17,8 @@ from ..launcher.pid1 import processes
 class Tags:
     """See `groups.Groups`."""
 
+    is_alone = True
+
     def __init__(self, key: int) -> None:
         self._key = key
 
@@ -45,7 +47,7 @@ class Tags:
     def members(self, number: int) -> list[int]:
         """The processes of one exec that have not ended."""
         wanted = processes.TAG_BASE - number
-        return [pid for pid in _others() if _tag_of(pid) == wanted and not processes.is_zombie(pid)]
+        return [pid for pid in _others() if tag_of(pid) == wanted and not processes.is_zombie(pid)]
 
     def cpu_ns(self, number: int) -> tuple[int, int]:
         """Return unknown values: nothing adds up the time of an exec."""
@@ -69,7 +71,7 @@ def _others() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me]
 
 
-def _tag_of(pid: int) -> int:
+def tag_of(pid: int) -> int:
     for line in _lines(f"/proc/{pid}/limits"):
         if line.startswith("Max realtime timeout"):
             word = line.split()[4]

@@ -87,14 +87,19 @@ class Watchdog:
         return True
 
     def _bound_memory(self) -> None:
-        groups, usage = self._execs.groups, os.statvfs("/")
-        used = groups.memory_bytes() + (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        used = self.used_bytes()
         is_freed = time.monotonic() < self._freed_by and used <= self._at_kill
         if used > self._memory_bytes and not is_freed:
             self._freed_by, self._at_kill = time.monotonic() + _FREED_S, used
             self._execs.kill(
                 max(self._execs.numbers(), key=self._resident), wire.KILLED_BY_MEMORY_WATCHDOG
             )
+
+    def used_bytes(self) -> int:
+        """Add up the memory of processes, and of files in the root."""
+        usage = os.statvfs("/")
+        files = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        return self._execs.groups.memory_bytes() + files
 
     def _resident(self, number: int) -> int:
         return sum(map(looking.resident, self._execs.groups.members(number)))

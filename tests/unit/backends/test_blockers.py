@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfence.backends.native import blockers
+from ringfence.backends.local.host import blockers
 
 CREATE = "the sandbox was not started: create: [Errno 1] clone3: Operation not permitted"
 MOUNT = "the sandbox was not started: make mounts private: [Errno 13] mount: Permission denied"

@@ -216,9 +216,15 @@ def tick(path: str) -> None:
 
 
 def census() -> None:
-    """Print every process but PID 1, this one, and the agent that started it: under Codex it is not PID 1."""
+    """Print every process but PID 1, this one, and the agent that started it: under Codex it is not PID 1.
+
+    Without a PID namespace, those with a tag of this sandbox: see `guest.landlocked`.
+    """
+    own = _tag("self")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (1, os.getppid(), os.getpid()):
+            continue
+        if own > 1 << 60 and _tag(name) >> 20 != own >> 20:
             continue
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
@@ -228,3 +234,13 @@ def census() -> None:
         except OSError:
             continue  # it ended while we looked
         print(name, state, ascii(words[-60:]))
+
+
+def _tag(pid: str) -> int:
+    """The hard RLIMIT_RTTIME of a process; 0 when it has none or has ended."""
+    try:
+        with open(f"/proc/{pid}/limits", encoding="ascii") as file:
+            words = [line.split() for line in file if line.startswith("Max realtime timeout")]
+    except OSError:
+        return 0
+    return int(words[0][4]) if words and words[0][4].isdigit() else 0

@@ -35,7 +35,7 @@ class Place:
     def __init__(
         self, uid: int, host_id: int, extra: tuple[str, ...], more: Sequence[tuple[Any, ...]] = ()
     ) -> None:
-        self.path, self._lock = _make_locked()
+        self.path, self._lock = make_locked()
         try:
             # For nobody else: a program in it may have set-id bits, which only our own filter refuses.
             os.chmod(self.path, 0o700)
@@ -104,7 +104,7 @@ class Place:
     def remove(self) -> None:
         """Precondition: nothing runs any more that could write here."""
         os.close(self._lock)
-        _remove_tree(self.path)
+        remove_tree(self.path)
 
 
 def _shown(step: tuple[Any, ...], trees: list[Any]) -> tuple[str, str]:
@@ -116,7 +116,7 @@ def _base() -> str:
     return place_in("/var/tmp", f".ringfence-{os.geteuid()}", 0o711)
 
 
-def _make_locked() -> tuple[str, int]:
+def make_locked() -> tuple[str, int]:
     """A new directory, and its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
@@ -148,14 +148,14 @@ def sweep() -> None:
             continue  # it is just being made, or removed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_tree(f"{base}/{name}")
+            remove_tree(f"{base}/{name}")
         except BlockingIOError:
             pass
         finally:
             os.close(lock)
 
 
-def _remove_tree(path: str) -> None:
+def remove_tree(path: str) -> None:
     """Remove a directory in which a guest made what it liked; what cannot be removed stays.
 
     Each directory in it is moved up to its top before it is emptied: shutil.rmtree calls itself for every

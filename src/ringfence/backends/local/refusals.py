@@ -62,12 +62,27 @@ def error_of(exc: Refused) -> RingfenceError:
         reason = f"{target}: nothing can be mounted there: {os.strerror(exc.errno)}"
         return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[exc.errno])
     if text.startswith("create") and exc.errno in (1, 13, 28, 38):
-        hint = (
-            "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
-        )
+        hint = way_on(exc)
     elif found := hint_of_source(exc, target):
         hint = found
     elif exc.errno == errno.EFBIG:
         hint = "raise `ulimit -f`: it counts for the sandbox's own files, too"
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+_SWITCHES = (
+    "this host refuses user namespaces: check sysctl user.max_user_namespaces, "
+    "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns"
+)
+
+
+def way_on(exc: Refused) -> str:
+    """Name the switch of this host, and the backend that needs no namespaces."""
+    from .host import blockers
+
+    found = [f"{each.why}: {each.fix}" if each.fix else each.why for each in blockers.find(exc)]
+    return (
+        f"{'; '.join(found) or _SWITCHES}; or go without namespaces: `ringfence run --anywhere`, or "
+        'backend="landlock": host processes and names of host files can then be seen, and there is '
+        "no network, no terminal and no writable mount"
+    )

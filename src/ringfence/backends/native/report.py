@@ -8,8 +8,8 @@ from ...model.capabilities import MISSING, BackendReport, Capability, Protection
 from ...model.limits import Limits
 from ...model.spec import LIGHT, OWN_ROOT, SandboxSpec
 from ..local import reports
+from ..local.host import blockers
 from ..local.netns import of_rules
-from . import blockers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

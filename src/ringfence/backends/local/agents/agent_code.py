@@ -24,6 +24,7 @@ _MODULES = (
     "ringfence.guest.files",
     "ringfence.guest.flows",
     "ringfence.guest.groups",
+    "ringfence.guest.landlocked",
     "ringfence.guest.looking",
     "ringfence.guest.room",
     "ringfence.guest.starting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..local.host.mountinfo import MountLine, read_text
+from .mountinfo import MountLine, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Sandboxes without namespaces, for hosts that refuse them: Landlock, filters and a guardian."""

@@ -1,0 +1,234 @@
+"""The landlock backend: makes sandboxes where the host refuses namespaces. It is never a default."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ...errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    IsolationError,
+    NetworkPolicyError,
+    SandboxLost,
+)
+from ...guest import landlocked
+from ...launcher import wire
+from ...launcher.cgroups import remove
+from ...model.session import ResolvedMount
+from ...model.spec import OS_HARDENED
+from ...policy.landlock import RESOLVE_UNIX, SCOPE_SIGNAL
+from ..command import limits
+from ..command.backend import LEAST_MEMORY, CommandBackend
+from ..command.launchers import Launcher
+from ..local.agents import agent_code
+from ..local.agents.agents import make_workdir, own_mounts, settings
+from ..local.agents.inside import descendants
+from ..local.answers import Refused, answer
+from ..local.host import cgroups
+from ..local.host.facts import host
+from ..local.launched import last_words, room_for_words
+from ..local.sizes import sizes
+from . import filters, rules
+from .place import Place
+from .sandbox import LandlockSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from ...egress.host.client import Egress
+    from ...model.capabilities import BackendReport
+    from ...model.spec import SandboxSpec
+
+NAME = "landlock"
+_READY_S = 60.0
+_NO_NETWORK_RULES = "rules need a network namespace: the landlock backend gives no network at all"
+
+
+class LandlockBackend(CommandBackend):
+    """See `Backend`. As host root, each sandbox runs as a user that nobody else is.
+
+    Args:
+        state_dir: Not used: it saves nothing.
+        egress: Not used: it gives no network.
+    """
+
+    not_strong = "Landlock and filters share the host's kernel"
+    not_root = "it maps no ids: root inside would be root on the host"
+    no_images = "without a mount namespace the programs are the host's"
+
+    def __init__(
+        self, *, state_dir: str | None = None, egress: Callable[[], Egress] | None = None
+    ) -> None:
+        super().__init__(Launcher(NAME, (), filtered=True), state_dir=state_dir, egress=egress)
+        self.policies = {OS_HARDENED: None}
+        self.no_rules = _NO_NETWORK_RULES
+
+    def beside(self, state_dir: str) -> LandlockBackend:
+        return LandlockBackend(state_dir=state_dir)
+
+    def layout(self) -> cgroups.Layout:
+        found = super().layout()
+        # Without a cgroup it is sampled. So are processes, but a bomb is faster than 50 ms.
+        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes")))
+        self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
+        self.saves = False
+        return found
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what takes namespaces, before anything is made."""
+        if spec.user not in (None, "sandbox", str(os.geteuid())) and spec.user not in ("root", "0"):
+            raise InvalidRequest(f"no user {spec.user!r}: it maps no ids", field="user")
+        if not (spec.network.is_none or spec.network.is_unrestricted):
+            raise NetworkPolicyError(
+                self.no_rules, field="network", hint="leave the network out, or use native"
+            )
+        rules.check_mounts(spec, self.name)
+        super().check(replace(spec, mounts=(), user=None if spec.user != "root" else "root"))
+        if abi() < rules.LEAST_ABI:
+            raise BackendUnavailable(
+                f"Landlock ABI {abi()} does not judge truncation; {rules.LEAST_ABI} does (Linux 6.2)"
+                if abi()
+                else "this kernel has no Landlock, or disables it (lsm= on its command line)",
+                hint="use a newer kernel, or the native backend",
+            )
+
+    def provision(self, spec: SandboxSpec) -> LandlockSandbox:
+        made = super().provision(spec)
+        assert isinstance(made, LandlockSandbox)
+        return made
+
+    def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
+        slot = self._ids().take() if host().trusted_root else 0
+        try:
+            made = Place(slot or host().uid, spec.workdir if not _is_mounted(spec) else None)
+            try:
+                sandbox = self._start(spec, sandbox_id, slot, made)
+            except BaseException:
+                made.remove()
+                raise
+        except BaseException:
+            if slot:
+                self._ids().give_back(slot)
+            raise
+        self._live[sandbox_id] = sandbox
+        if not _is_mounted(spec):
+            make_workdir(sandbox)
+        return sandbox
+
+    def _settings(
+        self, spec: SandboxSpec, slot: int, made: Place, opened: list[tuple[int, int]]
+    ) -> dict[str, object]:
+        handled = rules.handled(abi())
+        is_counted = bool(self.layout().version)
+        size = sizes(spec, host())
+        has_sockets = bool(handled[0] & RESOLVE_UNIX)
+        told = settings(
+            spec,
+            slot or host().uid,
+            filtered=True,
+            policy=self.policies.get(spec.profile),
+            processes=size.pids + 4 if slot else 0,
+            unix_sockets=has_sockets,
+        )
+        own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
+        return {
+            **told,
+            # Sampled where no cgroup does it.
+            "pids": 0 if is_counted else size.pids,
+            "memory_bytes": 0 if is_counted else size.memory_bytes,
+            "ids": slot or (-1 if host().uid == 0 else 0),
+            "ruleset": handled,
+            "rules": [*rules.system_rules(), *own, *(("", access) for _fd, access in opened)],
+            "refused": filters.second_filter(
+                scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
+            ),
+            "tag_base": _new_base(),
+        }
+
+    def _start(self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place) -> LandlockSandbox:
+        errors = room_for_words("guardian-says")
+        opened = rules.open_mounts(spec.mounts)
+        ours, theirs = wire.socketpair()
+        process: subprocess.Popen[bytes] | None = None
+        layout = self.layout()
+        group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
+        try:
+            told = self._settings(spec, slot, made, opened)
+            wire.send(ours, told, [fd for fd, _access in opened])
+            process = limits.start(
+                group,
+                spec,
+                agent_code.argv(made.agent, "landlocked"),
+                stdin=theirs.fileno(),
+                stderr=errors,
+                env={"PATH": "/usr/bin:/bin"},
+                cwd="/",
+                start_new_session=True,
+            )
+            theirs.close()
+            try:
+                answer(ours, _READY_S)
+            except (SandboxLost, Refused, IsolationError) as exc:
+                raise IsolationError(
+                    f"the landlock backend did not start: {last_words(errors) or exc}"
+                ) from exc
+            ours.settimeout(None)
+            agent = descendants(process.pid)[0]
+            if layout.version:
+                limits.check(group, agent)
+            mounts = [ResolvedMount(each.target, each.access, each.source) for each in spec.mounts]
+            base = told["tag_base"]
+            assert isinstance(base, int)
+            return LandlockSandbox(
+                self,
+                spec,
+                sandbox_id,
+                slot or host().uid,
+                [*own_mounts_of(spec), *mounts],
+                ours,
+                process,
+                agent,
+                group,
+                made,
+                slot,
+                base,
+            )
+        except BaseException:
+            ours.close()
+            theirs.close()
+            if process is not None:
+                process.wait()  # the guardian ends everything when nobody is at the other end
+                remove(group.directories)
+            raise
+        finally:
+            os.close(errors)
+            for fd, _access in opened:
+                os.close(fd)
+
+    def report(self) -> BackendReport:
+        from .report import backend_report
+
+        return backend_report(self)
+
+
+def abi() -> int:
+    """The Landlock ABI that is used: that of this kernel."""
+    return host().landlock_abi
+
+
+def own_mounts_of(spec: SandboxSpec) -> list[ResolvedMount]:
+    """The directories that every sandbox has."""
+    return own_mounts(replace(spec, mounts=()))
+
+
+def _is_mounted(spec: SandboxSpec) -> bool:
+    workdir = spec.workdir or ""
+    return any(workdir == m.target or workdir.startswith(f"{m.target}/") for m in spec.mounts)
+
+
+def _new_base() -> int:
+    """Tags that no other sandbox has: 40 random bits, above all limits that anybody means."""
+    return ((1 << 61) | int.from_bytes(os.urandom(5), "big") << 20) + landlocked.TAGS - 1

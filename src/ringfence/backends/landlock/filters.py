@@ -1,0 +1,97 @@
+"""The second filter, for execs only: what namespaces and mounts refuse on other backends.
+
+It stands behind the filter that every light sandbox has (`policy.filters`): what either refuses is
+refused. Without namespaces a system call can name any process, IPC object or file of the host, and
+Landlock judges neither metadata of files, limits and scheduling of processes, nor IPC.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ...policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
+
+_INT = 0xFFFFFFFF
+_IPC = (
+    *("shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl"),
+    *("msgget", "msgsnd", "msgrcv", "msgctl"),
+    *("mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr"),
+)
+_ABOUT_OTHERS = (
+    *("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "prlimit64"),
+    *("sched_getparam", "sched_getscheduler", "sched_getaffinity", "sched_getattr"),
+    *("sched_rr_get_interval", "getpgid", "getsid", "get_robust_list"),
+)
+_METADATA = (
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
+    *("utime", "utimes", "utimensat", "futimesat"),
+)
+_ATTRIBUTES = (
+    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
+    *("getxattr", "lgetxattr", "listxattr", "llistxattr"),
+    *("getxattrat", "setxattrat", "listxattrat", "removexattrat"),
+)
+# A profile of the user's own may allow these, for other backends. Here they reach the host's.
+_NEVER = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "process_madvise"),
+    *(
+        "add_key",
+        "request_key",
+        "keyctl",
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+        "mount",
+        "umount2",
+    ),
+    *("name_to_handle_at", "open_by_handle_at", "fanotify_init", "fanotify_mark", "pivot_root"),
+    *("chroot", "syslog", "quotactl", "migrate_pages", "move_pages", "swapon", "swapoff", "acct"),
+)
+_SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+_PRIORITIES = ("setpriority", "getpriority", "ioprio_set", "ioprio_get")
+_PR_SCHED_CORE = 62  # include/uapi/linux/prctl.h
+_F_SETOWN, _F_SETOWN_EX = 8, 15  # include/uapi/asm-generic/fcntl.h
+_AF_UNIX = 1
+
+
+def _is(arg: int, *values: int) -> Condition:
+    return Condition(arg, 32, _INT, values)
+
+
+def _is_not(arg: int, *values: int) -> Condition:
+    return Condition(arg, 32, _INT, values, negated=True)
+
+
+@functools.cache
+def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
+    """The program.
+
+    Args:
+        scopes_signals: Landlock keeps signals inside; else nothing but the caller's group gets any.
+        owns_files_outside: The user of the sandbox has files on the host.
+    """
+    rules = [
+        # Also loopback and netlink: the network is the host's.
+        Rule(("socket", "socketpair"), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX),)),
+        Rule(_IPC, "ENOSYS"),
+        Rule(_NEVER, "EPERM"),
+        # A descriptor of any process of the host; libraries fall back to SIGCHLD.
+        Rule(("pidfd_open",), "ENOSYS"),
+        Rule(("fcntl",), "EPERM", (_is(1, _F_SETOWN, _F_SETOWN_EX),)),
+        Rule(_ABOUT_OTHERS, "EPERM", (_is_not(0, 0),)),
+        # PRIO_PROCESS (0) and IOPRIO_WHO_PROCESS (1) of the caller.
+        Rule(("setpriority", "getpriority"), "EPERM", (_is_not(0, 0),)),
+        Rule(("ioprio_set", "ioprio_get"), "EPERM", (_is_not(0, 1),)),
+        Rule(_PRIORITIES, "EPERM", (_is_not(1, 0),)),
+        Rule(("prctl",), "EPERM", (_is(0, _PR_SCHED_CORE),)),
+        # Names in directories that cannot be listed: inotify asks for no Landlock right. And its
+        # instances are counted for each user of the host.
+        Rule(("inotify_init", "inotify_init1", "inotify_add_watch"), "ENOSYS"),
+        Rule(_ATTRIBUTES, "ENOTSUP"),
+    ]
+    if owns_files_outside:
+        rules.append(Rule(_METADATA, "EPERM"))
+    if not scopes_signals:
+        rules.append(Rule(("kill",), "EPERM", (_is_not(0, 0),)))
+        rules.append(Rule(_SIGNALS[1:], "EPERM"))
+    return compile_filter(policy=SeccompPolicy("allow", "allow", (), tuple(rules)))

@@ -1,0 +1,64 @@
+"""The directories of one sandbox, at a path of the host: its home, its temporary files and the agent."""
+
+from __future__ import annotations
+
+import os
+
+from ...model.mount import MEMORY_DIR
+from ..command.place import make_locked, remove_tree
+from ..local.agents import agent_code
+from ..local.host.facts import host
+from ..local.mounts import template
+
+_OWN = {template.HOME: "home", "/tmp": "tmp", "/mnt/session": "session", MEMORY_DIR: "memory"}
+
+
+class Place:
+    """A directory of this sandbox's own, removed with it; locked as long as we live.
+
+    Args:
+        host_id: Who owns what is in it.
+        workdir: Where the session's root is to be seen; None: in the home.
+
+    Attributes:
+        shown: Empty, as nothing is shown at another path.
+    """
+
+    def __init__(self, host_id: int, workdir: str | None) -> None:
+        self.path, self._lock = make_locked()
+        self.shown: list[tuple[str, str]] = []
+        try:
+            os.chmod(self.path, 0o700)
+            self._names = {target: f"{self.path}/{name}" for target, name in _OWN.items()}
+            if workdir is not None:
+                self._names[workdir] = f"{self.path}/work"
+            self.writable = list(self._names.values())
+            for path in (*self.writable, f"{self.path}/session/outputs"):
+                os.mkdir(path)
+                self._give(path, host_id)
+            self.agent = f"{self.path}/agent"
+            os.mkdir(self.agent, 0o755)
+            file = f"{self.agent}/{agent_code.NAME}"
+            with open(file, "xb") as agent:
+                agent.write(agent_code.packed())
+            os.chmod(file, 0o444)
+            self._give(self.path, host_id)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _give(self, path: str, host_id: int) -> None:
+        if host_id != host().uid:
+            os.chown(path, host_id, host_id)
+
+    def mapped(self, path: str) -> str:
+        """The path on the host of what other backends have at `path`."""
+        for target in sorted(self._names, key=len, reverse=True):
+            if path == target or path.startswith(f"{target}/"):
+                return self._names[target] + path[len(target) :]
+        return path
+
+    def remove(self) -> None:
+        """Precondition: nothing runs any more that could write here."""
+        os.close(self._lock)
+        remove_tree(self.path)

@@ -1,0 +1,158 @@
+"""Protections of a sandbox without namespaces: what is missing, and what follows from that."""
+
+from __future__ import annotations
+
+from ...model import capabilities as can
+from ...model.capabilities import BackendReport, Capability, Protection
+from ...model.spec import LIGHT, SandboxSpec
+from ...policy.landlock import RESOLVE_UNIX, SCOPE_SIGNAL
+from ..local.agents.posture import AgentReader
+from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
+from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.reports import FILES, QUOTAS, RULES, STOPPING, each_of, never, report_of
+from .rules import handled
+from .sandbox import HOST_NETWORK, NO_TERMINAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..local.protections import Verdict
+    from .backend import LandlockBackend
+    from .sandbox import LandlockSandbox
+
+LACKS = {
+    "namespaces": "processes of the host and their command lines can be listed, files of the host be "
+    "found by name and size, and its network tables be read",
+    "host_identity": "a user id of the host",
+    "network": "the network is the host's: the filter refuses its sockets, and Landlock TCP",
+}
+"""Protections that no sandbox of this backend has, and what follows."""
+
+_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.OPEN_FILES_LIMIT)
+_NO_MOUNT = "it takes a mount namespace"
+_OWN_PATH = "a host path is shown at its own path only, and read-only"
+_CANNOT = {
+    can.NETWORK_UNRESTRICTED: "the landlock backend gives no network",
+    **dict.fromkeys((*RULES, can.SECRETS), "the landlock backend gives no network"),
+    **dict.fromkeys(FILES, _NO_MOUNT),
+    can.MOUNT: _OWN_PATH,
+    **dict.fromkeys(
+        QUOTAS, "its files are in a directory of the host, which has no quota for them"
+    ),
+    can.CONNECT: HOST_NETWORK,
+    can.PTY: NO_TERMINAL,
+    can.IMAGE: _NO_MOUNT,
+    can.MEMORY_SNAPSHOT: "it saves nothing",
+    can.FORK: "it saves nothing",
+    can.PREWARM: "it starts in one fork",
+    can.GPU: "it shows no devices",
+    can.IO_LIMIT: "what files move is not counted",
+}
+
+
+def backend_report(backend: LandlockBackend) -> BackendReport:
+    """Found by making a real sandbox."""
+
+    def abilities(
+        sandbox: LandlockSandbox, _protections: tuple[Protection, ...]
+    ) -> Iterable[Capability]:
+        group = sandbox.group
+        yield from each_of((*_CAN, can.MEMORY_LIMIT))
+        for name, field in ((can.PIDS_LIMIT, "pids"), (can.CPU_LIMIT, "cpus")):
+            yield from each_of([name], "" if field in backend.held else backend.no_limits)
+        stops = "" if group.can_freeze else "no cgroup may be used to freeze the processes"
+        yield from each_of(STOPPING, stops)
+        yield from never(_CANNOT)
+
+    return report_of(
+        backend.name,
+        backend.profile_names,
+        backend.provision,
+        SandboxSpec(),
+        LIGHT,
+        _CAN,
+        abilities,
+    )
+
+
+def sandbox_protections(sandbox: LandlockSandbox) -> tuple[Protection, ...]:
+    """Of a live sandbox; of one that has ended, what was last read."""
+    return protections_of(sandbox, lambda: LandlockReader(sandbox))
+
+
+class LandlockReader(AgentReader):
+    """Reads what the kernel says of the agent; the lacks are named without looking."""
+
+    def __init__(self, sandbox: LandlockSandbox) -> None:
+        super().__init__(sandbox, {})
+        self._landlocked = sandbox
+
+    def namespaces(self) -> Verdict:
+        return missing(f"all are the host's: {LACKS['namespaces']}")
+
+    def host_identity(self) -> Verdict:
+        if self._landlocked.host_ids:
+            return missing(f"uid {self._landlocked.uid} of the host, which nobody else has")
+        return missing(
+            f"uid {self._landlocked.uid} of the host, its user's: Landlock and the filters alone keep "
+            "its files and processes"
+        )
+
+    def network(self) -> Verdict:
+        return missing(LACKS["network"])
+
+    def landlock(self) -> Verdict:
+        _files, _network, scoped, abi = handled(_abi())
+        if not scoped & SCOPE_SIGNAL:
+            return degraded(
+                f"ABI {abi}: signals and abstract unix sockets are refused by the filter, also inside",
+                "Linux 6.12 or newer",
+            )
+        return enforced(f"ABI {abi}, without mounts behind it")
+
+    def unix_sockets(self) -> Verdict:
+        if handled(_abi())[0] & RESOLVE_UNIX:
+            return enforced("Landlock refuses those of the host")
+        return enforced("none can be made: Landlock judges their paths from Linux 7.1 on")
+
+    def root_file_system(self) -> Verdict:
+        return missing("the root is the host's; what may be read is in Landlock's rules")
+
+    def kernel_interfaces(self) -> Verdict:
+        return degraded("/proc can be read, not written, and parts of /sys be read")
+
+    def nested_user_namespaces(self) -> Verdict:
+        return degraded("no count forbids them: a filter alone does")
+
+    def _held(self, value: int | None, text: str) -> Verdict:
+        if not self._landlocked.group.version:
+            return degraded("approximate: sampled every 50 ms, as no cgroup may be used here")
+        return missing("the cgroup has none") if value is None else enforced(text)
+
+    def memory_limit(self) -> Verdict:
+        group = self._landlocked.group
+        found = memory_limit_bytes(group) if group.version else None
+        return self._held(found, f"{(found or 0) >> 20} MiB {memory_said(group, found or 0)}")
+
+    def pids_limit(self) -> Verdict:
+        group = self._landlocked.group
+        found = pids_limit(group) if group.version else None
+        return self._held(found, f"{found}, the guardian included, by cgroup v{group.version}")
+
+    def cpu_limit(self) -> Verdict:
+        if not self._landlocked.spec.limits.cpus:
+            return None
+        found = cpu_limit(self._landlocked.group)
+        return missing("no cgroup") if found is None else enforced(f"{found:g} cores")
+
+    def disk_quota(self) -> Verdict:
+        return missing(_CANNOT[can.DISK_QUOTA])
+
+    inode_quota = disk_quota
+
+
+def _abi() -> int:
+    from .backend import abi
+
+    return abi()

@@ -1,0 +1,159 @@
+"""A sandbox without namespaces, seen from the host."""
+
+from __future__ import annotations
+
+import _signal as signal
+import _socket as socket
+import time
+
+from ...errors import InvalidRequest, Unsupported
+from ...guest.landlocked import kill_members
+from ...model import capabilities as can
+from ..command.sandbox import CommandSandbox
+from ..local.agents.fileinfo import absolute
+from ..local.agents.guest_files import GuestFiles
+from ..local.host.accounts import Account
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, NoReturn
+
+    from ...launcher import wire
+    from ...model.capabilities import Protection
+    from ...model.execs.exec import ExecRequest
+    from ...model.session import ResolvedMount
+    from ...model.spec import SandboxSpec
+    from ..local.agents.execs import LocalExec
+    from ..local.host.cgroups import Group
+    from ..local.network import SandboxNetwork
+    from .backend import LandlockBackend
+    from .place import Place
+
+HOST_NETWORK = "without a network namespace a port of the sandbox would be the host's"
+NO_TERMINAL = "terminals are files of the host, which only a mount can keep apart"
+_PAUSE_S = 0.001
+_VARIABLES = ("HOME", "RINGFENCE_MEMORY_DIR", "RINGFENCE_OUTPUTS_DIR")
+
+
+class LandlockSandbox(CommandSandbox):
+    """See `BackendSandbox`. Its first process is the guardian, with which everything ends.
+
+    Args:
+        tag_base: All its processes have a tag of `guest.landlocked.TAGS` below this.
+    """
+
+    place: Place  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        backend: LandlockBackend,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        uid: int,
+        mounts: list[ResolvedMount],
+        control: wire.Socket,
+        guardian: subprocess.Popen[bytes],
+        agent: int,
+        group: Group,
+        place: Place,
+        host_ids: int,
+        tag_base: int,
+    ) -> None:
+        self._tag_base = tag_base
+        super().__init__(
+            backend,
+            spec,
+            sandbox_id,
+            uid,
+            mounts,
+            control,
+            [],
+            guardian.pid,
+            agent,
+            None,
+            guardian,
+            group,
+            place,  # type: ignore[arg-type]
+            host_ids,
+            None,
+        )
+        self.root = place.mapped(self.root)
+        self.files = LandlockFiles(self)
+
+    def join_network(self, network: SandboxNetwork) -> None:
+        super().join_network(network)
+        self._environment |= self._of_place()
+
+    def begin(self, spec: SandboxSpec) -> None:
+        super().begin(spec)
+        self._environment |= self._of_place()
+
+    def _of_place(self) -> dict[str, str]:
+        """Variables that tell where its directories are; the user's own win."""
+        own = {name: self.place.mapped(self._environment[name]) for name in _VARIABLES}
+        return {"TMPDIR": self.place.mapped("/tmp"), **own, **self.spec.env}
+
+    def working_directory(self, cwd: str | None) -> str:
+        return self.place.mapped(super().working_directory(cwd))
+
+    def start(self, request: ExecRequest) -> LocalExec:
+        if request.pty is not None:
+            raise Unsupported(
+                NO_TERMINAL, backend=self.backend.name, operation=can.PTY, field="pty"
+            )
+        return super().start(request)
+
+    def _account(self, user: str | None) -> Account:
+        if user in (None, "sandbox", str(self.uid)):
+            return Account(self.uid, {})
+        raise InvalidRequest(
+            f"no user {user!r} here: without a user namespace all processes have one uid, {self.uid}",
+            field="user",
+        )
+
+    def connect(self, port: int) -> NoReturn:
+        del port
+        self.require_awake()
+        raise Unsupported(
+            HOST_NETWORK, backend=self.backend.name, operation="connect", field="port"
+        )
+
+    def protections(self) -> tuple[Protection, ...]:
+        from .report import sandbox_protections
+
+        return sandbox_protections(self)
+
+    def _end(self, was_suspended: bool) -> None:
+        """Have the guardian end everything: it sees that nobody is at the other end any more."""
+        self.unthrottle(True)
+        try:
+            self.control.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # nobody is there
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        if was_suspended and self.group.can_freeze:
+            try:
+                self.group.thaw()
+            except OSError:
+                pass
+
+    def _let_go(self) -> None:
+        # If the guardian and the agent were killed at once, nobody was left to end the others.
+        while kill_members(self._tag_base):
+            time.sleep(_PAUSE_S)
+        super()._let_go()
+
+
+class LandlockFiles(GuestFiles):
+    """See `BackendFiles`: paths of the sandbox's own directories are mapped to where they are."""
+
+    _sandbox: LandlockSandbox
+
+    def _absolute(self, path: str) -> str:
+        place: Any = self._sandbox.place
+        mapped: str = place.mapped(absolute(self._sandbox.root, path))
+        return mapped

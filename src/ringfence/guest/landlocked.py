@@ -1,0 +1,253 @@
+"""The agent without namespaces: Landlock and filters confine it, and a guardian outlives it.
+
+The guardian is the process that the host starts. It is outside of the agent's Landlock domain and
+the subreaper of all that runs below: when the agent or the host ends, it kills every descendant.
+Without a PID namespace every number of a process may be another user's or the host's, so that
+no signal goes to -1 and a process counts as the sandbox's by its tag only.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import errno
+import os
+import select
+import time
+
+from ..launcher import lockdown, wire
+from ..launcher.pid1 import processes
+from ..linux import landlock, libc, privileges, seccomp
+from . import users
+from .agent import Agent
+from .tags import Tags, tag_of
+from .watchdog import Watchdog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .settings import Settings
+
+    class LandlockSettings(Settings):
+        """First message to a guardian."""
+
+        ids: int  # uid and gid to become first; 0: those that it has; -1: the same, without rights
+        ruleset: tuple[int, int, int, int]  # accesses handled: files, network, scopes; the ABI
+        rules: list[tuple[str, int]]  # an empty path: that of the next descriptor which came along
+        refused: bytes  # a second filter, for execs only
+        tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
+
+
+TAGS = 1 << 20
+_MAKE_CHAR = 1 << 6  # LANDLOCK_ACCESS_FS_MAKE_CHAR: a ruleset needs one; granted nowhere at all
+_PAUSE_S = 0.001
+
+
+def main() -> NoReturn:
+    """Start the agent, and see to it that nothing is left when it or the host ends."""
+    control = wire.adopt(os.dup(0))
+    settings, fds = wire.receive(control)
+    if settings is None:
+        os._exit(0)
+    try:
+        _become(settings["ids"])
+        users.is_root = False  # there is one user, whatever its number is
+        users.keep_score(walled=False)
+        privileges.set_dumpable(False)
+        privileges.set_no_new_privs()
+        privileges.adopt_orphans()
+        privileges.set_name(b"ringfence-guard")
+        watched, held = os.pipe()
+        agent = os.fork()
+        if agent == 0:
+            os.close(held)
+            _serve(control, settings, fds, watched)
+    except OSError as exc:
+        wire.refuse(control, exc, "guardian")
+        os._exit(1)
+    for fd in fds:
+        os.close(fd)
+    poll = select.poll()
+    poll.register(control.fileno(), 0)  # POLLHUP is always told
+    poll.register(os.pidfd_open(agent), select.POLLIN)
+    while not poll.poll():
+        pass
+    end_all(settings["tag_base"])
+    os._exit(0)
+
+
+def _become(uid: int) -> None:
+    if not uid:
+        return
+    privileges.empty_bounding_set()
+    if uid > 0:
+        os.setgroups([])
+    privileges.lock_securebits()
+    if uid > 0:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    privileges.empty_capability_sets()
+
+
+def _serve(
+    control: wire.Socket, settings: LandlockSettings, fds: list[int], watched: int
+) -> NoReturn:
+    """Confine the caller, then answer the host."""
+    try:
+        null = os.open("/dev/null", os.O_RDWR)
+        for standard in range(3):
+            os.dup2(null, standard)
+        os.close(null)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.umask(0o022)
+        os.setsid()
+        privileges.adopt_orphans()
+        privileges.set_name(b"ringfence-init")
+        libc.prlimit64(0, processes.RLIMIT_RTTIME, settings["tag_base"], settings["tag_base"])
+        lockdown.apply_rlimits(settings["rlimits"])
+        _restrict(settings, fds)
+        seccomp.install_filter(settings["seccomp"])
+    except OSError as exc:
+        wire.refuse(control, exc, "landlock")
+        os._exit(1)
+    for fd in fds:
+        os.close(fd)
+    handled = settings["ruleset"]
+    users.confine = lambda: confine(handled, settings["refused"])
+    wire.answer(control, b"READY")
+    LandlockAgent(control, settings, watched).run()
+    os._exit(0)
+
+
+def _restrict(settings: LandlockSettings, fds: list[int]) -> None:
+    files, network, scoped, abi = settings["ruleset"]
+    ruleset = landlock.create_ruleset(files, network, scoped, abi=abi)
+    more = iter(fds)
+    for path, access in settings["rules"]:
+        landlock.allow_beneath(ruleset, path or f"/proc/self/fd/{next(more)}", access)
+    landlock.restrict_self(ruleset)
+    os.close(ruleset)
+
+
+def confine(handled: tuple[int, int, int, int], refused: bytes) -> None:
+    """Called in the child of each exec: a domain below the agent's, and the second filter.
+
+    No process of an exec can signal or trace the agent, or the processes of another exec.
+    """
+    _files, _network, scoped, abi = handled
+    ruleset = landlock.create_ruleset(_MAKE_CHAR, 0, scoped, abi=abi)
+    landlock.restrict_self(ruleset)
+    os.close(ruleset)
+    seccomp.install_filter(refused)
+
+
+def members(base: int) -> list[int]:
+    """Processes with a tag of one sandbox, without this one."""
+    me = os.getpid()
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [
+        pid
+        for pid in numbers
+        if pid != me and _is_member(pid, base) and not processes.is_zombie(pid)
+    ]
+
+
+def _is_member(pid: int, base: int) -> bool:
+    tag = processes.tag_of(pid)
+    if not tag and os.geteuid() == 0:
+        tag = tag_of(pid)  # prlimit(2) asks root for CAP_SYS_RESOURCE, the file for nothing
+    return base - TAGS < tag <= base
+
+
+def kill_members(base: int) -> bool:
+    """Send SIGKILL to them, by descriptors: a number may be another process's by then."""
+    found = members(base)
+    for pid in found:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if _is_member(pid, base):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(pidfd)
+    return bool(found)
+
+
+def end_all(base: int) -> None:
+    """Kill until this process has no child left. Precondition: it is the subreaper of them all."""
+    while True:
+        kill_members(base)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_PAUSE_S)
+
+
+class LandlockTags(Tags):
+    """Assignment of processes to execs by tags that no other sandbox of the host has."""
+
+    is_alone = False
+
+    def __init__(self, key: int, base: int) -> None:
+        super().__init__(key)
+        self._base = base
+
+    def _of_all(self) -> list[int]:
+        return members(self._base)
+
+    def count(self) -> int:
+        """Count threads, as a cgroup does."""
+        return sum(max(1, processes.threads(pid)) for pid in self._of_all())
+
+    def memory_bytes(self) -> int:
+        return sum(processes.resident_bytes(pid) for pid in self._of_all())
+
+    def enter(self, number: int) -> None:
+        processes.set_tag(self._key, self._base - number)
+
+    def members(self, number: int) -> list[int]:
+        wanted = self._base - number
+        return [pid for pid in self._of_all() if processes.tag_of(pid) == wanted]
+
+
+class LandlockWatchdog(Watchdog):
+    """Samples processes and their memory only: the root is the host's."""
+
+    def used_bytes(self) -> int:
+        return self._execs.groups.memory_bytes()
+
+
+class _Guardian:
+    """End of the guardian, as the agent's listener: then the agent kills all, and ends."""
+
+    def __init__(self, fd: int, base: int) -> None:
+        self.fd, self._base = fd, base
+
+    def serve_one(self) -> NoReturn:
+        """Called when the guardian's end of the pipe is closed."""
+        end_all(self._base)
+        os._exit(1)
+
+
+class LandlockAgent(Agent):
+    """An agent among the processes of the host."""
+
+    def __init__(self, control: wire.Socket, settings: LandlockSettings, watched: int) -> None:
+        groups = LandlockTags(settings["tag_key"], settings["tag_base"])
+        guardian = _Guardian(watched, settings["tag_base"])
+        super().__init__(control, settings, groups, guardian)
+        self.watchdog = LandlockWatchdog(
+            self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
+        )
+        self.file_locks = None  # /proc/locks is the whole host's
+
+    def _do_dial(self, reply: wire.Socket, fds: list[int], version: int, port: int) -> None:
+        """Refuse: the loopback is the host's."""
+        del reply, fds, version, port
+        raise OSError(errno.ECONNREFUSED, "the network is the host's")

@@ -1,0 +1,308 @@
+"""The landlock backend: what it refuses and ends without namespaces, and hosts that refuse these."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Mount, Sandbox
+from ringfence.backends.landlock.backend import LandlockBackend
+from ringfence.backends.landlock.sandbox import LandlockSandbox
+from ringfence.errors import FileError, NetworkPolicyError, Unsupported
+from ringfence.guest.landlocked import members
+from ringfence.model.execs.exec import ExecResult
+from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
+from ringfence.sandbox.process import Process
+from tests.features import require
+
+pytestmark = pytest.mark.full
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _landlock() -> None:
+    require("landlock")
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    backend = LandlockBackend()
+    with Sandbox.create(backend=backend) as made:
+        yield made
+    backend.close()
+
+
+def inside(sandbox: Sandbox, code: str) -> ExecResult:
+    return sandbox.exec([PYTHON, "-c", code], timeout_s=30)
+
+
+def of(sandbox: Sandbox) -> LandlockSandbox:
+    inner = sandbox._inner
+    assert isinstance(inner, LandlockSandbox)
+    return inner
+
+
+def left(sandbox: Sandbox) -> list[int]:
+    """Processes of the sandbox, as the host finds them: the agent among them."""
+    return members(of(sandbox)._tag_base)
+
+
+def none_is_left(sandbox: Sandbox) -> bool:
+    deadline = time.monotonic() + 20
+    while left(sandbox) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not left(sandbox)
+
+
+DAEMON = (
+    "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
+    "  print('up', flush=True); time.sleep(600)\n os._exit(0)\ntime.sleep(600)"
+)
+
+
+def start_daemon(sandbox: Sandbox) -> Process:
+    process = sandbox.start([PYTHON, "-c", DAEMON])
+    said = b""
+    while b"up" not in said:
+        said += process.stdout.read()
+    return process
+
+
+def test_an_exec_is_killed_with_its_daemons(sandbox: Sandbox) -> None:
+    process = start_daemon(sandbox)
+    before = len(left(sandbox))
+    process.kill()
+    process.wait(timeout_s=60)
+
+    assert before >= 3
+    assert 1 == len(left(sandbox))  # the agent
+
+
+@pytest.mark.parametrize("victims", [("guardian",), ("agent",), ("guardian", "agent")])
+def test_a_killed_process_of_ours_leaves_nothing(
+    sandbox: Sandbox, victims: tuple[str, ...]
+) -> None:
+    start_daemon(sandbox)
+    pids = {"guardian": of(sandbox)._launcher.pid, "agent": of(sandbox).pid}
+    for each in victims:
+        os.kill(pids[each], signal.SIGSTOP)
+    for each in victims:
+        os.kill(pids[each], signal.SIGKILL)
+    if len(victims) > 1:
+        sandbox.terminate()
+
+    assert none_is_left(sandbox)
+
+
+RUNS = (
+    "import time\nfrom ringfence import Sandbox\n"
+    "sandbox = Sandbox.create(backend='landlock')\n"
+    f"process = sandbox.start([{PYTHON!r}, '-c', {DAEMON!r}])\n"
+    "said = b''\n"
+    "while b'up' not in said: said += process.stdout.read()\n"
+    "print(sandbox._inner._tag_base, flush=True)\ntime.sleep(600)\n"
+)
+
+
+def test_a_killed_caller_leaves_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNS], stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        base = int(caller.stdout.readline())
+        before = len(members(base))
+        caller.kill()
+    deadline = time.monotonic() + 20
+    while members(base) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert before >= 3
+    assert not members(base)
+
+
+def test_files_of_the_host_are_out_of_reach(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Read, written or changed: neither by a command nor by the files API through a link."""
+    os.chmod(tmp_path, 0o755)
+    secret = tmp_path / "secret"
+    secret.write_text("canary")
+    os.chmod(secret, 0o666)
+    was = os.stat(secret)
+    sandbox.exec(["ln", "-s", str(secret), "link"])
+    read = sandbox.exec(["cat", str(secret)])
+    sandbox.exec(["sh", "-c", f"echo x > {secret}; truncate -s0 {secret}; rm {secret}"])
+    sandbox.exec(["sh", "-c", f"chmod 777 {secret}; touch -d yesterday {secret}; ln {secret} own"])
+    with pytest.raises(FileError):
+        sandbox.files.read("link")
+    with pytest.raises(FileError):
+        sandbox.files.write("link", b"x")
+    now = os.stat(secret)
+
+    assert not read.ok
+    assert b"canary" == secret.read_bytes()
+    assert (was.st_mode, was.st_mtime_ns) == (now.st_mode, now.st_mtime_ns)
+    assert 1 == now.st_nlink
+
+
+def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    (shown / "file").write_text("canary")
+    for path in (shown, *shown.parents[:3]):
+        if os.stat(path).st_uid == os.geteuid():
+            os.chmod(path, 0o755)
+    backend = LandlockBackend()
+    with Sandbox.create(backend=backend, mounts=[Mount(str(shown), str(shown))]) as sandbox:
+        read = sandbox.exec(["cat", f"{shown}/file"])
+        wrote = sandbox.exec(["sh", "-c", f"echo x > {shown}/file || echo x > {shown}/new"])
+    for refused in (
+        [Mount("/data", str(shown))],
+        [Mount(str(shown), str(shown), "read_write")],
+        [Mount("/own")],
+    ):
+        with pytest.raises(Unsupported):
+            Sandbox.create(backend=backend, mounts=refused)
+    backend.close()
+
+    assert ("canary", False) == (read.text, wrote.ok)
+    assert ["file"] == os.listdir(shown)
+
+
+def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
+    """Signals, limits, priorities and memory: each works on a child of one's own."""
+    code = (
+        "import os, resource, signal, subprocess, sys\n"
+        "def worked(do):\n try: do(); return 1\n except (OSError, ValueError): return 0\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "pid = {pid}\n"
+        "print(worked(lambda: os.kill(child.pid, 0)), worked(lambda: os.kill(pid, 0)),\n"
+        " worked(lambda: os.kill(os.getppid(), 0)),\n"
+        " worked(lambda: resource.prlimit(pid, resource.RLIMIT_CPU)),\n"
+        " worked(lambda: os.setpriority(0, pid, 19)), worked(lambda: os.sched_setaffinity(pid, [0])),\n"
+        " worked(lambda: os.pidfd_open(pid)), worked(lambda: open(f'/proc/{{pid}}/environ').read()),\n"
+        " worked(lambda: open(f'/proc/{{os.getppid()}}/environ').read()),\n"
+        " worked(lambda: open(f'/proc/{{pid}}/mem', 'rb')))\n"
+        "child.kill()\n"
+    )
+    with subprocess.Popen(["sleep", "60"]) as other:
+        told = inside(sandbox, code.format(pid=other.pid))
+        control = subprocess.run(
+            [PYTHON, "-c", code.format(pid=other.pid)], capture_output=True, text=True, check=True
+        )
+        other.kill()
+
+    assert "1 0 0 0 0 0 0 0 0 0" == told.text.strip()
+    assert control.stdout.split()[:8] == ["1"] * 8
+
+
+CALLS = (
+    "import ctypes, os, socket\n"
+    "libc = ctypes.CDLL(None)\n"
+    "def worked(do):\n try: do(); return 1\n except OSError: return 0\n"
+    "segment = libc.shmget(0, 4096, 0o1600)\n"
+    "print(worked(lambda: socket.socket()), worked(lambda: socket.socket(socket.AF_NETLINK, 3, 0)),\n"
+    " worked(lambda: socket.socketpair()), int(segment >= 0),\n"
+    " int(libc.inotify_init() >= 0))\n"
+    "libc.shmctl(segment, 0, 0)\n"
+)
+
+
+def test_kernel_objects_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
+    control = subprocess.run([PYTHON, "-c", CALLS], capture_output=True, text=True, check=True)
+
+    assert "0 0 1 0 0" == inside(sandbox, CALLS).text.strip()
+    assert "1 1 1 1 1" == control.stdout.strip()
+
+
+def test_what_is_missing_is_reported(sandbox: Sandbox) -> None:
+    status = {each.name: each.status for each in sandbox.protections()}
+
+    assert {"missing"} == {status[n] for n in ("namespaces", "host_identity", "network")}
+    assert {"enforced"} == {status[n] for n in ("seccomp", "landlock", "no_new_privs")}
+    with pytest.raises(NetworkPolicyError):
+        Sandbox.create(backend="landlock", network=["example.com"])
+    with pytest.raises(Unsupported):
+        sandbox.connect(80)
+
+
+# -- hosts that refuse namespaces -------------------------------------------------------------------
+
+_NEW_NAMESPACES = 0x7E020000  # include/uapi/linux/sched.h
+
+
+def refusing_filter() -> bytes:
+    """EPERM for every namespace, as a container's filter and AppArmor say."""
+    flags = Condition(0, 32, _NEW_NAMESPACES, (0,), negated=True)
+    rules = (
+        Rule(("clone3",), "ENOSYS"),
+        Rule(("clone", "unshare"), "EPERM", (flags,)),
+        Rule(("setns",), "EPERM"),
+    )
+    return compile_filter(policy=SeccompPolicy("allow", "allow", (), rules))
+
+
+BEHIND_THE_FILTER = (
+    "import os, sys; from ringfence.linux import privileges, seccomp\n"
+    "privileges.set_no_new_privs()\n"
+    "seccomp.install_filter(bytes.fromhex(sys.argv[1]))\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'ringfence', 'run', *sys.argv[2:]])"
+)
+
+
+def run_refused(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BEHIND_THE_FILTER, refusing_filter().hex(), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_a_refusal_names_its_cause_and_the_way_on() -> None:
+    refused = run_refused("--", "sh", "-c", "echo hi")
+
+    assert (125, "") == (refused.returncode, refused.stdout)
+    assert "a system-call filter around this process" in refused.stderr
+    assert "--security-opt seccomp=unconfined" in refused.stderr
+    assert "--anywhere" in refused.stderr
+
+
+def test_anywhere_works_where_namespaces_are_refused() -> None:
+    ran = run_refused("--anywhere", "--", "sh", "-c", "echo hi")
+
+    assert (0, "hi\n") == (ran.returncode, ran.stdout)
+    assert "without namespaces" in ran.stderr
+
+
+def test_anywhere_prefers_namespaces() -> None:
+    require("user namespaces")
+    argv = [sys.executable, "-m", "ringfence", "run", "--anywhere", "--", "pwd"]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True)
+
+    assert "/home/sandbox\n" == ran.stdout
+
+
+NO_NAMESPACES_LEFT = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+
+
+def test_without_user_namespaces_left() -> None:
+    require("user namespaces")
+    fence = ["unshare", "-Ur", "sh", "-c", NO_NAMESPACES_LEFT, "sh"]
+    argv = [*fence, sys.executable, "-m", "ringfence", "run"]
+    refused, ran = (
+        subprocess.run(
+            [*argv, *option, "--", "sh", "-c", "echo hi"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for option in ([], ["--anywhere"])
+    )
+
+    assert "user.max_user_namespaces is 0: sysctl -w" in refused.stderr
+    assert (125, 0, "hi\n") == (refused.returncode, ran.returncode, ran.stdout)
