@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Protocol
 
-from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError
+from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..model.base import checks
 from .execution import Cell, CellError, Execution
 from .frames import BrokenFrameError, Reader, argv_of, language_of, python_kernel, request
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 PYTHON = "python"
-LANGUAGES = (PYTHON,)
+BASH = "bash"
+LANGUAGES = (PYTHON, BASH)
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
 _SEND_S = 30.0
@@ -57,7 +58,7 @@ class Context:
 
     Attributes:
         id: Of the exec that runs it. `restart` changes it.
-        language: `python`.
+        language: `python` or `bash`.
     """
 
     def __init__(
@@ -260,7 +261,12 @@ class Context:
         Raises:
             LifecycleError: The context has ended.
             ExecError: A `repr` failed or took too long.
+            Unsupported: The language is not Python.
         """
+        if self.language != PYTHON:
+            raise Unsupported(
+                f"variables of {self.language} are not listed", hint="run `declare -p`"
+            )
         with self._turn:
             cell = self._open()
             self._send(request("variables", cell=cell.id))

@@ -87,14 +87,14 @@ class Wire:
         self._pending: list[tuple[str, bytes]] = []
         self._pending_bytes, self._held = 0, b""
         self._pipes: dict[int, str] = {}
-        self._ends: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
         for fd, kind in ((1, "out"), (2, "err")):
             read, write = os.pipe()
             try:
                 fcntl.fcntl(write, _F_SETPIPE_SZ, 1 << 20)
             except OSError:
                 pass
-            self._ends[fd] = _high(write)
+            self.ends[fd] = _high(write)
             os.close(write)
             os.set_blocking(read, False)
             self._pipes[_high(read)] = kind
@@ -105,7 +105,7 @@ class Wire:
 
     def restore(self) -> None:
         """Give cells their standard streams back, whatever an earlier cell did to them."""
-        for fd, write in self._ends.items():
+        for fd, write in self.ends.items():
             os.dup2(write, fd)
         for name, kind, fd in (("stdout", "out", 1), ("stderr", "err", 2)):
             if getattr(getattr(sys, name), "closed", True) or not hasattr(self, name):
@@ -274,11 +274,85 @@ class Input(io.TextIOBase):
         return "".join(self)
 
 
+class Shell:
+    """A bash that keeps its directory, variables and functions.
+
+    It is interactive, on no terminal: so SIGINT ends what it evaluates, and not bash.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        import subprocess
+
+        self._reports, report = os.pipe()
+        fds = (report, wire.ends[2])
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            stdin=subprocess.PIPE,
+            stdout=wire.ends[1],
+            stderr=subprocess.DEVNULL,  # it complains that there is no terminal
+            pass_fds=fds,
+            env={**os.environ, "PS1": "", "PS2": "", "HISTFILE": ""},
+        )
+        os.close(report)
+        self._fd, self._count = report, 0
+        self._give(f"set +o history +H; exec 2>&{fds[1]}\n")
+
+    def _give(self, text: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode("utf-8", "replace"))
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: whoever reads its report sees that
+
+    def run(self, code: str) -> int | None:
+        """Evaluate code; return its status, None if bash ended by it."""
+        import shlex
+
+        self._give(f"eval {shlex.quote(code)} </dev/null\n")
+        self._ask()
+        was_interrupted, reports = False, b""
+        while True:
+            for line in reports.split(b"\n")[:-1]:
+                number, _, status = line.partition(b" ")
+                if number == b"%d" % self._count:
+                    if was_interrupted:
+                        raise KeyboardInterrupt
+                    return int(status)
+            try:
+                is_ready = bool(select.select([self._reports], [], [], 0.1)[0])
+                data = os.read(self._reports, 1000) if is_ready else b""
+            except (
+                KeyboardInterrupt
+            ):  # bash has the signal too, which may have cost it the question
+                was_interrupted = True
+                self._ask()
+                continue
+            reports += data
+            if is_ready and not data:
+                self._process.kill()  # it closed the pipe, if it has not ended
+                self._process.wait()
+            if not data and self._process.poll() is not None:  # others may hold the pipe
+                os.close(self._reports)
+                return None
+
+    def _ask(self) -> None:
+        """Have bash report its status, under a new number, once it is done with all before."""
+        self._count += 1
+        self._give(f"printf '%s %s\\n' {self._count} $? >&{self._fd}\n")
+
+
+class ExitStatus(Exception):  # noqa: N818  its name is what a cell's author reads
+    """The last command of a cell of bash failed."""
+
+
 class Kernel:
     """Runs cells one after the other in one namespace."""
 
-    def __init__(self, rest: bytes) -> None:
+    def __init__(self, rest: bytes, language: str = "python") -> None:
         self._requests, self._rest = _high(0), rest
+        self._run = self._evaluate_in_bash if language == "bash" else self._cell
+        self._shell: Shell | None = None
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.wire = Wire()
         self._cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -314,7 +388,7 @@ class Kernel:
                 self._serve(request, self._variables)
             else:
                 self._count += 1
-                self._serve(request, self._cell)
+                self._serve(request, self._run)
 
     def _listen(self) -> None:
         """Body of a thread: sort requests. An interrupt does not wait for its turn."""
@@ -411,6 +485,16 @@ class Kernel:
             task.cancel()
             self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             raise
+
+    def _evaluate_in_bash(self, request: dict[str, Any]) -> None:
+        if self._shell is None:
+            self._shell = Shell(self.wire)
+        status = self._shell.run(request["code"])
+        if status is None:
+            self._shell = None
+            raise ExitStatus("bash has ended; the next cell gets a fresh one")
+        if status:
+            raise ExitStatus(str(status))
 
     def _line(self, kind: str, text: str) -> None:
         """Run a line that begins with `!` or `%`."""
@@ -591,4 +675,4 @@ def _high(fd: int) -> int:
 
 
 if __name__ == "ringfence_kernel":
-    Kernel(globals()["REST"]).serve()
+    Kernel(globals()["REST"], sys.argv[-1]).serve()

@@ -1,4 +1,4 @@
-"""exec: `true` in a sandbox that lives already."""
+"""exec: `true` and a cell in a sandbox that lives already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 
 from ...sandbox import Sandbox
 from ..peers import gather
-from ..rows import Row, Target
+from ..rows import VALUE, Row, Target
 from ..turns import OURS, take_turns
 from .create import rows
 
@@ -14,13 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ...contexts import Context
     from ..rows import Missing
     from ..settings import Settings
 
 WHAT = "exec of /bin/true in a live sandbox"
+CELL = "a cell x + 1 in a live context"
 BARE = "subprocess.run"
 _FASTER = Target(must=1.0, aim=0.1)
 _TARGETS = {BARE: Target(must=2.0, aim=1.3)} | dict.fromkeys(gather.LIVE, _FASTER)
+_CELL = {"": Target(by=VALUE, must=1.5, aim=0.5)}
 # Each is measured apart from the others: what a heavy peer leaves to the kernel is its own.
 _GROUPS = (("sandlock",), ("runc",), ("runsc",), ("docker",))
 
@@ -31,6 +34,9 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
         ours = true_in(sandbox)
         samples = take_turns({OURS: ours, BARE: bare_true}, settings.rounds * 2, warm_up=5)
         yield from rows(WHAT, "exec", samples, [BARE], _TARGETS)
+        with sandbox.context() as context:
+            samples = take_turns({OURS: cell_in(context)}, settings.rounds * 2, warm_up=5)
+            yield from rows(CELL, "exec", samples, [""], _CELL)
         if settings.peers:
             for group in _GROUPS:
                 yield from _beside(group, ours, settings)
@@ -54,6 +60,17 @@ def true_in(sandbox: Sandbox) -> Callable[[], None]:
         result = sandbox.exec(["/bin/true"])
         if not result.ok:
             raise AssertionError(f"`true` failed in the sandbox: {result}")
+
+    return run
+
+
+def cell_in(context: Context) -> Callable[[], None]:
+    """Return a function that runs a cell and checks its value."""
+    context.run("x = 1")
+
+    def run() -> None:
+        if (result := context.run("x + 1")).text != "2":
+            raise AssertionError(f"x + 1 failed in the context: {result}")
 
     return run
 
