@@ -151,6 +151,13 @@ async def run(session: ClientSession, command: str, **arguments: Any) -> str:
     return str((await call(session, "run_command", command=command, **arguments))["stdout"])
 
 
+DRAWING = """
+class Drawing:
+    def _repr_png_(self): return b"\\x89PNG\\r\\n\\x1a\\n"
+Drawing()
+"""
+
+
 async def test_the_command_over_stdio(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     async with over_stdio("--mount", f"{tmp_path}:/work:rw", "--workdir", "/work") as session:
@@ -158,12 +165,20 @@ async def test_the_command_over_stdio(tmp_path: Path) -> None:
         await call(session, "write_file", path="step.py", content="print(6 * 7)")
         await call(session, "edit_file", path="step.py", old="7", new="8")
         answer = await call(session, "run_command", command="python step.py; pwd >&2; exit 3")
-        code = await call(session, "run_code", code="print(1 + 1)")
+        await call(session, "run_code", code="x = 1")
+        code = await call(session, "run_code", code="print(1 + 1)\nx + 41")
+        failed = await call(session, "run_code", code="1/0")
+        shell = await call(session, "run_code", code="echo $((6 * 7))", language="bash")
+        late = await call(session, "run_code", code="while True: pass", timeout_s=0.5)
+        drawn = await session.call_tool("run_code", {"code": DRAWING})
         read = await call(session, "read_file", path="/work/step.py")
         listed = await call(session, "list_files")
 
     assert ("48\n", "/work\n", 3) == (answer["stdout"], answer["stderr"], answer["exit_code"])
-    assert ("2\n", "print(6 * 8)") == (code["stdout"], read["content"])
+    assert ("2\n", "42", "print(6 * 8)") == (code["stdout"], code["result"], read["content"])
+    assert (1, 124, "42\n") == (failed["exit_code"], late["exit_code"], shell["stdout"])
+    assert "ZeroDivisionError" in failed["stderr"]
+    assert ["text", "image"] == [each.type for each in drawn.content]
     assert "step.py" in [entry["name"] for entry in listed["entries"]]
     assert b"print(6 * 8)" == (tmp_path / "step.py").read_bytes()
     assert all(tool.annotations for tool in tools.values())

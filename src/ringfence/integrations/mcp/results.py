@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from .. import outcome
 
 if TYPE_CHECKING:
+    from ...contexts import Execution
     from ...model.execs.exec import ExecResult
     from ...model.files import FileInfo
 
@@ -38,6 +39,26 @@ class CommandAnswer(Answer):
     exit_code: int = Field(description="128 + N where signal N ended it, 124 where time did.")
     timed_out: bool = False
     note: str = Field("", description="Why it ended early, or what of the output is missing.")
+    result: str = Field(default="", description="Value of the code's last expression.")
+
+    @classmethod
+    def of_cell(cls, sandbox: str, cell: Execution, most: int) -> CommandAnswer:
+        """From a cell of a context, with at most so many characters of each text."""
+        error = cell.error
+        stderr = "\n".join(filter(None, (cell.stderr, error.traceback if error else "")))
+        texts = [each.text for each in cell.results if each.text and each.png is None]
+        dropped = f"{cell.dropped_bytes} bytes of output were dropped" if cell.dropped_bytes else ""
+        plain = error is not None and not error.traceback
+        why = f"{error.name}: {error.value}" if error and (plain or cell.timed_out) else ""
+        return cls(
+            sandbox=sandbox,
+            stdout=_cut(cell.stdout, most),
+            stderr=_cut(stderr, most),
+            result=_cut("\n".join(texts), most),
+            exit_code=124 if cell.timed_out else int(error is not None),
+            timed_out=cell.timed_out,
+            note="; ".join(each for each in (why, dropped) if each),
+        )
 
     @classmethod
     def of(cls, sandbox: str, result: ExecResult) -> CommandAnswer:
@@ -62,8 +83,17 @@ class CommandAnswer(Answer):
         """Output, errors, and how it ended where that is not plain success."""
         code = f"[exit code {self.exit_code}]" if self.exit_code else ""
         note = f"[{self.note}]" if self.note else ""
-        shown = [self.stdout.removesuffix("\n"), self.stderr.removesuffix("\n"), note, code]
+        streams = self.stdout.removesuffix("\n"), self.stderr.removesuffix("\n")
+        shown = [*streams, self.result, note, code]
         return shown if any(shown) else ["[no output]"]
+
+
+def _cut(text: str, most: int) -> str:
+    left_out = len(text) - most
+    half = most // 2
+    if left_out <= 0:
+        return text
+    return f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
 
 
 class FileAnswer(Answer):

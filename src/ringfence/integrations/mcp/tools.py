@@ -19,6 +19,7 @@ from mcp_types import (
 )
 from pydantic import Field
 
+from ...contexts import LANGUAGES as CONTEXTS
 from ...model.mount import OUTPUTS_DIR
 from .. import outcome
 from .results import (
@@ -47,9 +48,7 @@ FETCH_BYTES = 8 << 20
 MOST_ENTRIES = 1000
 SETTLING_S = 0.2
 LANGUAGES = {
-    "python": ("python3", ".py"),
     "javascript": ("node", ".js"),
-    "bash": ("bash", ".sh"),
     "sh": ("sh", ".sh"),
 }
 _IMAGES = {
@@ -92,19 +91,23 @@ class Tools:
         self,
         ctx: Context[Any, Any],
         code: str,
-        language: Annotated[str, Field(description="python, javascript, bash or sh.")] = "python",
+        language: Annotated[str, Field(description="python, bash, javascript or sh.")] = "python",
         timeout_s: Timeout = 120,
         sandbox: Name = "",
-    ) -> CommandAnswer:
-        """Run a program given as text. Each call is a process of its own: variables do not persist."""
-        if language not in LANGUAGES:
-            raise ToolError(f"no language {language!r}; one of {', '.join(LANGUAGES)}")
-        program, suffix = LANGUAGES[language]
+    ) -> Annotated[CallToolResult, CommandAnswer]:
+        """Run code. Python and bash keep variables between calls, as in a notebook."""
+        if language not in (*LANGUAGES, *CONTEXTS):
+            raise ToolError(
+                f"no language {language!r}; one of {', '.join((*CONTEXTS, *LANGUAGES))}"
+            )
         async with self._sandboxes.serving(ctx, sandbox) as held:
             assert held.sandbox is not None
+            if language in CONTEXTS:
+                return await _run_cell(ctx, held, code, language, timeout_s)
+            program, suffix = LANGUAGES[language]
             path = f"/tmp/code-{secrets.token_hex(8)}{suffix}"
             await held.sandbox.files.write(path, code)
-            return await _run(ctx, held, (program, path), timeout_s=timeout_s)
+            return answered(await _run(ctx, held, (program, path), timeout_s=timeout_s))
 
     async def read_file(
         self,
@@ -289,6 +292,27 @@ def tools_of(sandboxes: Sandboxes) -> list[StrictTool]:
         for tool in made:
             del tool.parameters["properties"]["sandbox"]
     return made
+
+
+async def _run_cell(
+    ctx: Context[Any, Any], held: Held, code: str, language: str, timeout_s: float
+) -> CallToolResult:
+    assert held.sandbox is not None
+    last: list[str] = []
+    keep = jailer_of(last)
+    async with progress(ctx, "running", last):
+        cell = await held.sandbox.run_code(
+            code,
+            language=language,
+            timeout_s=timeout_s,
+            on_stdout=lambda text: keep(text.encode()),
+        )
+    images, left = [], IMAGE_BYTES
+    for each in cell.results:
+        if each.png is not None and len(each.png) <= left:
+            left -= len(each.png)
+            images.append(_image(each.png, "image/png"))
+    return answered(CommandAnswer.of_cell(held.name, cell, OUTPUT_BYTES), *images)
 
 
 async def _run(
