@@ -390,3 +390,20 @@ def test_who_waits_for_the_end_is_called_once_and_forgotten_when_they_leave(
 
     assert {"stayed", "late"} == set(called)
     assert 2 == len(called)
+
+
+def test_closed_it_leaves_no_thread_and_no_descriptor(manager: SessionManager, live: Live) -> None:
+    def threads() -> int:
+        return sum("ringfence-reactor" == thread.name for thread in threading.enumerate())
+
+    before = threads()
+    execs = Execs(manager)
+    running = execs.start(live, ExecRequest(("sleep", "1000")))
+    assert before + 1 == threads()
+
+    execs.close()
+    assert before + 1 == threads()  # it still drives what runs
+    running.kill()
+    running.done.result(PATIENCE_S)
+
+    until(lambda: before == threads())

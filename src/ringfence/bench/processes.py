@@ -38,7 +38,9 @@ def end_tree(leader: int) -> None:
             pidfds.append(os.pidfd_open(pid))
     _signal(stopped, signal.SIGKILL)
     for pidfd in pidfds:
-        select.select([pidfd], [], [])
+        poll = select.poll()  # select(2) takes no descriptor above 1,023
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
         os.close(pidfd)
 
 

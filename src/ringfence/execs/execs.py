@@ -382,6 +382,7 @@ class Execs:
     def close(self) -> None:
         """Remove nothing more; forget what is not on disk. What runs is not touched."""
         self._retention.close()
+        self._reactor.close()
         self._write_rest()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)

@@ -27,6 +27,7 @@ class Reactor:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self.owner = os.getpid()
+        self._lock, self._closing = threading.Lock(), False
         threading.Thread(target=self._run, name="ringfence-reactor", daemon=True).start()
 
     def drive(self, pump: Pump) -> Future[ExecResult]:
@@ -38,6 +39,17 @@ class Reactor:
         self._wake()
         return future
 
+    def close(self) -> None:
+        """End the thread once everything that it drives has ended.
+
+        Precondition: `drive` is not called any more.
+        """
+        with (
+            self._lock
+        ):  # else its descriptors could be closed, and their numbers reused, before it is woken
+            self._closing = True
+            self._wake()
+
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"w")
@@ -45,7 +57,7 @@ class Reactor:
             pass  # it has been woken already
 
     def _run(self) -> None:
-        while True:
+        while not self._is_over():
             events = self._epoll.poll(self._timeout_s())
             for fd, event in sorted(events, key=lambda item: self._is_end(item[0])):
                 if fd == self._wake_read:
@@ -53,6 +65,16 @@ class Reactor:
                 elif fd in self._pumps:
                     self._advance(self._pumps[fd], fd, event)
             self._expire()
+
+    def _is_over(self) -> bool:
+        """Return whether nothing is left to drive; then its descriptors are closed."""
+        with self._lock:
+            if not self._closing or self._futures or self._new:
+                return False
+            self._epoll.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            return True
 
     def _is_end(self, fd: int) -> bool:
         pump = self._pumps.get(fd)
