@@ -467,7 +467,7 @@ class Kernel:
         if value is not None:
             self.names["_"] = value
             self._show("main", value)
-        self._show_figures()
+        self._show_figures(value)
 
     def _evaluate(self, code: types.CodeType) -> Any:
         value = eval(code, self.names)
@@ -545,14 +545,15 @@ class Kernel:
             return
         self.wire.result(name, _bundle(value))
 
-    def _show_figures(self) -> None:
-        """Show the figures of matplotlib that the cell left open."""
+    def _show_figures(self, shown: Any) -> None:
+        """Show the figures of matplotlib that the cell left open, but for the one that it shows."""
         plots = sys.modules.get("matplotlib.pyplot")
         if plots is None or self.wire.is_child:
             return
         for number in plots.get_fignums():
             figure = plots.figure(number)
-            self._show("display", figure)
+            if figure is not shown:
+                self._show("display", figure)
             plots.close(figure)
 
     def _variables(self, _request: dict[str, Any]) -> None:
