@@ -8,7 +8,6 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import BinaryIO, Self
 
 _MOST_KEPT = 1000
@@ -35,12 +34,7 @@ class Service:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         # Closing alone would not wake the thread that waits in accept.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()

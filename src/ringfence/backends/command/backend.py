@@ -74,7 +74,6 @@ class CommandBackend(AgentBackend):
         super().__init__(egress, state_dir)
         self._layout: cgroups.Layout | None = None
         self.can_stop = False
-        self._host_ids: identity.HostIds | None = None
         self._swept = False
 
     def beside(self, state_dir: str) -> CommandBackend:
@@ -300,19 +299,7 @@ class CommandBackend(AgentBackend):
             self._ids().give_back(sandbox.host_ids)
         self._live.pop(sandbox.id, None)
 
-    def _ids(self) -> identity.HostIds:
-        with self._lock:
-            if self._host_ids is None:
-                self._host_ids = identity.HostIds("/run/ringfence/ids", lambda _fd: None)
-            return self._host_ids
-
     def report(self) -> BackendReport:
         from .report import backend_report
 
         return backend_report(self)
-
-    def close(self) -> None:
-        super().close()
-        if self._host_ids is not None:
-            self._host_ids.close()
-            self._host_ids = None

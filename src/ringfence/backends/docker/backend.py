@@ -93,7 +93,6 @@ class DockerBackend(AgentBackend):
         self._engine_host = engine_host
         self._engine: Any = None
         self._isolates = True  # until the host has refused them
-        self._host_ids: identity.HostIds | None = None
 
     def beside(self, state_dir: str) -> DockerBackend:
         return DockerBackend(self._engine_host, state_dir=state_dir)
@@ -282,12 +281,6 @@ class DockerBackend(AgentBackend):
             self._ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
 
-    def _ids(self) -> identity.HostIds:
-        with self._lock:
-            if self._host_ids is None:
-                self._host_ids = identity.HostIds("/run/ringfence/ids", lambda _fd: None)
-            return self._host_ids
-
     def report(self) -> BackendReport:
         from .report import backend_report
 
@@ -296,9 +289,6 @@ class DockerBackend(AgentBackend):
     def close(self) -> None:
         super().close()
         with self._lock:
-            if self._host_ids is not None:
-                self._host_ids.close()
-                self._host_ids = None
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None

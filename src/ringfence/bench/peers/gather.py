@@ -9,7 +9,6 @@ from .peer import CommandPeer, Peer, PeerMissingError, program
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from .peer import Peer
 
@@ -50,12 +49,7 @@ class Gathered:
     def __enter__(self) -> Gathered:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
 

@@ -87,6 +87,7 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
         super().__init__(egress, state_dir)
         self._lock = allocate_lock()
         self._jailer: Launched | None = None
+        self._host_ids: identity.HostIds | None = None
         self._live: dict[str, GuestSandbox] = {}
         self._making: set[str] = set()
         self.policies: dict[str, SeccompPolicy | None] = dict.fromkeys(_PROFILES)
@@ -247,6 +248,12 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
                 self._jailer = Launched("jailer", JAILER)
             return self._jailer
 
+    def _ids(self) -> identity.HostIds:
+        with self._lock:
+            if self._host_ids is None:
+                self._host_ids = identity.HostIds("/run/ringfence/ids", lambda _fd: None)
+            return self._host_ids
+
     def close(self) -> None:
         for sandbox in list(self._live.values()):
             sandbox.terminate()
@@ -254,6 +261,9 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
             if self._jailer is not None:
                 self._jailer.close()
                 self._jailer = None
+            if self._host_ids is not None:
+                self._host_ids.close()
+                self._host_ids = None
 
 
 def settings(
