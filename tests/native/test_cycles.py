@@ -90,6 +90,8 @@ def many(pool, times, cycle):
             pass
 
 def calm(is_calm):
+    from ringfence.backends.registry import backend_named
+    backend_named("native").prebuilder.drop()  # kept for a minute, and no growth
     # The zygote clears up a moment later than it tells us of an end.
     deadline = time.monotonic() + 60
     while not is_calm(found := census()) and time.monotonic() < deadline:

@@ -43,7 +43,7 @@ from ringfence.backends.local.host.facts import host
 from ringfence.backends.native.backend import NativeBackend
 
 host().opens_namespaces = sys.argv[1] == "True"
-backend = NativeBackend(state_dir=sys.argv[2], ahead=False)
+backend = NativeBackend(state_dir=sys.argv[2], prebuilt_s=0)
 count = lambda: len(os.listdir("/proc/self/fd"))
 first = Sandbox.create(backend=backend)
 with_one = count()

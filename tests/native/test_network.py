@@ -51,7 +51,7 @@ def egress() -> Iterator[Listening]:
 @pytest.fixture
 def backend(egress: Listening, tmp_path: Path) -> Iterator[NativeBackend]:
     made = NativeBackend(
-        state_dir=str(tmp_path / "snapshots"), egress=lambda: egress, ahead=False
+        state_dir=str(tmp_path / "snapshots"), egress=lambda: egress, prebuilt_s=0
     )  # what is built ahead has a descriptor here too
     yield made
     made.close()

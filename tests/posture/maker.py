@@ -27,8 +27,8 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
 
     Args:
         writable: Empty for none, where a root of its own must not have one.
-        way: `claimed` is one of a pool, `burst` the third of three; each was built ahead. What ends
-            in `limited` may reach a host. In one that is `idle` nothing runs.
+        way: `claimed` is one of a pool. What ends in `limited` may reach a host. In one that is `idle`
+            nothing runs.
     """
     from ringfence import Mount, NetworkPolicy, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
@@ -43,7 +43,7 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     if way.startswith("claimed"):
         sandbox = Sandbox(backend.prewarm(SandboxSpec(profile=spec.profile)).claim(spec), spec)
     else:
-        sandbox = third_of_three(spec) if "burst" == way else Sandbox.create(spec)
+        sandbox = Sandbox.create(spec)
     if "idle" == way:
         return sandbox
     sandbox.start(PROGRAMS["threaded"])
@@ -71,25 +71,6 @@ def start_others(sandbox: Any) -> None:
     for number in ("006", "007"):  # what looks for them does not find itself
         look = f"until grep -q '[6]{number}' /proc/*/cmdline; do sleep 0.01; done"
         assert sandbox.exec(["sh", "-c", look], timeout_s=60).ok
-
-
-def third_of_three(spec: Any) -> Any:
-    """In a burst it is built while the second one runs, by what that one was asked to be."""
-    from ringfence import Sandbox
-    from ringfence.backends.native.prebuilt import burst
-    from ringfence.backends.registry import backend_named
-
-    kept, burst.KEEP_S = burst.KEEP_S, 30.0
-    try:
-        for _ in range(2):
-            Sandbox.create(spec).terminate()
-        ahead = backend_named("native").burst._ahead  # type: ignore[attr-defined]
-        sandbox = Sandbox.create(spec)
-    finally:
-        burst.KEEP_S = kept
-    assert ahead is not None
-    assert ahead.id == sandbox.id
-    return sandbox
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ class Made:
         return found
 
 
-@pytest.fixture(scope="module", params=["new", "claimed", "burst", "limited", "claimed-limited"])
+@pytest.fixture(scope="module", params=["new", "claimed", "limited", "claimed-limited"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Built for who asks, or ahead, for a pool or in a burst, with a network or without: all the same."""
+    """Built at once or for a pool, with a network or without: all the same."""
     chosen: str = request.param
     return chosen
 

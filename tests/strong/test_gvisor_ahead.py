@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 def backend() -> Iterator[GvisorBackend]:
     require("user namespaces")
     require("runsc")
-    made = GvisorBackend(ahead=True)
+    made = GvisorBackend(prebuilt=True)
     yield made
     made.close()
 

@@ -305,7 +305,7 @@ def test_gvisor_is_started_only_when_the_head_of_its_agent_is_there(
         time.sleep(2)  # many times what gVisor takes to come as far as executing the agent
         write_head(image, fd)
 
-    backend = GvisorBackend(ahead=False)
+    backend = GvisorBackend(prebuilt=False)
     try:
         Sandbox.create(backend=backend).terminate()  # now it relies on images
         monkeypatch.setattr(ProcessImage, "write_head", write_late)

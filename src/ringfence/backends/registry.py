@@ -350,11 +350,12 @@ def _make(name: str) -> Backend:
     if name == "gvisor":
         from .gvisor.ahead import is_on
 
-        options["ahead"] = is_on()
+        options["prebuilt"] = is_on()
     elif name == "native" and _warm is not None:
         from .native.zygote import Zygote
 
-        options["zygote"] = Zygote(_warm)
+        # `ringfence run` creates one sandbox.
+        options["zygote"], options["prebuilt_s"] = Zygote(_warm), 0.0
     # These options are known: reading a signature takes milliseconds, which every `run` would pay.
     made: Backend = _class_of(name)(**options) if options else new_backend(name)
     return made

@@ -2,7 +2,7 @@
 
 The first half needs nobody's wishes: it goes from new namespaces to a root of its own. The second
 brings the plan, with everything that depends on who gets the sandbox, and locks it down. A cold
-start goes through both without a pause; a sandbox built ahead waits between them, and is then the same.
+start goes through both without a pause; one of a pool waits between them, and is then the same.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class Boot:
 
     Args:
         go: From the zygote: first that our ids are mapped, then the sandbox's identity.
-        control: To the host, which gets errors there; None while prebuilt in a loop of creates.
-        offer: When prebuilt: socket where a plan may come straight from the host, in the first message; it
-            then becomes `control`. A warm sandbox gets it on the socket where it reported ready.
+        control: To the host, which gets errors there; the plan comes there too.
         template: Trees and steps.
         hibernation_image: Program to hibernate in: see `hibernation_image`.
         image: The tree of its image, where the zygote had to open it; -1 for none.
@@ -57,35 +55,33 @@ class Boot:
     def __init__(
         self,
         go: wire.Socket,
-        control: wire.Socket | None,
+        control: wire.Socket,
         shape: Shape,
         template: Template,
         image: int,
         hibernation_image: int,
-        offer: wire.Socket | None = None,
     ) -> None:
         self.hibernation_image = hibernation_image
-        self.image, self.offer = image, offer
-        self.go, self.control, self.shape = go, control, shape
+        self.image, self.go, self.shape = image, go, shape
+        # None while a claim is waited for: then the host reads there of no error.
+        self.control: wire.Socket | None = control
         self.template_trees, self.template_steps = template
         self.pid = b""
         self.trees: list[int] = []
         self.around: list[int] = []  # open: see `cgroups.around`
-        self.rehearses = False
 
-    def run(self, *, warm: bool, rehearses: bool = True) -> NoReturn:
+    def run(self, *, waits: bool, rehearses: bool) -> NoReturn:
         """Build, wait for a plan if need be, lock down, serve as PID 1.
 
         Args:
-            warm: Tell the host that we wait; then a plan may come there, or with another `control`.
-            rehearses: Warm, and with time to prepare for it.
+            waits: Tell the host that we wait; then a plan may come there, or with another `control`.
+            rehearses: There is time to prepare for the first client.
         """
-        self.rehearses = warm and rehearses
         self.reported(self.build)
-        if warm:
+        if waits:
             self.reported(self.rest)
-            if self.rehearses and not offered(0):  # else whoever comes for it is there already
-                self.rehearse()
+        if rehearses and not (waits and offered(0)):  # else it is claimed already
+            rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
         self.reported(self.receive_word)
         self.reported(self.finish)
         os._exit(0)
@@ -165,8 +161,8 @@ class Boot:
         build.point_standard_at_null()
         privileges.set_name(b"ringfence-init")
         go = self.go.detach()
-        first = self.control or self.offer
-        control = go if first is None else first.detach()
+        assert self.control is not None
+        control = self.control.detach()
         # So that nothing else gets the numbers of the listener, and of cgroups that there are not.
         absent = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1 if self.around else 3)]
         held = [
@@ -182,40 +178,30 @@ class Boot:
         try:
             kept = build.pack(wanted)
         except OSError as exc:
-            if self.control is not None:
-                self.control = wire.adopt(control)  # who waits there is to hear why
+            self.control = wire.adopt(control)  # who waits there is to hear why
             # Where even the first of the copies would lie above the limit, it is EINVAL.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from exc
         self.go, self.trees = wire.adopt(_GO), kept[_TREES - _CONTROL :]
-        if self.control is not None:
-            self.control = wire.adopt(_CONTROL)
-        elif self.offer is not None:
-            self.offer = wire.adopt(_CONTROL)
+        self.control = wire.adopt(_CONTROL)
 
     def rest(self) -> None:
-        """Built ahead: tell the host, hold nothing of anybody's, and end with the zygote."""
-        if self.control is not None:
-            wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
-            self.offer, self.control = self.control, None
+        """Tell the host that we wait for a claim, and end with the zygote."""
+        assert self.control is not None
+        wire.send_raw(self.control, b"O" + self.pid, [_TOLD[0]])
+        self.control.detach()
+        self.control = None
         privileges.die_with_parent(signal.SIGKILL)
 
-    def rehearse(self) -> None:
-        """While nobody waits."""
-        self.rehearses = False
-        rehearsal.rehearse(self.shape, _SIGNAL, _OOM_SCORE, _IO)
-
     def receive_word(self) -> None:
-        """Wait until somebody gets this sandbox."""
-        if self.offer is not None and offered():
-            self.control = self.offer
+        """Wait until this sandbox is claimed; at once where that is so from the start."""
+        if self.control is None and offered():
+            self.control = wire.adopt(_CONTROL)
             return
         word, fds = wire.receive(self.go)
         if word is None:
             os._exit(0)  # no longer wanted
         brings_control, count = word
         if brings_control:
-            if self.offer is not None:
-                self.offer.detach()
             os.dup2(fds[0], _CONTROL, inheritable=False)
             os.close(fds.pop(0))
             self.control = wire.adopt(_CONTROL)
@@ -233,8 +219,6 @@ class Boot:
         if message is None:
             os._exit(0)
         plan: Plan = message
-        if plan["waits"] and self.rehearses and not offered(0):
-            self.rehearse()
         build.complete_root(plan, self.shape, self.trees)
         sockets = network.set_up(plan["network"])
         lockdown.apply_rlimits(plan["rlimits"])
@@ -245,8 +229,6 @@ class Boot:
         if listener_fd >= 0:
             os.dup2(listener_fd, _LISTENER, inheritable=False)
             os.close(listener_fd)
-        if plan["waits"] and not (offered() and wire.receive_raw(self.control)[0]):
-            os._exit(0)  # nobody came for it
         wire.send_raw(self.control, b"READY" + self.pid, [*_TOLD, *sockets])
         self.go.detach()
         files.close_from(_TOLD[0])

@@ -67,7 +67,6 @@ class Newborn:
             tasks: Cgroups to join besides those of its shape.
             trees: What its plan mounts.
         """
-        prefer(self.pid)
         first = [] if control is None else [control.fileno()]
         wire.send(self.go, (control is not None, len(tasks)), [*first, *tasks, *trees])
 
@@ -80,13 +79,12 @@ class Newborn:
 def clone(
     shape: Shape,
     template: Template,
-    control: wire.Socket | None,
+    control: wire.Socket,
     image: int,
     hibernation_image: int,
     *,
-    warm: bool,
-    offer: wire.Socket | None = None,
-    rehearses: bool = True,
+    waits: bool,
+    rehearses: bool,
 ) -> Newborn:
     """A new process, on its way through `boot`."""
     theirs, ours = wire.socketpair()
@@ -99,8 +97,8 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        birth = boot.Boot(theirs, control, shape, template, image, hibernation_image, offer)
-        birth.run(warm=warm, rehearses=rehearses)
+        birth = boot.Boot(theirs, control, shape, template, image, hibernation_image)
+        birth.run(waits=waits, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])
 
@@ -145,7 +143,7 @@ def spare(pid: int) -> None:
 def prefer(pid: int) -> None:
     """Let PID 1 run before a thousand spinning children of its own; they start at nice 0 again.
 
-    Not before it is somebody's: what is built ahead shall not be in the way of what runs.
+    Only once it is claimed: a prebuilt sandbox shall not delay what runs.
     """
     try:
         os.setpriority(os.PRIO_PROCESS, pid, -15)

@@ -90,5 +90,4 @@ class Plan(Shape):
     memory_watchdog_bytes: int  # 0: off
     # The filter is ours, which lets PID 1 give memory back; a user's might kill it.
     releases_idle_pages: bool
-    waits: bool  # locked down, until its owner says a word; it is nobody's until then
     network: NetworkPlan | None  # None: nothing but lo, or the host's own

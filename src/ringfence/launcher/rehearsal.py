@@ -1,9 +1,9 @@
-"""A dress rehearsal of what the PID 1 of a warm sandbox does for its first client, while nobody waits.
+"""A dress rehearsal of what the PID 1 of a prebuilt sandbox does for its first client, before it is claimed.
 
 A process just forked shares its memory with the zygote, and each page that it first writes to is copied
 for it: some microseconds each, a hundred times before the first command runs. Who has gone once
 through the same functions has its own pages. Everything here has no effect, and is of our own making:
-the sandbox is nobody's yet. What fails is left out, as it was never needed.
+the sandbox is not claimed yet. What fails is left out, as it was never needed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def _plan_of(shape: Shape) -> Plan:
         "landlock": None,
         "memory_watchdog_bytes": 0,
         "releases_idle_pages": True,
-        "waits": False,
         "network": None,
     }
 

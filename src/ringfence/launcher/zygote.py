@@ -68,15 +68,14 @@ class Expected:
     """A prebuild to start once its predecessor has had the processors for a while.
 
     Attributes:
+        control: Its control socket, with its plan; the host already has the other end.
         due_s: When to start.
-        rehearses: There is time to rehearse the plan: with no delay, the next create comes at once.
-        keep_s: How long to keep it then.
-        offer: Its control socket; the host already has the other end.
+        rehearses: There is time to rehearse: with no delay, the next create comes at once.
     """
 
-    def __init__(self, shape: Shape, calm_s: float, keep_s: float, offer: wire.Socket) -> None:
-        self.shape, self.keep_s, self.offer = shape, keep_s, offer
-        self.due_s, self.rehearses = time.monotonic() + calm_s, calm_s > 0
+    def __init__(self, shape: Shape, delay_s: float, control: wire.Socket) -> None:
+        self.shape, self.control = shape, control
+        self.due_s, self.rehearses = time.monotonic() + delay_s, delay_s > 0
 
 
 class Zygote(Parent):
@@ -90,8 +89,8 @@ class Zygote(Parent):
         # remove the same at once disturb each other. And the files that record it.
         self.placeholders: dict[str, list[Placeholder]] = {}
         self.notes: dict[str, str] = {}
-        self.warm: dict[str, Newborn] = {}  # by sandbox id: built ahead, and waiting for a claim
-        self.ahead: dict[str, float] = {}  # those of `warm` that are kept until then, and no longer
+        self.warm: dict[str, Newborn] = {}  # by sandbox id: of a pool, and waiting for a claim
+        self.complete: dict[str, int] = {}  # pid by sandbox id: locked down, and not claimed yet
         self.expected: Expected | None = None
         self.hibernation_image = hibernation_image.HibernationImage()
         self.templates: dict[bytes, Template] = {}  # so that no child has to unpack its own
@@ -105,7 +104,6 @@ class Zygote(Parent):
             _NOTES[verb](self, argument, fds)
             return True
         reply = wire.adopt(fds.pop(0))
-        offer = fds.pop(0) if verb in ("create", "claim") and argument[1] else -1
         try:
             _VERBS[verb](self, argument, reply, fds)
         except newroot.BuildError as exc:
@@ -118,9 +116,6 @@ class Zygote(Parent):
             reply.close()
             for fd in fds:
                 os.close(fd)
-        if offer >= 0:
-            _shape, next_shape, times = argument
-            self.expect(next_shape, times, offer)
         return True
 
     def hold(self, _: Any, _reply: wire.Socket, fds: list[int]) -> None:
@@ -137,8 +132,7 @@ class Zygote(Parent):
 
         Answers with how many of those have not died yet.
         """
-        if self.expected is not None:
-            self.unexpected(self.expected.shape["id"])
+        self.cancel_expected()
         pids, ids = set(told[0]), set(told[1])
         doomed = [pid for pid in self.sandboxes if pid not in pids]
         for pid in doomed:
@@ -161,16 +155,14 @@ class Zygote(Parent):
 
     # -- creating ---------------------------------------------------------------------------
 
-    def create(
-        self, told: tuple[Shape, Any, tuple[float, float]], control: wire.Socket, pinned: list[int]
-    ) -> None:
+    def create(self, shape: Shape, control: wire.Socket, pinned: list[int]) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
-        shape = told[0]
         child = self.spawn(shape, control)
         trees: list[int] = []
         try:
             if shape["trusted_root"]:
                 trees = self.open_trees(shape["trees"], pinned)
+            newborn.prefer(child.pid)
             child.give(None, [], trees)
         except (OSError, newroot.BuildError):
             os.kill(child.pid, signal.SIGKILL)
@@ -182,62 +174,50 @@ class Zygote(Parent):
         self.remember(shape)
 
     def prewarm(self, shape: Shape, reply: wire.Socket, _fds: list[int]) -> None:
-        """Build a sandbox ahead; it tells the host itself that it waits for a claim."""
-        self.warm[shape["id"]] = self.spawn(shape, reply, warm=True)
+        """Build a sandbox for a pool; it tells the host itself that it waits for a claim."""
+        self.warm[shape["id"]] = self.spawn(shape, reply, waits=True, rehearses=True)
 
-    def expect(self, shape: Shape, times: tuple[float, float], offer_fd: int) -> None:
-        """In a burst: build the next one ahead, for a short while.
-
-        Args:
-            times: What is waited for the one before it to end, and how long it is kept, in seconds.
-            offer_fd: Its control, the other end of which the host has already.
-        """
-        # Another may still be expected: taken, and its plan in its socket, but the note not here yet.
+    def prebuild(self, told: tuple[Shape, float], fds: list[int]) -> None:
+        """Build a sandbox whose plan is in its control socket, in so many seconds or when the last one ends."""
         self.build_expected()
-        self.expected = Expected(shape, *times, wire.adopt(offer_fd))
+        self.expected = Expected(*told, wire.adopt(fds[0]))
 
     def build_expected(self) -> None:
-        """Now, if one is expected: it is due, or somebody asks for it."""
+        """Build it now, if one is expected: it is due, or a request must not find it missing."""
         expected, self.expected = self.expected, None
         if expected is None:
             return
         shape = expected.shape
         try:
-            self.warm[shape["id"]] = self.spawn(
-                shape, None, warm=True, offer=expected.offer, rehearses=expected.rehearses
-            )
+            child = self.spawn(shape, expected.control, rehearses=expected.rehearses)
         except OSError:
-            return  # who comes for it finds nobody there, and hears why from a new one
+            return  # the host reads that its control is closed
         finally:
-            expected.offer.close()
-        self.ahead[shape["id"]] = time.monotonic() + expected.keep_s
+            expected.control.close()
+        try:
+            child.give(None, [], [])
+        except OSError:
+            os.kill(child.pid, signal.SIGKILL)
+        child.close()
+        self.complete[shape["id"]] = child.pid
 
-    def unexpected(self, sandbox_id: str) -> None:
-        """It is not to be built any more."""
-        if self.expected is not None and self.expected.shape["id"] == sandbox_id:
-            self.expected.offer.close()
+    def cancel_expected(self) -> None:
+        if self.expected is not None:
+            self.expected.control.close()
             self.expected = None
 
-    def claimed(self, told: tuple[str, Shape | None, tuple[float, float]], fds: list[int]) -> None:
-        """The host has given its plan to one built ahead, which needs nothing more of us."""
-        sandbox_id, next_shape, times = told
+    def claimed(self, sandbox_id: str, _fds: list[int]) -> None:
+        """The host has claimed this prebuilt sandbox, which needs nothing more of us."""
         self.build_expected()
-        self.ahead.pop(sandbox_id, None)
+        if sandbox_id in self.complete:
+            newborn.prefer(self.complete.pop(sandbox_id))
         child = self.warm.pop(sandbox_id, None)
-        if child is not None:  # else its time was up, and it will say who was first
+        if child is not None:
             newborn.prefer(child.pid)
             child.close()
-        if next_shape is not None:
-            self.expect(next_shape, times, fds[0])
 
     def spawn(
-        self,
-        shape: Shape,
-        control: wire.Socket | None,
-        *,
-        warm: bool = False,
-        offer: wire.Socket | None = None,
-        rehearses: bool = True,
+        self, shape: Shape, control: wire.Socket, *, waits: bool = False, rehearses: bool = False
     ) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
@@ -252,8 +232,7 @@ class Zygote(Parent):
                 control,
                 image,
                 self.hibernation_image.fd,
-                warm=warm,
-                offer=offer,
+                waits=waits,
                 rehearses=rehearses,
             )
         finally:
@@ -282,22 +261,18 @@ class Zygote(Parent):
             self.placeholders[shape["id"]] = shape["placeholders"]
             self.notes[shape["id"]] = shape["note"]
 
-    def claim(
-        self, told: tuple[Shape, Any, tuple[float, float]], control: wire.Socket, pinned: list[int]
-    ) -> None:
+    def claim(self, shape: Shape, control: wire.Socket, pinned: list[int]) -> None:
         """Give a warm sandbox the plan of who gets it; it answers on `control` as a new one does.
 
         Everything that depends on that comes here: limits, mounts and the lock-down.
         """
-        shape = told[0]
-        self.build_expected()
         child = self.warm.pop(shape["id"], None)
-        self.ahead.pop(shape["id"], None)
         if child is None:
             raise OSError(errno.ESRCH, "the warm sandbox has ended")
         tasks: list[int] = []
         trees: list[int] = []
         try:
+            newborn.prefer(child.pid)
             owned = self.sandboxes[child.pid]
             new = [d for d in shape["cgroup_dirs"] if d not in owned.directories]
             owned.directories, owned.since_s = shape["cgroup_dirs"], time.monotonic()
@@ -360,10 +335,8 @@ class Zygote(Parent):
 
     def drop_late(self) -> float | None:
         """Drop what is due; return how long, in ms, to wait for the next."""
-        waits = [
-            wait for wait in (self.tend_ahead(), self.tend_hibernation_image()) if wait is not None
-        ]
-        return min(waits, default=None)
+        waits = [self.tend_expected(), self.tend_hibernation_image()]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def tend_hibernation_image(self) -> float | None:
         """Make what PID 1s sleep in, once one has had nothing to do for a while; when to look again."""
@@ -373,28 +346,21 @@ class Zygote(Parent):
         since_s = {pid: each.since_s for pid, each in self.sandboxes.items() if pid not in waiting}
         return self.hibernation_image.tend(since_s, time.monotonic())
 
-    def tend_ahead(self) -> float | None:
-        """Build what is due, end those ahead that nobody came for; how long, in ms, to wait for the next."""
-        if self.expected is not None:
-            left = self.expected.due_s - time.monotonic()
-            if left > 0:
-                return left * 1000
-            self.build_expected()
-        while self.ahead:
-            sandbox_id, until = next(iter(self.ahead.items()))
-            left = until - time.monotonic()
-            if left > 0:
-                return left * 1000
-            del self.ahead[sandbox_id]
-            child = self.warm.pop(sandbox_id, None)
-            if child is not None:
-                child.close()  # that ends it; unless a claim lies there already
+    def tend_expected(self) -> float | None:
+        """Build what is due; return how long, in ms, to wait for it."""
+        if self.expected is None:
+            return None
+        left = self.expected.due_s - time.monotonic()
+        if left > 0:
+            return left * 1000
+        self.build_expected()
         return None
 
     def drop(self, sandbox_id: str, _fds: list[int]) -> None:
         """Discard the prebuilt sandbox. On return its uid range and cgroups can be reused."""
-        self.unexpected(sandbox_id)
-        self.ahead.pop(sandbox_id, None)
+        if self.expected is not None and self.expected.shape["id"] == sandbox_id:
+            self.cancel_expected()
+        self.complete.pop(sandbox_id, None)
         for pid, owned in self.sandboxes.items():
             if owned.id == sandbox_id:
                 os.kill(pid, signal.SIGKILL)
@@ -412,11 +378,12 @@ class Zygote(Parent):
             cgroups.remove(owned.directories)
         for sandbox_id in [key for key, child in self.warm.items() if child.pid == pid]:
             self.warm.pop(sandbox_id).close()
-            self.ahead.pop(sandbox_id, None)
+        for sandbox_id in [key for key, each in self.complete.items() if each == pid]:
+            del self.complete[sandbox_id]
 
     def release(self, sandbox_id: str, fds: list[int]) -> None:
         """The host wants nothing more of it; with that come descriptors which take time to close."""
-        self.build_expected()  # the one before it is over: now nobody is waited for
+        self.build_expected()  # the one before it is over
         for fd in fds:
             os.close(fd)
         self.reap()
@@ -455,6 +422,7 @@ _VERBS: dict[str, Callable[..., None]] = {
 _NOTES: dict[str, Callable[..., None]] = {
     "claimed": Zygote.claimed,
     "drop": Zygote.drop,
+    "prebuild": Zygote.prebuild,
     "release": Zygote.release,
 }
 

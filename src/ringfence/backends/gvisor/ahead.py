@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .warm import GvisorWarm
 
 KEEP_S = 5.0  # creates this close together are a burst; so long is one kept that nobody comes for
-_SWITCH = "RINGFENCE_AHEAD"
+_SWITCH = "RINGFENCE_PREBUILT"
 _OFF = ("0", "no", "off", "false")
 
 
 def is_on() -> bool:
-    """Unless the environment says RINGFENCE_AHEAD=off."""
+    """Unless the environment says RINGFENCE_PREBUILT=off."""
     return os.environ.get(_SWITCH, "").lower() not in _OFF
 
 

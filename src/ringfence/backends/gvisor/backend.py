@@ -61,7 +61,7 @@ class GvisorBackend(Jails, Tenanted):
         state_dir: Where snapshots are kept; None is this user's data directory.
         egress: Who serves networks and moves the data of forwarded connections; None is the process
             that this one shares.
-        ahead: In a burst, build the next sandbox while the last one runs.
+        prebuilt: In a loop of creates, prebuild the next sandbox while the last one runs.
         own_pages: Show the host's read-only files through a view of each tenant's own, so that no page of
             the page cache is two tenants'; where that cannot be had, `protections()` says why.
     """
@@ -79,11 +79,11 @@ class GvisorBackend(Jails, Tenanted):
         path: str | None = None,
         state_dir: str | None = None,
         egress: Callable[[], Egress] | None = None,
-        ahead: bool = False,
+        prebuilt: bool = False,
         own_pages: bool | None = None,
     ) -> None:
         super().__init__(state_dir, egress)
-        self._ahead = Ahead(self.prewarm) if ahead else None
+        self._ahead = Ahead(self.prewarm) if prebuilt else None
         self._path = path
         self._process_images: tuple[Launched, ProcessImage | None] | None = None
         self._process_image_worked = False

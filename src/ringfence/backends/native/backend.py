@@ -11,7 +11,7 @@ from ..local.host import cgroups
 from ..local.host.facts import ExplainedFileLimit
 from ..optional import Durable, ProfileStore
 from . import ids
-from .prebuilt.burst import Burst
+from .prebuilt.prebuilder import Prebuilder
 from .profiles import BUILT_IN, Profile, profile_named
 from .provision import Provision
 from .request import LEAST, request
@@ -41,7 +41,8 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         zygote: One that was started early, and is this backend's from now on.
         egress: Who serves the sockets of sandboxes with rules; None is the one of this process.
         restart_dir, outlive_s: See `Durable`; None: sandboxes end with this process.
-        ahead: Whether, in a burst, the next sandbox is built ahead; None: unless RINGFENCE_AHEAD=off.
+        prebuilt_s: How long after a create the next sandbox is kept prebuilt; 0: none is. None: a minute,
+            unless RINGFENCE_PREBUILT=off.
     """
 
     tiers = (LIGHT,)
@@ -56,7 +57,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         egress: Callable[[], Egress] | None = None,
         restart_dir: str | None = None,
         outlive_s: float | None = None,
-        ahead: bool | None = None,
+        prebuilt_s: float | None = None,
     ) -> None:
         super().__init__(egress, state_dir, zygote, dict(profiles or {}))
         if restart_dir is not None:
@@ -68,7 +69,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
                 from .fd_store.handover import Handover
 
                 self.handover = Handover(self, FdStore(restart_dir, outlive_s))
-        self.burst = Burst(self, ahead)
+        self.prebuilder = Prebuilder(self, prebuilt_s)
         self._prewarming: Prewarming | None = None
 
     def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
@@ -99,18 +100,18 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         if asked.spec.network.needs_tls_termination:
             self.egress().expect(asked.spec.network)
         zygote = self.zygote()
-        if (ahead := self.burst.take(asked, zygote)) is not None:
+        if (prebuilt := self.prebuilder.take(asked, zygote)) is not None:
             try:
-                return Provision(self, self.burst, asked, ahead).run()
-            except SandboxLost:
-                zygote = self.zygote()  # it did not live to see this
+                return Provision(self, asked, prebuilt, self.prebuilder).run()
+            except RingfenceError:
+                zygote = self.zygote()  # it has ended, or is of another plan
         try:
-            return Provision(self, self.burst, asked).run()
+            return Provision(self, asked, None, self.prebuilder).run()
         except SandboxLost:
             if zygote.alive or asked.image:  # what an image is held by has been given up
                 raise
             # It was dying already when it was asked: nothing of this one has run.
-            return Provision(self, self.burst, asked).run()
+            return Provision(self, asked, None, self.prebuilder).run()
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
         return self.prewarming.prewarm(spec)
@@ -122,7 +123,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
             if self._prewarming is None:
                 from .prebuilt.prewarming import Prewarming
 
-                self._prewarming = Prewarming(self, self.burst)
+                self._prewarming = Prewarming(self)
             return self._prewarming
 
     def _discard_warm(self, zygote: Zygote | None = None) -> None:
@@ -143,18 +144,18 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         return ""
 
     def released(self, sandbox: LiveSandbox) -> None:
-        self.burst.over()
+        self.prebuilder.ended()
         super().released(sandbox)
 
     def _prebuilt_ids(self) -> tuple[str, ...]:
         return self._prewarming.ids() if self._prewarming else ()
 
     def _hear(self, zygote: Zygote, fd: int) -> None:
-        self.burst.lapsed(zygote, fd)
+        self.prebuilder.hear(zygote, fd)
 
     def _lose(self, zygote: Zygote) -> None:
         self._discard_warm(zygote)
-        self.burst.lost(zygote)
+        self.prebuilder.lost(zygote)
 
     # -- for whoever takes over ---------------------------------------------------------------
 
@@ -208,8 +209,13 @@ class NativeBackend(Runtime, Durable, ProfileStore):
             os.close(content)
         return sandbox
 
+    def leave(self) -> None:
+        self.prebuilder.drop()
+        super().leave()
+
     def close(self) -> None:
         for sandbox in self.living():
             sandbox.terminate()
         self._discard_warm()
+        self.prebuilder.drop()
         super().close()

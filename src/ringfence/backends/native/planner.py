@@ -215,7 +215,6 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "programs_cgroup": "",
         "memory_watchdog_bytes": 0,
         "releases_idle_pages": profile.policy is None,
-        "waits": False,
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,

@@ -5,22 +5,22 @@ from __future__ import annotations
 import errno
 
 from ...errors import SandboxLost
-from ...launcher import wire
 from ..local import journal
 from ..local.answers import Refused, answer
 from ..local.host import cgroups
 from ..local.host.facts import host
 from . import planner
-from .prebuilt.burst import are_alike
+from .prebuilt.prebuilt import start
 from .request import require_allowed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...launcher.plan import Plan
+    from ...launcher import wire
+    from ...launcher.plan import Plan, Shape
     from .planner import Draft
-    from .prebuilt.burst import Burst
+    from .prebuilt.prebuilder import Prebuilder
     from .prebuilt.prebuilt import Prebuilt
     from .request import Request
     from .runtime import Runtime
@@ -68,16 +68,22 @@ class Provision:
 
     Args:
         prebuilt: Sandbox to turn into it, discarded where that fails; None: build one now.
+        prebuilder: Prebuilds the next one; None: the pool does.
     """
 
     _acquired: Acquired
     _zygote: Zygote
+    _shape: Shape
 
     def __init__(
-        self, runtime: Runtime, burst: Burst, request: Request, prebuilt: Prebuilt | None = None
+        self,
+        runtime: Runtime,
+        request: Request,
+        prebuilt: Prebuilt | None,
+        prebuilder: Prebuilder | None,
     ) -> None:
-        self._runtime, self._burst = runtime, burst
-        self._request, self._prebuilt = request, prebuilt
+        self._runtime, self._request = runtime, request
+        self._prebuilt, self._prebuilder = prebuilt, prebuilder
 
     def run(self) -> NativeSandbox:
         """Make the sandbox; on failure, leave nothing behind.
@@ -104,6 +110,8 @@ class Provision:
         finally:
             draft.close()
         self._hand_over(sandbox, fds)
+        if self._prebuilder is not None:
+            self._prebuilder.follow(draft, plan, self._shape, self._zygote)
         return sandbox
 
     # -- plan and acquire -------------------------------------------------------------------
@@ -138,25 +146,14 @@ class Provision:
 
     def _launch(self, draft: Draft, plan: Plan) -> tuple[NativeSandbox, list[int]]:
         """The sandbox that is there now, and descriptors of its network."""
-        prebuilt, shape = self._prebuilt, planner.shape_of(plan)
-        is_straight = prebuilt is not None and prebuilt.takes(plan)
+        prebuilt, self._shape = self._prebuilt, planner.shape_of(plan)
         plan["template"] = b""  # the zygote knows it
-        twin = prebuilt.plan if prebuilt else None
-        if twin is not None:
-            if not (is_straight and are_alike(plan, twin)):
-                raise SandboxLost("the prebuilt sandbox no longer matches the plan")
-            plan["tag_key"], plan["seccomp"] = twin["tag_key"], twin["seccomp"]
-        ours, theirs = (prebuilt.control, None) if prebuilt and is_straight else wire.socketpair()
+        if prebuilt is None:
+            ours = start(self._zygote, "create", plan, self._shape, draft.fds)
+        else:
+            ours = prebuilt.bind(plan, self._shape, draft.fds)
         self._acquired.callback(ours.close)
-        try:
-            send_plan(ours, plan if twin is None else None)
-            kind = None if prebuilt and prebuilt.is_pooled else self._request.kind
-            verb = "claim" if prebuilt else "create"
-            self._burst.tell(self._zygote, theirs, verb, shape, kind, draft, plan)
-        finally:
-            if theirs:
-                theirs.close()
-        # While the kernel builds the sandbox: then nobody has to wait for this.
+        # While the kernel builds the sandbox: then no create waits for this.
         from .sandbox import NativeSandbox
 
         sandbox = NativeSandbox(self._runtime, draft, ours, plan, self._zygote)
@@ -222,17 +219,3 @@ def _first_answer(control: wire.Socket) -> tuple[bytes, list[int]]:
         from ..local.refusals import error_of
 
         raise error_of(exc) from exc
-
-
-def send_plan(control: wire.Socket, plan: Plan | None) -> None:
-    """Put it where the sandbox at the other end will find it; None: the one it has already is to hold.
-
-    Raises:
-        SandboxLost: Nobody is there any more.
-    """
-    try:
-        wire.send(control, plan)
-    except OSError as exc:
-        if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
-            raise
-        raise SandboxLost("the sandbox has ended", hint="create a new one") from exc

@@ -210,7 +210,7 @@ class Runtime(LocalBackend):
         return ()
 
     def _hear(self, zygote: Zygote, fd: int) -> None:
-        """Called when the other end of a socket that the zygote watches has closed."""
+        """Called when the other end of a watched socket has closed, or at the time of its alarm."""
 
     def _lose(self, zygote: Zygote) -> None:
         """Called when a zygote has died, and all that it had prebuilt."""

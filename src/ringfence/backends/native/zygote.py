@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 
 from ...errors import SandboxLost
@@ -26,6 +27,7 @@ class Zygote(Launched):
         self._started, self._label = 0, ""
         self._watched = select.epoll()
         self._watched.register(self._pidfd, select.EPOLLIN)
+        self.alarm_fd = -1
 
     @property
     def started(self) -> int:
@@ -52,8 +54,24 @@ class Zygote(Launched):
         except (ValueError, FileNotFoundError):
             pass
 
+    def set_alarm(self, after_s: float) -> None:
+        """Have `wait_or_hear` return `alarm_fd` then.
+
+        Raises:
+            OSError: There is no descriptor for it.
+        """
+        from ...linux import timers
+
+        if self.alarm_fd < 0:
+            self.alarm_fd = timers.timerfd()
+            self._watched.register(self.alarm_fd, select.EPOLLIN | select.EPOLLET)
+        timers.settime(self.alarm_fd, after_s)
+
     def wait_or_hear(self) -> list[int]:
-        """Wait until it ends, or a watched socket does: these sockets, or none: it has ended."""
+        """Wait until it ends, a watched socket does, or the alarm comes.
+
+        Returns these descriptors; none: it has ended.
+        """
         while not (found := self._watched.poll()):
             continue
         ready = [fd for fd, _ in found]
@@ -62,6 +80,9 @@ class Zygote(Launched):
     def release(self) -> None:
         super().release()
         self._watched.close()
+        if self.alarm_fd >= 0:
+            os.close(self.alarm_fd)
+            self.alarm_fd = -1
 
     def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
         """Have it remove the cgroups of a sandbox that is no more, and close its copies of `fds`.
@@ -74,7 +95,7 @@ class Zygote(Launched):
             cgroups.remove(directories)
 
     def drop(self, sandbox_id: str, directories: list[str]) -> None:
-        """Have it end one that was built ahead, before anything else that it is told.
+        """Have it end a prebuilt sandbox, before anything else that it is told.
 
         Raises:
             SandboxLost: It is gone.

@@ -497,6 +497,9 @@ class Init:
             self._reap()
             doomed = {pid for pid in doomed if processes.tag_of(pid) == tag}
 
+    def _do_wake(self) -> None:
+        """Be awake when the next request comes: that takes milliseconds after hibernation."""
+
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""
         self.stopped_before = {pid for pid in processes.pids() if processes.state(pid) == "T"}

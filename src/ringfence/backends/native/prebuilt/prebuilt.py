@@ -1,32 +1,32 @@
-"""A prebuilt sandbox in the zygote, whoever keeps it: a loop of creates, or a pool."""
+"""A prebuilt sandbox in the zygote, of a backend's own for the next create or of a pool."""
 
 from __future__ import annotations
+
+import errno
+
+from ....errors import SandboxLost
+from ....launcher import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....launcher import wire
-    from ....launcher.plan import Plan
+    from ....launcher.plan import Plan, Shape
     from ..request import Kind
     from ..zygote import Zygote
 
 
 class Prebuilt:
-    """A sandbox that has no plan yet, or one by which it is locked down already.
+    """A sandbox that has not been asked for yet.
 
     Attributes:
         kind: The parts of a spec that are fixed before a claim.
         control: Our end of its control socket.
         directories, values: Its cgroups, and their settings.
-        plan: The plan by which it is locked down, equal to the last sandbox's; None: it waits for one.
         meanwhile: What its caller wants done while it locks itself down.
-        is_pooled: Its owner refills, so that no other one is built in its place.
     """
 
-    plan: Plan | None = None
     meanwhile: Callable[[], None] | None = None
-    is_pooled = False
 
     def __init__(
         self, sandbox_id: str, kind: Kind, first_host_id: int, zygote: Zygote, control: wire.Socket
@@ -36,10 +36,13 @@ class Prebuilt:
         self.directories: list[str] = []
         self.values: list[tuple[str, str]] = []
 
-    def takes(self, plan: Plan) -> bool:
-        """Return whether it can take the plan without the zygote opening mounts or setting limits."""
-        same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (self.directories, self.values)
-        return same and not (plan["trees"] or plan["placeholders"])
+    def bind(self, plan: Plan, shape: Shape, pinned: list[int]) -> wire.Socket:
+        """Make it the sandbox of this plan; return the control socket on which it answers.
+
+        Raises:
+            SandboxLost: It has ended, or cannot become that.
+        """
+        raise NotImplementedError
 
     def discard(self) -> None:
         """End it unused."""
@@ -47,3 +50,35 @@ class Prebuilt:
 
     def close(self) -> None:
         """Forget it without ending it: it is a sandbox now, which owns its control."""
+
+
+def start(zygote: Zygote, verb: str, plan: Plan, shape: Shape, pinned: list[int]) -> wire.Socket:
+    """Ask the zygote for a sandbox of this plan; return the control socket on which it answers.
+
+    Raises:
+        SandboxLost: The zygote is gone.
+    """
+    ours, theirs = wire.socketpair()
+    try:
+        send_plan(ours, plan)
+        zygote.tell_from(theirs, verb, shape, pinned)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours
+
+
+def send_plan(control: wire.Socket, plan: Plan) -> None:
+    """Put it where the sandbox at the other end will find it.
+
+    Raises:
+        SandboxLost: The sandbox has ended.
+    """
+    try:
+        wire.send(control, plan)
+    except OSError as exc:
+        if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
+            raise
+        raise SandboxLost("the sandbox has ended", hint="create a new one") from exc

@@ -26,26 +26,24 @@ from .. import planner
 from ..profiles import profile_named
 from ..provision import READY_S, Provision, plan_limits
 from ..request import checked, kind_of, request
-from .burst import MOST_MOUNTS
-from .prebuilt import Prebuilt
+from .prebuilt import Prebuilt, send_plan, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....launcher.plan import Plan
+    from ....launcher.plan import Plan, Shape
     from ..request import Kind, Request
     from ..runtime import Runtime
     from ..sandbox import NativeSandbox
     from ..zygote import Zygote
-    from .burst import Burst
 
 
 class Prewarming:
     """The prebuilt sandboxes of a backend. Thread-safe."""
 
-    def __init__(self, backend: Runtime, burst: Burst) -> None:
-        self._backend, self._burst = backend, burst
+    def __init__(self, backend: Runtime) -> None:
+        self._backend = backend
         self._lock = allocate_lock()
         self._warm: dict[str, NativeWarm] = {}
 
@@ -124,7 +122,7 @@ class Prewarming:
             self._backend.made(claimed.id)
             raise
         with ExplainedFileLimit():
-            return Provision(self._backend, self._burst, asked, claimed).run()
+            return Provision(self._backend, asked, claimed, None).run()
 
     def discard_all(self, zygote: Zygote | None = None) -> None:
         """End those of one zygote, or all, unused."""
@@ -144,6 +142,7 @@ class Prewarming:
 
 
 _DYING_MS = 5000
+MOST_MOUNTS = 48  # their descriptors travel in one message: launcher.wire takes 64
 
 
 class NativeWarm(Prebuilt):
@@ -152,8 +151,6 @@ class NativeWarm(Prebuilt):
     Attributes:
         image: What its root is of, held; of whoever claims it from then on.
     """
-
-    is_pooled = True
 
     def __init__(
         self,
@@ -204,6 +201,15 @@ class NativeWarm(Prebuilt):
         """Make the sandbox that `NativeBackend.provision` would make, with this one's id."""
         self.meanwhile = meanwhile
         return self._owner.claim(self, spec)
+
+    def bind(self, plan: Plan, shape: Shape, pinned: list[int]) -> wire.Socket:
+        """Give it the plan itself, or by the zygote where mounts are to be opened or limits to be set."""
+        same = (plan["cgroup_dirs"], plan["cgroup_values"]) == (self.directories, self.values)
+        if not same or plan["trees"] or plan["placeholders"]:
+            return start(self.zygote, "claim", plan, shape, pinned)
+        send_plan(self.control, plan)
+        self.zygote.note("claimed", self.id, [])
+        return self.control
 
     def discard(self) -> None:
         """End it unused."""
