@@ -243,8 +243,10 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "Client.pool": (lambda p: p.client.pool(), True),
     "Client.change_pool": (lambda p: p.client.change_pool(), True),
 }
-# As those above: `restore` is `create`, the other two are `execute`; the rest asks for nothing itself.
+# As those above: `restore` is `create`, the other two are `execute`, contexts are execs. The rest asks for
+# nothing itself.
 ELSEWHERE = {
+    *("RemoteSandbox.context", "RemoteSandbox.contexts", "RemoteSandbox.run_code"),
     *("Client.restore", "Client.execution", "Client.kill_execution"),
     *("Client.close", "Client.server", "RemoteSandbox.id", "RemoteStream.dropped_bytes"),
     *("RemoteStream.missed_bytes", "RemoteProcess.call_back", "RemoteProcess.run_through"),

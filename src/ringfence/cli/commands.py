@@ -279,7 +279,7 @@ DOCTOR = Command(
         Option("backend", "NAME", "with --attack: backend to attack; default: native"),
         HELP,
     ),
-    details="Exit code: 0 if a backend other than landlock is usable (with --attack: if no probe"
+    details="Exit code: 0 if a backend other than landlock works (with --attack: if no probe"
     " escaped), else 1.",
     examples=(
         ("check this host", "ringfence doctor"),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..peers.gather import Gathered
     from ..settings import Settings
 
-_FIRST = "create, first exec; nothing ahead"
-_BURST = "create, first exec, terminate in a burst, the next one built ahead"
+_FIRST = "create, first exec; nothing prebuilt"
+_BURST = "create, first exec, terminate in a loop, the next one prebuilt"
 # So that it is there before the peer's turn, which it would slow down: decision 65.
 _BURST_PAUSE_S = 1.0
 # Each leaves a dozen processes and their namespaces to the kernel, which is not done when it has ended.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+from ...backends.registry import new_backend
 from ...sandbox import Sandbox
 from ..peers import gather
 from ..rows import Row, Target
@@ -11,16 +15,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ...backends.protocol import Backend
     from ..peers.peer import Peer
     from ..rows import Missing
     from ..settings import Settings
     from ..turns import Samples
 
 WHAT = "create, first exec, terminate (library, no pool)"
-ALONE = "the same, one alone and not one after the other"
+ALONE = "the same, one second after the last one ended"
+COLD = "the same, nothing prebuilt"
+FIRST = "the first one of a process"
 # Both clear up a little after they have said that they are done. Far less than what ends a burst.
 _PAUSE_S = 0.02
-_ALONE_S = 0.4  # after so long nothing is ready for the next one: decisions 16 and 109
+_ALONE_S = 1.0  # the next one is prebuilt by then, and hibernates: decision 176
+_FIRST_LIFE = """
+import time
+from ringfence.bench.measures.create import one_life
+began = time.perf_counter()
+one_life()
+print(time.perf_counter() - began)
+"""
 _TARGETS = {"bwrap": Target(must=0.8, aim=0.5)}
 _SLOW = {"runc", "runsc", "docker"}
 
@@ -46,15 +60,30 @@ def _beside(peers: Mapping[str, Peer], settings: Settings) -> Iterator[Row]:
 
 
 def _alone(peers: Mapping[str, Peer], settings: Settings) -> Iterator[Row]:
-    """In a burst the next sandbox is built ahead; whoever makes a single one waits for all of it."""
+    """A create that does not follow another at once, one that finds nothing prebuilt, and the first."""
     contenders = {name: peer.run_true for name, peer in peers.items()}
-    samples = take_turns({OURS: one_life, **contenders}, settings.rounds, pause_s=_ALONE_S)
-    yield from rows(ALONE, "create", samples, list(contenders) or [""], _TARGETS)
+    names, rounds = list(contenders) or [""], settings.slow_rounds
+    samples = take_turns({OURS: one_life, **contenders}, rounds, pause_s=_ALONE_S)
+    yield from rows(ALONE, "create", samples, names, _TARGETS)
+    cold = new_backend("native", prebuilt_s=0)
+    try:
+        samples = take_turns({OURS: lambda: one_life(cold), **contenders}, rounds, pause_s=_PAUSE_S)
+    finally:
+        cold.close()
+    yield from rows(COLD, "create", samples, names, {})
+    samples = take_turns({OURS: first_life, **contenders}, rounds, pause_s=_PAUSE_S)
+    yield from rows(FIRST, "create", samples, names, {})
 
 
-def one_life() -> None:
+def first_life() -> float:
+    """The seconds of `one_life` in a process that has made no sandbox before."""
+    command = [sys.executable, "-c", _FIRST_LIFE]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def one_life(backend: Backend | None = None) -> None:
     """A sandbox from nothing to nothing."""
-    sandbox = Sandbox.create()
+    sandbox = Sandbox.create(backend=backend)
     try:
         result = sandbox.exec(["true"])
     finally:
