@@ -54,7 +54,7 @@ class Agent(FileRequests):
         control: wire.Socket,
         settings: Settings,
         groups: Groups | Tags,
-        listener: Asks | None = None,
+        *listeners: Asks,
     ) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
@@ -63,8 +63,7 @@ class Agent(FileRequests):
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
         self.flows: list[flows.Flow] = []
-        self.listener = listener
-        self.listener_fd = -1 if listener is None else listener.fd
+        self.listeners = {each.fd: each for each in listeners if each.fd >= 0}
         self.file_locks: FileLocks | None = None
         if not settings["own_kernel"]:
             from ..launcher.pid1.file_locks import FileLocks
@@ -76,9 +75,8 @@ class Agent(FileRequests):
         self.groups.prepare()
         while True:
             poll = select.poll()
-            for fd in (self.control.fileno(), self.signal_fd, self.listener_fd):
-                if fd >= 0:
-                    poll.register(fd, select.POLLIN)
+            for fd in (self.control.fileno(), self.signal_fd, *self.listeners):
+                poll.register(fd, select.POLLIN)
             flowing: dict[int, flows.Flow] = {}
             for flow in self.flows:
                 for fd, events in flow.wants().items():
@@ -90,8 +88,8 @@ class Agent(FileRequests):
                 if fd == self.signal_fd:
                     os.read(self.signal_fd, 4096)
                     self.execs.take()
-                elif self.listener and fd == self.listener_fd:
-                    self.listener.serve_one()
+                elif fd in self.listeners:
+                    self.listeners[fd].serve_one()
                 elif fd in flowing:
                     flowing[fd].ready(fd)
                 elif not self._serve_one():

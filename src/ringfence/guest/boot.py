@@ -60,7 +60,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
     wire.answer(control, b"READY", namespace_fds)
     for fd in namespace_fds:
         os.close(fd)
-    Agent(control, settings, groups, listener).run()
+    Agent(control, settings, groups, *([listener] if listener else [])).run()
     os._exit(0)
 
 

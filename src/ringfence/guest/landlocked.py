@@ -17,15 +17,17 @@ import time
 from ..launcher import lockdown, wire
 from ..launcher.pid1 import processes
 from ..linux import landlock, libc, privileges, seccomp
-from . import users
+from . import metadata, users
 from .agent import Agent
 from .tags import Tags, tag_of
 from .watchdog import Watchdog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
+    from .metadata import Judged
     from .settings import Settings
 
     class LandlockSettings(Settings):
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
         ruleset: tuple[int, int, int, int]  # accesses handled: files, network, scopes; the ABI
         rules: list[tuple[str, int]]  # an empty path: that of the next descriptor which came along
         refused: bytes  # a second filter, for execs only
+        judged: (
+            Judged | None
+        )  # calls about metadata that the agent makes; None: the kernel judges all
         tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
 
 
@@ -106,6 +111,8 @@ def _serve(
         libc.prlimit64(0, processes.RLIMIT_RTTIME, settings["tag_base"], settings["tag_base"])
         lockdown.apply_rlimits(settings["rlimits"])
         _restrict(settings, fds)
+        judged, key = settings["judged"], settings["tag_key"]
+        asked_fd = metadata.guard(judged["calls"], key) if judged else -1
         seccomp.install_filter(settings["seccomp"])
     except OSError as exc:
         wire.refuse(control, exc, "landlock")
@@ -115,7 +122,8 @@ def _serve(
     handled = settings["ruleset"]
     users.confine = lambda: confine(handled, settings["refused"])
     wire.answer(control, b"READY")
-    LandlockAgent(control, settings, watched).run()
+    listeners = [metadata.Metadata(asked_fd, judged, key)] if judged else []
+    LandlockAgent(control, settings, watched, *listeners).run()
     os._exit(0)
 
 
@@ -238,14 +246,38 @@ class _Guardian:
 class LandlockAgent(Agent):
     """An agent among the processes of the host."""
 
-    def __init__(self, control: wire.Socket, settings: LandlockSettings, watched: int) -> None:
+    def __init__(
+        self,
+        control: wire.Socket,
+        settings: LandlockSettings,
+        watched: int,
+        *listeners: metadata.Metadata,
+    ) -> None:
         groups = LandlockTags(settings["tag_key"], settings["tag_base"])
         guardian = _Guardian(watched, settings["tag_base"])
-        super().__init__(control, settings, groups, guardian)
+        super().__init__(control, settings, groups, guardian, *listeners)
         self.watchdog = LandlockWatchdog(
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
         self.file_locks = None  # /proc/locks is the whole host's
+
+    def _by_child(
+        self,
+        reply: wire.Socket,
+        fds: list[int],
+        become: Callable[[], None],
+        work: Callable[[], None],
+    ) -> None:
+        """See `Agent`. Its calls about metadata are judged too, so that the agent must be able to read it.
+
+        Landlock keeps the programs inside, whose domain is below, from tracing it.
+        """
+
+        def show() -> None:
+            become()
+            privileges.set_dumpable(True)
+
+        super()._by_child(reply, fds, show, work)
 
     def _do_dial(self, reply: wire.Socket, fds: list[int], version: int, port: int) -> None:
         """Refuse: the loopback is the host's."""

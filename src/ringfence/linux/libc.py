@@ -37,6 +37,9 @@ _X86_64 = {
     "prlimit64": 302,
     "finit_module": 313,
     "reboot": 169,
+    "fchmodat": 268,
+    "fchownat": 260,
+    "utimensat": 280,
 }
 _AARCH64 = {
     "pivot_root": 41,
@@ -62,6 +65,9 @@ _AARCH64 = {
     "prlimit64": 261,
     "finit_module": 273,
     "reboot": 142,
+    "fchmodat": 53,
+    "fchownat": 54,
+    "utimensat": 88,
 }
 _COMMON = {
     "open_tree": 428,

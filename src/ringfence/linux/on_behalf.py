@@ -1,7 +1,7 @@
 """System calls that PID 1 makes for a process that waits for its answer.
 
-Each carries a key in its fifth argument, which the kernel does not read: the sandbox's first filter
-lets these calls pass only with it (see `launcher.pid1.notifications`).
+Each carries a key in its fifth argument (for metadata of files in its sixth), which the kernel does not
+read: the sandbox's first filter lets these calls pass only with it (see `launcher.pid1.notifications`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _int, _key = cdata.c_long, cdata.c_ulong
 _pidfd_getfd = declare("pidfd_getfd", _int, _int, _int, _int, _key)
 _connect = declare("connect", _int, cdata.c_char_p, _int, _int, _key)
+_fchmodat = declare("fchmodat", _int, cdata.c_char_p, _int, _int, _int, _key)
+_fchownat = declare("fchownat", _int, cdata.c_char_p, _int, _int, _int, _key)
+_utimensat = declare("utimensat", _int, cdata.c_char_p, cdata.c_char_p, _int, _int, _key)
+_AT_FDCWD = -100
+_PATH_MAX = 4096
 
 
 def descriptor(thread: int, number: int, key: int) -> int:
@@ -57,16 +62,33 @@ def memory(thread: int, address: int, length: int) -> bytes:
 
     Source: proc(5), /proc/PID/mem.
     """
-    fd = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = os.pread(fd, length, address)
-    except (OSError, OverflowError):
-        found = b""
-    finally:
-        os.close(fd)
+    found = _memory(thread, address, length)
     if len(found) != length:
         raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
     return found
+
+
+def path(thread: int, address: int) -> bytes:
+    """A path in its memory, without the NUL.
+
+    Raises:
+        OSError: As `memory`; ENAMETOOLONG where no NUL is among the first 4,096 bytes.
+    """
+    found, end, _rest = _memory(thread, address, _PATH_MAX).partition(b"\0")
+    if not end:
+        number = errno.ENAMETOOLONG if len(found) == _PATH_MAX else errno.EFAULT
+        raise OSError(number, os.strerror(number))
+    return found
+
+
+def _memory(thread: int, address: int, most: int) -> bytes:
+    fd = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, most, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(fd)
 
 
 def connect(fd: int, address: bytes, key: int) -> int:
@@ -75,3 +97,31 @@ def connect(fd: int, address: bytes, key: int) -> int:
     Source: connect(2).
     """
     return cdata.get_errno() if _connect(fd, address, len(address), 0, key) < 0 else 0
+
+
+def change_mode(fd: int, mode: int, key: int) -> int:
+    """Set the mode of the inode behind an O_PATH descriptor; its errno, 0 when changed.
+
+    Source: fchmodat(2), open(2) on O_PATH.
+    """
+    return _errno_of(_fchmodat(_AT_FDCWD, b"/proc/self/fd/%d" % fd, mode, 0, 0, key))
+
+
+def change_owner(fd: int, uid: int, gid: int, key: int) -> int:
+    """Set its owner, as `change_mode`; -1 leaves an id as it is.
+
+    Source: fchownat(2).
+    """
+    return _errno_of(_fchownat(_AT_FDCWD, b"/proc/self/fd/%d" % fd, uid, gid, 0, key))
+
+
+def change_times(fd: int, times: bytes | None, key: int) -> int:
+    """Set its times, as `change_mode`: two struct timespec; None: now.
+
+    Source: utimensat(2).
+    """
+    return _errno_of(_utimensat(_AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0, 0, key))
+
+
+def _errno_of(result: int) -> int:
+    return cdata.get_errno() if result < 0 else 0

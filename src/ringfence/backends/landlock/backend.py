@@ -145,6 +145,7 @@ class LandlockBackend(CommandBackend):
             "refused": filters.second_filter(
                 scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
             ),
+            "judged": None if slot else {"calls": filters.judged_calls(), "roots": made.writable},
             "tag_base": _new_base(),
         }
 

@@ -8,8 +8,9 @@ Landlock judges neither metadata of files, limits and scheduling of processes, n
 from __future__ import annotations
 
 import functools
+import os
 
-from ...policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
+from ...policy.seccomp import MACHINES, Condition, Rule, SeccompPolicy, compile_filter
 
 _INT = 0xFFFFFFFF
 _IPC = (
@@ -22,10 +23,11 @@ _ABOUT_OTHERS = (
     *("sched_getparam", "sched_getscheduler", "sched_getaffinity", "sched_getattr"),
     *("sched_rr_get_interval", "getpgid", "getsid", "get_robust_list"),
 )
-_METADATA = (
+_JUDGED = (
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
-    *("utime", "utimes", "utimensat", "futimesat"),
+    "utimensat",
 )
+_OLD_TIMES = ("utime", "utimes", "futimesat")  # no C library makes these calls any more
 _ATTRIBUTES = (
     *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
     *("getxattr", "lgetxattr", "listxattr", "llistxattr"),
@@ -63,6 +65,13 @@ def _is_not(arg: int, *values: int) -> Condition:
 
 
 @functools.cache
+def judged_calls() -> dict[int, str]:
+    """Calls about metadata of files that the agent makes for a sandbox whose user has files outside."""
+    numbers = MACHINES[os.uname().machine].numbers
+    return {numbers[name]: name for name in _JUDGED if name in numbers}
+
+
+@functools.cache
 def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
     """The program.
 
@@ -90,7 +99,7 @@ def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
         Rule(_ATTRIBUTES, "ENOTSUP"),
     ]
     if owns_files_outside:
-        rules.append(Rule(_METADATA, "EPERM"))
+        rules.append(Rule(_OLD_TIMES, "EPERM"))
     if not scopes_signals:
         rules.append(Rule(("kill",), "EPERM", (_is_not(0, 0),)))
         rules.append(Rule(_SIGNALS[1:], "EPERM"))

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 HOST_NETWORK = "without a network namespace a port of the sandbox would be the host's"
 NO_TERMINAL = "terminals are files of the host, which only a mount can keep apart"
 _PAUSE_S = 0.001
+# git ends when it may not read a configuration of the host's that exists.
+_OWN = {"GIT_CONFIG_NOSYSTEM": "1"}
 _VARIABLES = ("HOME", "RINGFENCE_MEMORY_DIR", "RINGFENCE_OUTPUTS_DIR")
 
 
@@ -92,7 +94,7 @@ class LandlockSandbox(CommandSandbox):
     def _of_place(self) -> dict[str, str]:
         """Variables that tell where its directories are; the user's own win."""
         own = {name: self.place.mapped(self._environment[name]) for name in _VARIABLES}
-        return {"TMPDIR": self.place.mapped("/tmp"), **own, **self.spec.env}
+        return {**_OWN, "TMPDIR": self.place.mapped("/tmp"), **own, **self.spec.env}
 
     def working_directory(self, cwd: str | None) -> str:
         return self.place.mapped(super().working_directory(cwd))

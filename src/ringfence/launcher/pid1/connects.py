@@ -122,7 +122,7 @@ class Connects:
             _UnderWayError: It is not decided yet.
         """
         try:
-            fd = on_behalf.descriptor(asked.pid, _signed(asked.arguments[0]), self._key)
+            fd = on_behalf.descriptor(asked.pid, signed(asked.arguments[0]), self._key)
         except OSError as exc:
             return _number(exc)
         sock = wire.Socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)  # whatever it is
@@ -151,7 +151,7 @@ class Connects:
         Raises:
             OSError: EACCES for a socket of the host.
         """
-        fd = os.open(_as_seen_here(thread, path), os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(as_seen_here(thread, path), os.O_PATH | os.O_CLOEXEC)
         info = os.fstat(fd)
         is_socket = (info.st_mode & 0o170000) == 0o140000
         # The kernel refuses other files itself, with its own errno.
@@ -206,7 +206,7 @@ def _nothing(_signum: int, _frame: object) -> None:
 
 def _address(asked: seccomp.Notification) -> bytes:
     """A copy of the address that the call names."""
-    length = _signed(asked.arguments[2])
+    length = signed(asked.arguments[2])
     if not 0 <= length <= _LONGEST_ADDRESS:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     return on_behalf.memory(asked.pid, asked.arguments[1], length) if length else b""
@@ -219,7 +219,7 @@ def _has_path(address: bytes) -> bool:
     return 2 < len(address) <= _LONGEST_UNIX and address[:2] == _UNIX and address[2] != 0
 
 
-def _as_seen_here(thread: int, path: bytes) -> bytes:
+def as_seen_here(thread: int, path: bytes) -> bytes:
     """A path for us that means what `path` means to a thread.
 
     What it then leads to is judged by itself: nothing depends on these names.
@@ -264,7 +264,7 @@ def has_signal(thread: int) -> bool:
     return bool(pending & ~(masks[b"SigBlk"] | masks[b"SigIgn"] | _NOT_HANDLED_STOPS))
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     """A C int in the lower half of a register."""
     low = word & 0xFFFFFFFF
     return low - (1 << 32) if low >> 31 else low

@@ -26,6 +26,7 @@ _MODULES = (
     "ringfence.guest.groups",
     "ringfence.guest.landlocked",
     "ringfence.guest.looking",
+    "ringfence.guest.metadata",
     "ringfence.guest.room",
     "ringfence.guest.starting",
     "ringfence.guest.process_image",

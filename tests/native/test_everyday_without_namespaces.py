@@ -1,0 +1,274 @@
+"""The landlock backend runs everyday programs, and changes no metadata outside for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Mount, Sandbox
+from ringfence.backends.landlock.backend import LandlockBackend
+from ringfence.backends.landlock.filters import judged_calls
+from ringfence.backends.landlock.sandbox import LandlockSandbox
+from ringfence.guest.landlocked import members
+from ringfence.model.execs.exec import ExecResult
+from tests.features import require
+from tests.native.test_without_namespaces import run_refused
+
+pytestmark = pytest.mark.full
+PYTHON = "/usr/bin/python3"
+CHMOD = [str(number) for number, name in judged_calls().items() if "chmod" in name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _landlock() -> None:
+    require("landlock")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LandlockBackend]:
+    made = LandlockBackend()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sandbox(backend: LandlockBackend) -> Iterator[Sandbox]:
+    with Sandbox.create(backend=backend) as made:
+        yield made
+
+
+PROGRAMS = {
+    "git": "git init -q r && cd r && git config user.email a@b.c && git config user.name n && echo ok > f"
+    " && git add f && git commit -qm one && git clone -q . ../c && cat ../c/f",
+    "gcc": 'echo "int puts(char *); int main() { puts(\\"ok\\"); }" > m.c && gcc -w -o m m.c && ./m',
+    "make": 'printf "ok:\\n\\t@echo ok > made; chmod 600 made; cat made\\n" > Makefile && make -s',
+    "tar": "mkdir d && echo ok > d/f && chmod 640 d/f && touch -d 2001-01-01 d/f && tar czf t.tgz d"
+    " && mkdir x && tar xpzf t.tgz -C x && stat -c %a:%Y d/f x/d/f | uniq -c | grep -q ' 2 ' && cat x/d/f",
+    "cp": "echo ok > f && chmod 711 f && cp -a f g && mv g h && install -m 755 h i && cat i",
+    "sqlite3": "sqlite3 a.db \"create table a (b); insert into a values ('ok'); select b from a\"",
+    "node": "node -e \"require('fs').writeFileSync('f', 'ok', {mode: 0o600}); "
+    "require('fs').chmodSync('f', 0o644); console.log(require('fs').readFileSync('f', 'utf8'))\"",
+    "python3": "python3 -m venv --without-pip v && v/bin/python -c 'print(\"ok\")'",
+    "pip3": "python3 -m venv --system-site-packages --without-pip v"
+    " && v/bin/python -m pip install -q --no-index ./one-1.0-py3-none-any.whl && v/bin/python -m one",
+    "perl": 'perl -e \'open F, ">f"; close F; chmod 0755, "f" or die; utime 1, 1, "f" or die; print "ok\\n"\'',
+    "bash": "printf '#!/bin/bash\\necho ok\\n' > s && chmod +x s && ./s",
+}
+
+
+def wheel(directory: Path) -> Path:
+    path = directory / "one-1.0-py3-none-any.whl"
+    info = "one-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("one.py", "print('ok')\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: one\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(
+            f"{info}/RECORD", f"one.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
+    return path
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_runs(sandbox: Sandbox, program: str, tmp_path: Path) -> None:
+    if not shutil.which(program, path="/usr/bin:/bin"):
+        pytest.skip(f"{program} is not installed")
+    if program == "pip3":
+        made = wheel(tmp_path)
+        sandbox.files.write(made.name, made.read_bytes())
+    ran = sandbox.exec(["sh", "-ec", PROGRAMS[program]], timeout_s=120)
+
+    assert (0, "ok") == (ran.exit_code, ran.text.strip()), ran
+
+
+def test_a_program_runs_where_namespaces_are_refused() -> None:
+    ran = run_refused("--anywhere", "--", "sh", "-ec", PROGRAMS["cp"])
+
+    assert (0, "ok") == (ran.returncode, ran.stdout.strip()), ran.stderr
+
+
+# -- what is outside --------------------------------------------------------------------------------
+
+ATTEMPTS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+secret, shown = sys.argv[1:]
+me = os.getuid(), os.getgid()
+open('own', 'w').close()
+def tried(do):
+    try: do(); return 1
+    except OSError: return 0
+os.symlink(secret, 'link'); os.symlink(os.path.dirname(secret), 'up')
+fd = os.open(shown, os.O_RDONLY)
+place = os.open(os.path.dirname(secret), os.O_PATH)
+path = os.open(secret, os.O_PATH)
+name = os.path.basename(secret)
+before = os.getcwd()
+def there():
+    os.chdir(os.path.dirname(secret))
+    try: os.chmod(name, 0o777)
+    finally: os.chdir(before)
+print(*map(tried, [
+    lambda: os.chmod('own', 0o711), lambda: os.utime('own', (1, 1)), lambda: os.chown('own', *me),
+    lambda: os.chmod(secret, 0o777), lambda: os.chmod('link', 0o777), lambda: os.chmod(f'up/{name}', 0o777),
+    lambda: os.utime(secret, (1, 1)), lambda: os.utime('link', (1, 1)), lambda: os.chown(secret, *me),
+    lambda: os.fchmod(fd, 0o777), lambda: os.utime(fd, (1, 1)), lambda: os.fchown(fd, *me),
+    lambda: os.chmod(f'/proc/self/fd/{fd}', 0o777), lambda: os.chmod(f'/dev/fd/{path}', 0o777),
+    lambda: os.chmod(f'/proc/{os.getpid()}/fd/{path}', 0o777),
+    lambda: os.chmod(f'/proc/{os.getppid()}/cwd', 0o777),
+    lambda: os.chmod(name, 0o777, dir_fd=place), there,
+    lambda: os.chmod('own/../' + secret, 0o777), lambda: os.chmod('../' * 40 + secret, 0o777),
+]), os.stat('own').st_mode & 0o777 == 0o711)
+def number(do): return ctypes.get_errno() if do() < 0 else 0
+print(*map(number, [
+    lambda: libc.chmod(None, 0o777), lambda: libc.chmod(b'', 0o777), lambda: libc.chmod(b'none', 0o777),
+    lambda: libc.chmod(b'own/none', 0o777), lambda: libc.chmod(b'a' * 5000, 0o777),
+    lambda: libc.fchmod(999, 0o777), lambda: libc.fchmodat(999, b'own', 0o777, 0),
+]))
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file of the host that the sandbox's user may change, in a directory that it can enter."""
+    for path in (tmp_path, *tmp_path.parents[:3]):
+        if os.stat(path).st_uid == os.geteuid():
+            os.chmod(path, 0o755)
+    secret = tmp_path / "secret"
+    secret.write_text("canary")
+    os.utime(secret, (1000, 1000))
+    os.chmod(secret, 0o644)
+    return secret
+
+
+def state(path: Path) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return stat.S_IMODE(found.st_mode), found.st_mtime_ns, found.st_uid
+
+
+def attempts(sandbox: Sandbox, outside: Path, shown: Path) -> ExecResult:
+    return sandbox.exec([PYTHON, "-c", ATTEMPTS, str(outside), str(shown)], timeout_s=60)
+
+
+def test_metadata_outside_stays(backend: LandlockBackend, outside: Path) -> None:
+    shown = outside.parent / "shown"
+    shown.mkdir(mode=0o755)
+    (shown / "file").write_text("read me")
+    before = state(outside), state(shown / "file")
+    with Sandbox.create(backend=backend, mounts=[Mount(str(shown), str(shown))]) as sandbox:
+        tried = attempts(sandbox, outside, shown / "file")
+
+    assert before == (state(outside), state(shown / "file"))
+    assert "1 1 1" + " 0" * 17 + " True\n14 2 2 20 36 9 9\n" == tried.text, tried
+
+
+RACES = """
+import ctypes, mmap, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+secret, seconds = sys.argv[1].encode(), float(sys.argv[2])
+place, name = os.path.split(secret)
+os.makedirs(b'in'); own = os.path.join(os.getcwdb(), b'in', name)
+with open(own, 'w'): pass
+shared = mmap.mmap(-1, 4096)
+until = time.monotonic() + seconds
+fd, out = os.open(own, os.O_RDONLY), os.open(secret, os.O_PATH)
+where = [os.open(b'in', os.O_PATH), os.open(place, os.O_PATH)]
+os.symlink(own, 'link')
+
+def swap_pointer():
+    shared[:len(own) + 1] = own + b'\\0'; shared[:len(secret) + 1] = secret + b'\\0'
+def swap_link():
+    for target in (secret, own):
+        os.symlink(target, 'next'); os.rename('next', 'link')
+def swap_directory():
+    os.rename('in', 'was'); os.symlink(place, 'in'); os.unlink('in'); os.rename('was', 'in')
+swaps = [swap_pointer, swap_link, swap_directory]
+children = []
+for swap in swaps:
+    child = os.fork()
+    if child == 0:
+        while time.monotonic() < until:
+            try: swap()
+            except OSError: pass
+        os._exit(0)
+    children.append(child)
+# Threads share the descriptors and the working directory.
+import threading
+home, number = os.getcwd(), os.dup(fd)
+def swap_descriptor():
+    while time.monotonic() < until:
+        os.dup2(out, number); os.dup2(fd, number)
+def swap_cwd():
+    while time.monotonic() < until:
+        os.fchdir(where[1]); os.fchdir(where[0])
+for each in (swap_descriptor, swap_cwd):
+    threading.Thread(target=each, daemon=True).start()
+buffer = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+link, through = os.path.join(home, 'link').encode(), os.path.join(home, 'in').encode() + b'/' + name
+times = (ctypes.c_long * 4)(7, 0, 7, 0)
+done = refused = 0
+while time.monotonic() < until:
+    for result in (
+        libc.chmod(ctypes.c_void_p(buffer), 0o777), libc.chmod(link, 0o777), libc.chmod(through, 0o777),
+        libc.chmod(name, 0o777), libc.fchmod(number, 0o777), libc.futimens(number, times),
+        libc.utimensat(-100, name, times, 0), libc.utimensat(-100, link, times, 0),
+        libc.chmod(b'/proc/self/fd/%d' % number, 0o777), libc.chmod(b'/proc/self/cwd/' + name, 0o777),
+    ):
+        done += result == 0; refused += result != 0
+print(done, refused, flush=True)
+os._exit(0)
+"""
+
+
+def test_swapped_paths_links_descriptors_and_directories_reach_nothing_outside(
+    sandbox: Sandbox, outside: Path
+) -> None:
+    seconds = os.environ.get("RINGFENCE_RACE_S", "2")
+    before = state(outside)
+    ran = sandbox.exec([PYTHON, "-c", RACES, str(outside), seconds], timeout_s=120 + float(seconds))
+    assert ran.ok, ran
+    done, refused = map(int, ran.text.split())
+
+    assert before == state(outside)
+    assert min(done, refused) > 20, ran
+
+
+def test_without_the_agent_nothing_changes(sandbox: Sandbox) -> None:
+    """A stopped agent lets calls wait, and the end of it ends everybody."""
+    inner = sandbox._inner
+    assert isinstance(inner, LandlockSandbox)
+    if inner.host_ids:
+        pytest.skip("with a user of its own the kernel judges the call")
+    sandbox.files.write("own", b"")
+    own = Path(inner.root) / "own"
+    before = state(own)
+    code = "import os; input('up'); os.chmod('own', 0o700); os.utime('own', (1, 1))"
+    process = sandbox.start([PYTHON, "-uc", code], stream_stdin=True)
+    assert process.stdin is not None
+    assert b"up" == process.stdout.read()
+    (caller,) = [pid for pid in members(inner._tag_base) if pid != inner.pid]
+    os.kill(inner.pid, signal.SIGSTOP)
+    process.stdin.write(b"\n")
+    waiting = Path(f"/proc/{caller}/syscall")
+    deadline = time.monotonic() + 20
+    while waiting.read_text().split()[0] not in CHMOD and time.monotonic() < deadline:
+        time.sleep(0.01)
+    waited = waiting.read_text().split()[0]
+    during = state(own)
+    os.kill(inner.pid, signal.SIGKILL)
+    while Path(f"/proc/{caller}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert waited in CHMOD
+    assert not Path(f"/proc/{caller}").exists()
+    assert before == during
