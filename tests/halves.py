@@ -15,7 +15,13 @@ from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
-from ringfence.testing.conformance.optional import Attendance, Durability, Profiles, Tenancy
+from ringfence.testing.conformance.optional import (
+    Attendance,
+    Comparison,
+    Durability,
+    Profiles,
+    Tenancy,
+)
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
@@ -31,6 +37,7 @@ class ForEachUser(
     Suspension,
     LimitsThatBite,
     Reports,
+    Comparison,
     Durability,
     Tenancy,
     Profiles,

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from .model.capabilities import BackendReport as BackendReport
     from .model.capabilities import Capability as Capability
     from .model.capabilities import Protection as Protection
+    from .model.changes import Changes as Changes
+    from .model.changes import PathChange as PathChange
     from .model.client_session import SESSION_NEXT as SESSION_NEXT
     from .model.client_session import ClientSession as ClientSession
     from .model.client_session import SessionState as SessionState

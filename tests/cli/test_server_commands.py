@@ -218,6 +218,11 @@ def _open(terminal: Terminal, server: str, *words: str) -> None:
 def test_snapshots_keys_and_the_pool(type_: Type, sandbox: str) -> None:
     type_("exec", sandbox, "--", "sh", "-c", "echo kept > ~/file")
     saved = type_("snapshot", "create", sandbox, "--meta", "step=3").stdout.decode().strip()
+    type_("exec", sandbox, "--", "sh", "-c", "echo more >> ~/file")
+    listed = type_("changes", "--since", saved, sandbox).stdout.decode()
+    assert ["changed", "file", "10", "B", "/home/sandbox/file"] == listed.splitlines()[1].split()
+    assert "+kept\n+more\n" in type_("changes", "--diff", sandbox).stdout.decode()
+    assert json.loads(type_("changes", "--json", sandbox).stdout)["is_complete"]
     assert "step=3" in type_("snapshot", "list").stdout.decode()
     words = ("--name", "again", "--ttl", "1h", "--label", "step=4")
     again = type_("create", "--snapshot", saved, *words).stdout.decode().strip()

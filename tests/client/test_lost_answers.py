@@ -166,6 +166,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "RemoteSandbox.update": (lambda p: p.box.update(name="x"), True),
     "RemoteSandbox.extend": (lambda p: p.box.extend(1000), True),
     "RemoteSandbox.snapshot": (lambda p: p.box.snapshot(), False),
+    "RemoteSandbox.changes": (lambda p: p.box.changes(), True),
     "RemoteSandbox.checkpoint": (lambda p: p.box.checkpoint(), False),
     "RemoteSandbox.stats": (lambda p: p.box.stats(), True),
     "RemoteSandbox.capabilities": (lambda p: p.box.capabilities(), True),

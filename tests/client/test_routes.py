@@ -120,6 +120,7 @@ def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
         "update": lambda: box.update(name="x"),
         "snapshot": box.snapshot,
         "checkpoint": box.checkpoint,
+        "changes": box.changes,
         "box stats": box.stats,
         "capabilities": box.capabilities,
         "protections": box.protections,

@@ -105,7 +105,12 @@ def test_what_a_local_one_has_a_remote_one_has(local: type[Any], remote: type[An
 def test_the_verbs_of_a_manager_are_those_of_a_server_s() -> None:
     """But for what the client itself has, and what only a server's administrator does."""
     elsewhere = {
-        *("change", "snapshot", "checkpoint"),  # of a sandbox, where `change` is `update`
+        *(
+            "change",
+            "snapshot",
+            "changes",
+            "checkpoint",
+        ),  # of a sandbox, where `change` is `update`
         *("snapshots", "delete_snapshot"),  # of the client
         *("stats", "stats_of", "health", "uptime_s", "change_pool", "close"),
         *("cleanup_expired", "fill_pool", "check_open", "activate", "end", "verbs"),

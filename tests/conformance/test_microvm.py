@@ -22,7 +22,13 @@ from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
-from ringfence.testing.conformance.optional import Attendance, Durability, Profiles, Tenancy
+from ringfence.testing.conformance.optional import (
+    Attendance,
+    Comparison,
+    Durability,
+    Profiles,
+    Tenancy,
+)
 from ringfence.testing.conformance.reports import Reports
 from ringfence.testing.conformance.requests import Requests
 from ringfence.testing.conformance.suspension import Suspension
@@ -66,6 +72,7 @@ class TestMicrovm(
     Suspension,
     Warmth,
     Reports,
+    Comparison,
     Durability,
     Tenancy,
     Profiles,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import ClassVar
 
+    from ..model.changes import Changes
     from ..model.execs.exec import ExecRequest
     from ..model.spec import SandboxSpec
     from ..policy.seccomp import SeccompPolicy
@@ -145,6 +146,21 @@ class DurableSandbox(AttendedExec):
 
     def align(self, suspended: bool) -> None:
         """Suspend or resume it, as recorded by the earlier process, which may have been killed between."""
+        raise NotImplementedError
+
+
+class Comparable:
+    """A sandbox that tells what has changed in it."""
+
+    def compare(self, since: str | None) -> Changes:
+        """Compare its files with a snapshot's; None: with those of a new sandbox of the same spec.
+
+        Mounts of the host are left out. It stands still while its files are read, as for a snapshot.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `Backend.restore`.
+            InvalidRequest: `field` is `since` for a snapshot of another image.
+        """
         raise NotImplementedError
 
 

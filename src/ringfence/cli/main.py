@@ -18,6 +18,7 @@ _REMOTE = {
     "shell": "server.inside.shell",
     "logs": "server.inside.logs",
     "cp": "server.inside.copy",
+    "changes": "server.inside.changes",
     "snapshot": "server.serving.snapshot",
     "session": "server.sessions.session",
     "keys": "server.serving.keys",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .capabilities import BackendReport as BackendReport
     from .capabilities import Capability as Capability
     from .capabilities import Protection as Protection
+    from .changes import Changes as Changes
+    from .changes import PathChange as PathChange
     from .client_session import SESSION_NEXT as SESSION_NEXT
     from .client_session import ClientSession as ClientSession
     from .client_session import SessionState as SessionState
@@ -77,6 +79,7 @@ _ROOMS = {
     "execution.config": ("ExecutionConfig",),
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
+    "changes": ("Changes", "PathChange"),
     "granted": ("SandboxCapabilities",),
     "base.checks": ("parse_duration", "parse_size"),
     "base.ids": ("check_id", "new_id"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..contexts.context import CellParts
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
+    from ..model.changes import Changes
     from ..model.execs.exec import ExecResult
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
@@ -273,6 +274,10 @@ class AsyncSandbox:
     async def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         return await in_thread(self._sandbox.snapshot, metadata)
+
+    async def changes(self, since: Snapshot | str | None = None) -> Changes:
+        """List the paths that were added, changed or removed; see `Sandbox.changes`."""
+        return await in_thread(self._sandbox.changes, since)
 
     async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end; see `Sandbox.checkpoint`."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
+from ..backends.optional import Comparable
 from ..backends.registry import DEFAULT, backend_named, backend_of, name_of, provision, tier_of
-from ..errors import InvalidRequest, LifecycleError
+from ..errors import InvalidRequest, LifecycleError, Unsupported
 from ..model.base import checks
 from ..model.calls import (
     check_callbacks,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..contexts.context import CellParts
     from ..model.calls import Mounts, Network, StrPath
     from ..model.capabilities import Protection
+    from ..model.changes import Changes
     from ..model.execs.exec import ExecResult
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
@@ -434,6 +436,26 @@ class Sandbox:
     def snapshot(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save the sandbox's files; restorable after the sandbox is gone."""
         return self._inner.snapshot(checks.string_map(metadata or {}, "metadata"))
+
+    def changes(self, since: Snapshot | str | None = None) -> Changes:
+        """List the paths that were added, changed or removed, and the text that differs.
+
+        Mounts of the host are left out. A change of a modification time alone is none. The sandbox
+        stands still while its files are read, as for a snapshot.
+
+        Args:
+            since: Snapshot, or its id, to compare with; None: a new sandbox of the same spec.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As for `restore`.
+            InvalidRequest: The snapshot is of another image.
+            ResourceExhausted: There are more than 250,000 files.
+            Unsupported: The backend saves no snapshots.
+        """
+        if not isinstance(self._inner, Comparable):
+            name = self._inner.session.backend
+            raise Unsupported(backend=name, operation="changes")
+        return self._inner.compare(None if since is None else str(getattr(since, "id", since)))
 
     def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end: `restore` lets all that ran go on, as often as wanted.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import Backend
     from ..model.acquire import AcquireOptions, AttachRequest
+    from ..model.changes import Changes
     from ..model.client_session import ClientSession, SessionRef, SessionState
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
@@ -176,6 +177,12 @@ class AsyncSessionManager:
     ) -> Snapshot:
         """Save a sandbox's files and memory, and end it."""
         return await copying(self.manager.checkpoint, session, metadata, client_id)
+
+    async def changes(
+        self, session: SessionRef, since: str | None = None, client_id: str | None = None
+    ) -> Changes:
+        """List what has changed in a sandbox; see `SessionManager.changes`."""
+        return await copying(self.manager.changes, session, since, client_id)
 
     async def snapshots(self, client_id: str | None = None) -> list[Snapshot]:
         """Every snapshot of a client, oldest first."""

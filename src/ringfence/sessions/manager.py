@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.protocol import Backend
+    from ..model.changes import Changes
     from ..model.client_session import SessionRef
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
@@ -376,6 +377,19 @@ class SessionManager:
             LifecycleError: Something inside holds what cannot be saved; it goes on.
         """
         return snapshots.checkpoint(self, self._need(session, client_id), metadata or {})
+
+    def changes(
+        self, session: SessionRef, since: str | None = None, client_id: str | None = None
+    ) -> Changes:
+        """List what has changed in a sandbox, as `Sandbox.changes`.
+
+        Args:
+            since: Id of the snapshot to compare with; None: a new sandbox of the same spec.
+
+        Raises:
+            SnapshotNotFound: There is none, or it is another client's.
+        """
+        return snapshots.changes(self, self._need(session, client_id), since, client_id)
 
     def snapshots(self, client_id: str | None = None) -> Snapshots:
         """Every snapshot of a client, oldest first."""

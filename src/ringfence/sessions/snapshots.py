@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import RingfenceError, SnapshotNotFound
+from ..errors import InvalidRequest, RingfenceError, SnapshotNotFound
 from ..model.spec import SandboxSpec
 from ..snapshots.catalogue import Catalogue
 from ..store.records import SnapshotRecord
@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..model.changes import Changes
     from ..model.session import Snapshot
     from .live import Live
     from .parts import Manager
@@ -34,6 +35,17 @@ def checkpoint(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Sna
             return _owned(manager, live, made)
         finally:
             manager.end(live, "checkpoint")
+
+
+def changes(manager: Manager, live: Live, since: str | None, client_id: str | None) -> Changes:
+    """Compare a sandbox's files with a snapshot's of the same client; None: with a new sandbox's."""
+    if since is not None and need(manager, since, client_id).backend != live.backend:
+        raise InvalidRequest(
+            "that snapshot is of another backend",
+            field="since",
+            hint=f"compare with a snapshot of a sandbox in {live.backend}",
+        )
+    return live.sandbox.changes(since)
 
 
 def _owned(manager: Manager, live: Live, made: Snapshot) -> Snapshot:

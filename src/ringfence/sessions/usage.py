@@ -120,6 +120,10 @@ class WatchedSandbox:
         with self._use.call():
             return self.inner.snapshot(metadata)
 
+    def compare(self, since: Any) -> Any:
+        with self._use.call():
+            return self.inner.compare(since)  # type: ignore[attr-defined]
+
     def attach(self, mount: Any) -> Any:
         with self._use.call():
             return self.inner.attach(mount)

@@ -23,7 +23,7 @@ from ..model.spec import SandboxSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+    from typing import Any, BinaryIO
 
 _CHUNK = 1 << 20
 _FORMAT = 1
@@ -88,11 +88,7 @@ class Catalogue:
             _sync(self.directory)
         except OSError as exc:
             shutil.rmtree(partial, ignore_errors=True)
-            if exc.errno in (28, 122):
-                raise StorageFull(
-                    "no space left for the snapshot", hint=f"free space in {self.directory}"
-                ) from exc
-            raise IoError(f"the snapshot was not saved: {exc}") from exc
+            raise self._not_saved(exc) from exc
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -110,21 +106,32 @@ class Catalogue:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _not_saved(self, cause: OSError) -> IoError | StorageFull:
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"free space in {self.directory}"
+            return StorageFull("no space left for the snapshot", hint=hint)
+        return IoError(f"the snapshot was not saved: {cause}")
+
     def _write(self, path: str, stream: int, most_bytes: int) -> tuple[int, str]:
-        digest, size = hashlib.sha256(), 0
         with open(path, "xb") as file:
-            while data := os.read(stream, _CHUNK):
-                size += len(data)
-                if size > most_bytes:
-                    raise ResourceExhausted(
-                        f"the snapshot would be larger than {most_bytes} bytes",
-                        hint="a sparse file inside? Remove it, or raise limits.disk_bytes",
-                        retryable=False,
-                    )
-                digest.update(data)
-                file.write(data)
-            file.flush()
+            told = self._copy(file, stream, most_bytes)
             os.fsync(file.fileno())
+        return told
+
+    def _copy(self, file: BinaryIO, stream: int, most_bytes: int) -> tuple[int, str]:
+        """Copy `stream` to its end; returns the bytes and their SHA-256."""
+        digest, size = hashlib.sha256(), 0
+        while data := os.read(stream, _CHUNK):
+            size += len(data)
+            if size > most_bytes:
+                raise ResourceExhausted(
+                    f"the snapshot would be larger than {most_bytes} bytes",
+                    hint="a sparse file inside? Remove it, or raise limits.disk_bytes",
+                    retryable=False,
+                )
+            digest.update(data)
+            file.write(data)
+        file.flush()
         return size, digest.hexdigest()
 
     def _take_in(self, partial: str, memory: str) -> tuple[int, str]:

@@ -67,7 +67,17 @@ def _verb(name: str) -> Verb:
 VERBS: dict[str, Verb] = {
     name: _verb(name)
     for name in (
-        *("release", "detach", "suspend", "resume", "touch", "terminate", "snapshot", "checkpoint"),
+        *(
+            "release",
+            "detach",
+            "suspend",
+            "resume",
+            "touch",
+            "terminate",
+            "snapshot",
+            "changes",
+            "checkpoint",
+        ),
         *("get", "sandbox", "capabilities"),
     )
 }
@@ -101,17 +111,18 @@ def test_a_list_has_a_clients_own(manager: SessionManager) -> None:
 
 
 def test_a_snapshot_is_its_clients_alone(manager: SessionManager) -> None:
-    saved = manager.snapshot(new(manager).id)
+    saved, hers = manager.snapshot(new(manager).id), new(manager, "bob").id
     for attempt in (
         lambda: new(manager, "bob", snapshot_id=saved.id),
         lambda: manager.delete_snapshot(saved.id, "bob"),
+        lambda: manager.changes(hers, saved.id, "bob"),
     ):
         with pytest.raises(SnapshotNotFound):
             attempt()
     assert ([], [saved.id]) == tuple(
         [each.id for each in manager.snapshots(client)] for client in ("bob", "ann")
     )
-    assert 1 == manager.slots.taken
+    assert 2 == manager.slots.taken
     new(manager, snapshot_id=saved.id)
     manager.delete_snapshot(saved.id, "ann")
     assert [] == manager.snapshots()

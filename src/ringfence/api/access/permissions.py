@@ -124,6 +124,7 @@ ROUTES: dict[tuple[str, str], Rule] = {
     ("GET", f"{_SANDBOX}/network/learned"): Rule(_LOOK_INSIDE),
     ("GET", f"{_SANDBOX}/mounts"): Rule(_LOOK_INSIDE),
     ("POST", f"{_SANDBOX}/mounts"): Rule(_OWNER, JSON, ("mounts",)),
+    ("GET", f"{_SANDBOX}/changes"): Rule(_LOOK),
     ("POST", f"{_SANDBOX}/snapshots"): Rule(_OWNER, JSON),
     ("POST", f"{_SANDBOX}/checkpoint"): Rule(_OWNER, JSON, ("life",)),
     ("GET", "/v1/snapshots"): Rule(_LOOK),

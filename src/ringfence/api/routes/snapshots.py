@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ...errors import SnapshotNotFound
 from ...model.base import checks
+from ...model.changes import Changes
 from ...model.session import Snapshot
 from .. import bodies, schemas
 from ..access.caller import Caller
@@ -21,6 +22,7 @@ from ..thread_pools import BODIES, COPIES
 
 router = Router(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsModel()]
+Compared = Annotated[Changes, AsModel()]
 
 
 def _notes(given: dict[str, str]) -> dict[str, str]:
@@ -76,6 +78,26 @@ async def _saved(
     )
     request.state.made = made.id
     return answer(made, 201)
+
+
+@router.get("/sandboxes/{sandbox_id}/changes", response_model=Compared)
+async def changes(
+    sandbox_id: schemas.SandboxId,
+    service: TheService,
+    caller: TheCaller,
+    since: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+) -> Response:
+    """List the files that differ from those of a snapshot, or without `since` of a new sandbox."""
+    live = await service.need(sandbox_id, caller)
+    found = await service.thread_pools.call(
+        service.manager.changes,
+        live.sandbox_id,
+        since,
+        caller.sees,
+        key=live.sandbox_id,
+        pool=COPIES,
+    )
+    return answer(found)
 
 
 @router.get("/snapshots", response_model=schemas.Page[Form])

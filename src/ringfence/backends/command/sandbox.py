@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import Protection
     from ...model.session import ResolvedMount, Snapshot
     from ...model.spec import SandboxSpec
+    from ...snapshots.catalogue import Catalogue
     from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted
     from .backend import CommandBackend
@@ -105,10 +106,10 @@ class CommandSandbox(InCgroup, ContainedSandbox):
         """As the agent has told, where nobody comes in by them."""
         return super().namespaces() or self.inodes
 
-    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         if not self.owner.saves:
             raise self.owner.refusal("snapshot", "", NO_STOP)
-        return super().snapshot(metadata)
+        return super().snapshot(metadata, catalogue)
 
     def changes(self) -> Changes:
         """All that is not shown to it, or mounted, is its own."""

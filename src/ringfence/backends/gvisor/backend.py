@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.session import Snapshot
     from ...model.spec import SandboxSpec
+    from ...snapshots.catalogue import Catalogue
     from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
     from ..local.mounts.images import Held
@@ -361,10 +362,15 @@ class GvisorBackend(Jails, Tenanted):
         finally:
             os.close(content)
 
-    def snapshot(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(
+        self,
+        sandbox: GvisorSandbox,
+        metadata: Mapping[str, str],
+        catalogue: Catalogue | None = None,
+    ) -> Snapshot:
         from . import snapshots
 
-        return snapshots.save(sandbox, self.catalogue(), metadata)
+        return snapshots.save(sandbox, catalogue or self.catalogue(), metadata)
 
     def checkpoint(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot:
         from . import snapshots

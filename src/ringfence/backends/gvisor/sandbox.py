@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
+    from ...snapshots.catalogue import Catalogue
     from ..local.agents import guest
     from ..local.host.cgroups import Group, Layout
     from ..local.launched import Launched
@@ -49,7 +50,12 @@ if TYPE_CHECKING:
 
         def attach(self, sandbox: GvisorSandbox, mount: Mount, more: JailMounts) -> None: ...
 
-        def snapshot(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot: ...
+        def snapshot(
+            self,
+            sandbox: GvisorSandbox,
+            metadata: Mapping[str, str],
+            catalogue: Catalogue | None = None,
+        ) -> Snapshot: ...
 
         def checkpoint(self, sandbox: GvisorSandbox, metadata: Mapping[str, str]) -> Snapshot: ...
 
@@ -159,11 +165,11 @@ class GvisorSandbox(JailedSandbox):
                 raise Unsupported(why, backend=NAME, operation="checkpoint", hint=hint)
             return self.owner.checkpoint(self, metadata)
 
-    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
-            return self.owner.snapshot(self, metadata)
+            return self.owner.snapshot(self, metadata, catalogue)
 
 
 class StandStill:

@@ -11,6 +11,7 @@ from ...errors import ExecError, InvalidRequest, IsolationError, LifecycleError,
 from ...launcher import wire
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
+from ..optional import Comparable
 from .answers import SEND_S, answer, bound_sends
 from .host.facts import out_of_files
 from .session import is_below, session_root
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ...model.capabilities import Protection
+    from ...model.changes import Changes
     from ...model.execs.exec import ExecRequest
     from ...model.spec import SandboxSpec
     from ...model.stats import SandboxStats
@@ -36,7 +38,7 @@ _ASK_S = 30.0
 _DYING_MS = 30_000
 
 
-class LocalSandbox:
+class LocalSandbox(Comparable):
     """The part of `BackendSandbox` that is the same for all on this host.
 
     All methods may be called from any thread.
@@ -46,10 +48,11 @@ class LocalSandbox:
         pidfd: Of a process that ends last of all, and with whose death all others die: PID 1.
 
     Attributes:
+        has_whiteouts: Snapshots of it name removed files, also without an image.
         ended_on_request: Whether `terminate` ended it while it lived; False while it lives.
     """
 
-    ended_on_request = _unwatched = False
+    ended_on_request = _unwatched = has_whiteouts = False
 
     backend: Named
     _environment: dict[str, str]
@@ -271,6 +274,13 @@ class LocalSandbox:
         """It is to be resumed, and was not suspended."""
 
     # -- ending -----------------------------------------------------------------------------
+
+    def compare(self, since: str | None) -> Changes:
+        """See `Comparable`."""
+        from .comparing import changes
+
+        backend: Any = self.backend
+        return changes(self, backend, since)
 
     def terminate(self) -> None:
         with self._lock:

@@ -185,14 +185,16 @@ class MicrovmSandbox(JailedSandbox):
 
     # -- snapshots ----------------------------------------------------------------------------
 
-    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
             with self.awake():
                 self.ask("freeze", True)
                 try:
-                    return saving.keep(self, self.owner.catalogue(), metadata, self._save)
+                    return saving.keep(
+                        self, catalogue or self.owner.catalogue(), metadata, self._save
+                    )
                 finally:
                     self.ask("freeze", False)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ...model.net.netlog import NetworkEvent
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
+    from ...snapshots.catalogue import Catalogue
     from .live import Home
     from .planner import Draft
     from .zygote import Zygote
@@ -362,10 +363,10 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
 
         save_layer(self, path)
 
-    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         from .snapshots import save
 
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
-            return save(self, self.backend.catalogue(), metadata)
+            return save(self, catalogue or self.backend.catalogue(), metadata)

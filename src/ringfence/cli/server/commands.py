@@ -215,6 +215,24 @@ TOP = Command(
     ),
 )
 
+CHANGES = Command(
+    "changes",
+    "List the files that were added, changed or removed in a sandbox.",
+    arguments="[OPTIONS] SANDBOX",
+    options=(
+        Option("since", "ID", "compare with this snapshot; default: with a new sandbox"),
+        Option("diff", "", "print the changes of text files as a unified diff instead"),
+        *_ENDING,
+    ),
+    details="""\
+Mounts of the host are left out. A change of a modification time alone is none. With --json the
+answer has the list and the diff.""",
+    examples=(
+        ("list what a sandbox has written", "ringfence changes $id"),
+        ("show the difference to a snapshot", "ringfence changes --diff --since $snapshot $id"),
+    ),
+)
+
 SNAPSHOT = Command(
     "snapshot",
     "Save the files of a sandbox; list and remove snapshots.",
@@ -380,4 +398,19 @@ server and needs an admin key.""",
     ),
 )
 
-REMOTE = (CREATE, LIST, UPDATE, EXEC, SHELL, CP, LOGS, TOP, SNAPSHOT, SESSION, RM, KEYS, POOL)
+REMOTE = (
+    CREATE,
+    LIST,
+    UPDATE,
+    EXEC,
+    SHELL,
+    CP,
+    LOGS,
+    TOP,
+    CHANGES,
+    SNAPSHOT,
+    SESSION,
+    RM,
+    KEYS,
+    POOL,
+)

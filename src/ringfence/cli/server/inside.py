@@ -11,8 +11,9 @@ from ...model.base.checks import parse_duration
 from ...model.files import DIRECTORY
 from .. import tables
 from ..request import environment
+from ..terminal import size
 from . import attached, remote
-from .commands import CP, EXEC, LOGS, SHELL
+from .commands import CHANGES, CP, EXEC, LOGS, SHELL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l")
 _HEADS = ("EXEC", "STATE", "CODE", "STARTED", "TOOK", "COMMAND")
+_CHANGES = ("CHANGE", "KIND", "SIZE", "PATH")
 _CHUNK = 1 << 20
 
 
@@ -134,6 +136,28 @@ def logs(argv: Sequence[str]) -> int:
             return code if follow else 0
         for event in process.events(follow=follow):
             _print_event(event)
+    return 0
+
+
+def changes(argv: Sequence[str]) -> int:
+    """List what has changed in a sandbox, or print the unified diff of it."""
+    given, words, after = remote.read(CHANGES, argv)
+    words += after
+    remote.no_more(words, 1)
+    with remote.client_of(given) as client:
+        sandbox = remote.sandbox_of(client, remote.word(words, "SANDBOX", CHANGES))
+        found = sandbox.changes(given.get("since"))
+    if "json" in given:
+        remote.print_json(found.to_json())
+    elif "diff" in given:
+        lines = found.diff().split("\n")
+        steered = sys.stdout.isatty()  # what a guest wrote must not move our cursor
+        sys.stdout.write("\n".join(map(tables.plain, lines) if steered else lines))
+    else:
+        rows = [(each.change, each.kind, size(each.size_bytes), each.path) for each in found.items]
+        tables.show(_CHANGES, rows)
+    if not found.is_complete:
+        print("ringfence: there is more than is shown", file=sys.stderr)
     return 0
 
 

@@ -18,6 +18,7 @@ from ...model.calls import (
     shell_argv,
 )
 from ...model.capabilities import Protection
+from ...model.changes import Changes
 from ...model.execs.exec import ExecResult
 from ...model.execs.exec_view import ExecView
 from ...model.granted import SandboxCapabilities
@@ -299,6 +300,24 @@ class RemoteSandbox:
         body = {"metadata": dict(metadata or {})}
         answer = self._transport.json("POST", f"{self._at}/snapshots", body=body, timeout_s=_SAVE_S)
         return Snapshot.from_json(answer)
+
+    def changes(self, since: Snapshot | str | None = None) -> Changes:
+        """List the paths that were added, changed or removed, and the text that differs.
+
+        Mounts of the host are left out. A change of a modification time alone is none.
+
+        Args:
+            since: Snapshot, or its id, to compare with; None: a new sandbox of the same spec.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As for `Client.restore`.
+            InvalidRequest: The snapshot is of another image or backend.
+        """
+        params = {} if since is None else {"since": str(getattr(since, "id", since))}
+        answer = self._transport.json(
+            "GET", f"{self._at}/changes", params=params, timeout_s=_SAVE_S
+        )
+        return Changes.from_json(answer)
 
     def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end: `Client.restore` lets all that ran go on.

@@ -168,9 +168,7 @@ class Reader:
     def copy(self, fd: int) -> int:
         """Write the member's content to a new file; where there is nothing but zeros a hole is left."""
         size, has_hole = self._left, False
-        while self._left > 0:
-            data = self._read(min(self._left, _PIECE))
-            self._left -= len(data)
+        for data in self.content():
             has_hole = data == _ZEROS[: len(data)]
             if has_hole:
                 os.lseek(fd, len(data), os.SEEK_CUR)
@@ -181,6 +179,13 @@ class Reader:
         if has_hole:
             os.ftruncate(fd, size)
         return size
+
+    def content(self) -> Iterator[bytes]:
+        """Yield the member's content in pieces."""
+        while self._left > 0:
+            data = self._read(min(self._left, _PIECE))
+            self._left -= len(data)
+            yield data
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from ...backends import optional
-from ...errors import RingfenceError
+from ...errors import RingfenceError, SnapshotNotFound, Unsupported
 from ...model.execs.exec import ExecRequest
 from ...policy.seccomp import SeccompPolicy
 from ..lab import Lab
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...backends.protocol import Backend
+    from ...model.changes import Changes
     from .base import MakeSandbox
 
 Part = TypeVar("Part")
@@ -30,6 +31,57 @@ def declared(made: object, part: type[Part]) -> Part:
     if not isinstance(made, part):
         pytest.skip(f"{type(made).__name__} does not declare {part.__name__}")
     return made
+
+
+class Comparison(ConformanceBase):
+    def test_it_lists_what_is_new(self, sandbox: Lab) -> None:
+        compared = declared(sandbox.sandbox, optional.Comparable)
+        sandbox.sh("mkdir made; printf one > made/file; ln -s file made/link")
+
+        changes = self._compare(compared, None)
+
+        kinds = {each.path.rpartition("/")[2]: (each.change, each.kind) for each in changes.items}
+        assert {
+            "made": ("added", "directory"),
+            "file": ("added", "file"),
+            "link": ("added", "symlink"),
+        } == kinds
+        assert [3] == [each.size_bytes for each in changes.items if each.kind == "file"]
+        assert changes.is_complete
+
+    def test_it_tells_the_difference_to_a_snapshot(self, backend: Backend, sandbox: Lab) -> None:
+        compared = declared(sandbox.sandbox, optional.Comparable)
+        sandbox.sh("echo one > text; echo x > gone; echo same > same; printf 'a\\0' > binary")
+        try:
+            since = sandbox.sandbox.snapshot({}).id
+        except Unsupported as exc:
+            pytest.skip(exc.message)
+        try:
+            sandbox.sh("echo two >> text; rm gone; touch same; printf 'b\\0' > binary")
+
+            changes = self._compare(compared, since)
+            nothing = self._compare(compared, since)
+        finally:
+            backend.delete_snapshot(since)
+
+        told = [(each.path.rpartition("/")[2], each.change) for each in changes.items]
+        assert [("binary", "changed"), ("gone", "removed"), ("text", "changed")] == told
+        assert "@@ -1 +1,2 @@\n one\n+two\n" in changes.diff()
+        assert "@@ -1 +0,0 @@\n-x\n" in changes.diff()
+        assert "Binary files" in changes.diff()
+        assert changes == nothing
+
+    def test_an_unknown_snapshot_is_refused(self, sandbox: Lab) -> None:
+        compared = declared(sandbox.sandbox, optional.Comparable)
+
+        with pytest.raises((SnapshotNotFound, Unsupported)):
+            compared.compare("no-such-snapshot")
+
+    def _compare(self, sandbox: optional.Comparable, since: str | None) -> Changes:
+        try:
+            return sandbox.compare(since)
+        except Unsupported as exc:
+            pytest.skip(exc.message)
 
 
 class Durability(ConformanceBase):

@@ -83,6 +83,7 @@ class ContainedSandbox(GuestSandbox):
     namespace_fds: list[int]
     mounting: Mounting | None = None
     may_reach_sockets = False
+    has_whiteouts = True
 
     def join(
         self, op: str, request: Mapping[str, Any], fds: list[int], timeout_s: float | None = None
@@ -221,7 +222,7 @@ class ContainedSandbox(GuestSandbox):
         """List the changes so far. Precondition: the sandbox is suspended."""
         raise NotImplementedError
 
-    def snapshot(self, metadata: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
@@ -231,7 +232,7 @@ class ContainedSandbox(GuestSandbox):
             if freezes:
                 self._freeze(True)
             try:
-                return saving.keep(self, self.owner.catalogue(), metadata, self._save)
+                return saving.keep(self, catalogue or self.owner.catalogue(), metadata, self._save)
             finally:
                 if freezes:
                     self._freeze(False)
