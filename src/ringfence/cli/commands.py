@@ -186,6 +186,18 @@ RUN = Command(
             field="python_env",
         ),
         Option(
+            "pip",
+            "PACKAGE",
+            "add this Python package, as pip names it; installed once in a sandbox of its own, then"
+            " shared read-only",
+            repeat=True,
+        ),
+        Option(
+            "template",
+            "NAME",
+            "add the packages of this template, read-only; `ringfence template list` lists them",
+        ),
+        Option(
             "profile",
             "NAME",
             "hardening profile: os_hardened, own_root, debug or unrestricted; default: os_hardened",
@@ -228,7 +240,7 @@ RUN = Command(
         HELP,
     ),
     groups={
-        "Files": "mount here protect unprotect deny image pull workdir memory-dir python-env",
+        "Files": "mount here protect unprotect deny image pull workdir memory-dir python-env pip template",
         "Network": "net net-policy secret net-log net-learn",
         "Limits": "timeout memory cpus pids disk inodes open-files output-bytes",
         "Isolation": "tier backend anywhere profile allow-degraded user",
@@ -258,6 +270,7 @@ Ringfence, explained on stderr; 126 command not executable; 127 command not foun
             "run a program of an OCI image",
             "ringfence run --image alpine:3.20 -- cat /etc/os-release",
         ),
+        ("run a script with packages of PyPI", "ringfence run --pip pandas -- python3 plot.py"),
         ("print the result as JSON", "ringfence run --json -- python3 -c 'print(6 * 7)'"),
         ("open an interactive shell", "ringfence run -- bash"),
     ),
@@ -469,6 +482,41 @@ RESTORE = Command(
     ),
 )
 
+TEMPLATE = Command(
+    "template",
+    "Build, list and remove templates: Python packages over the host's programs.",
+    arguments="build NAME | list | remove NAME | prune [OPTIONS]",
+    options=(
+        Option(
+            "pip",
+            "PACKAGE",
+            "build: a Python package, as pip names it",
+            repeat=True,
+        ),
+        Option(
+            "find-links",
+            "DIR",
+            "build: directory of wheels to install from, in place of the package index",
+            words="<directories>",
+        ),
+        Option(
+            "index-url",
+            "URL",
+            "build: package index; default: the variable PIP_INDEX_URL, else PyPI",
+        ),
+        JSON,
+        HELP,
+    ),
+    words="build list remove prune",
+    details="""\
+`build` installs wheels in a sandbox that reaches the package index alone. `remove` removes a name;
+`prune` deletes files without a name and not in use.""",
+    examples=(
+        ("build a template", "ringfence template build ds --pip pandas --pip matplotlib"),
+        ("use it", "ringfence run --template ds -- python3 plot.py"),
+    ),
+)
+
 IMAGE = Command(
     "image",
     "Fetch, list and remove OCI images that sandboxes can start from.",
@@ -506,6 +554,7 @@ root file system. `remove` removes a name; `prune` deletes files without a name 
 
 _NOT_OF_A_SANDBOX = {
     "anywhere",
+    "pip",
     "pull",
     "net-log",
     "net-learn",
@@ -566,6 +615,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .server.commands import REMOTE
 
-    found = (RUN, IMAGE, SERVE, BACKUP, RESTORE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
+    found = (RUN, IMAGE, TEMPLATE, SERVE, BACKUP, RESTORE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
     globals()[name] = found
     return found

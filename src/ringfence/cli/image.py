@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..model.image import Image
+    from .options import Command
 
 _PULL = ("missing", "always", "never")
 _REDRAW_S = 0.1
@@ -24,7 +25,7 @@ _WIDTH = 30
 
 def main(argv: Sequence[str]) -> int:
     """Do one verb; options may stand before it or after."""
-    given, rest = _parse(argv)
+    given, rest = parse_all(IMAGE, argv)
     if "help" in given or not rest:
         from .help import help_of
 
@@ -39,13 +40,16 @@ def main(argv: Sequence[str]) -> int:
     return act(given, arguments)
 
 
-def _parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def parse_all(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Options and words of a command whose options may stand before or after its verb."""
     given: dict[str, Any] = {}
     words: list[str] = []
     rest = list(argv)
     while rest:
-        more, rest = parse(IMAGE, rest)
-        given.update(more)
+        more, rest = parse(command, rest)
+        for name, value in more.items():
+            both = isinstance(value, list) and name in given
+            given[name] = [*given[name], *value] if both else value
         words += rest[:1]
         rest = rest[1:]
     return given, words
@@ -109,14 +113,19 @@ def _list(given: dict[str, Any], _arguments: Sequence[str]) -> int:
         return 0
     rows = [("NAME", "ID", "SIZE", "AGE")]
     for image in images:
-        age = _age(time.time() - image.created_at)
-        rows.append((image.reference, image.id[7:19], _size(image.size_bytes), age))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        age = text_of_age(time.time() - image.created_at)
+        rows.append((image.reference, image.id[7:19], text_of_size(image.size_bytes), age))
+    print_table(rows)
+    return 0
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows in columns as wide as their longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(
             "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         )
-    return 0
 
 
 def _remove(given: dict[str, Any], arguments: Sequence[str]) -> int:
@@ -133,7 +142,7 @@ def _prune(given: dict[str, Any], _arguments: Sequence[str]) -> int:
     if "json" in given:
         print(json.dumps({"freed_bytes": freed, "in_use": in_use}))
         return 0
-    print(f"freed {_size(freed)}")
+    print(f"freed {text_of_size(freed)}")
     for image_id in in_use:
         print(f"{image_id[7:19]} is in use and was not deleted")
     return 0
@@ -197,7 +206,7 @@ class _Bar:
         self._drawn_s = now
         filled = _WIDTH * done // max(size, 1)
         bar = "#" * filled + "." * (_WIDTH - filled)
-        sys.stderr.write(f"\r\x1b[K{what} [{bar}] {_size(done)} of {_size(size)}")
+        sys.stderr.write(f"\r\x1b[K{what} [{bar}] {text_of_size(done)} of {text_of_size(size)}")
         sys.stderr.flush()
 
     def clear(self) -> None:
@@ -210,10 +219,10 @@ def _say_one(given: dict[str, Any], image: Image) -> None:
     if "json" in given:
         print(json.dumps(image.to_json()))
     else:
-        print(f"{image.reference}  {image.id[7:19]}  {_size(image.size_bytes)}")
+        print(f"{image.reference}  {image.id[7:19]}  {text_of_size(image.size_bytes)}")
 
 
-def _size(count: float) -> str:
+def text_of_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -221,7 +230,7 @@ def _size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def _age(seconds: float) -> str:
+def text_of_age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"

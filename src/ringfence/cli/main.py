@@ -160,6 +160,10 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .serve import main as serve
 
         return serve(argv)
+    if name == "template":
+        from .template import main as template
+
+        return template(argv)
     if name == "image":
         from .image import main as image
 

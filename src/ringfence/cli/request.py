@@ -25,6 +25,7 @@ _SAME = {
     "profile": "profile",
     "tier": "tier",
     "image": "image",
+    "template": "template",
     "python-env": "python_env",
 }
 _HOME = "/home/sandbox"

@@ -78,6 +78,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     request = make_request(given, command, **streams)
     spec = make_spec(given, command)
     check_protected(spec)
+    spec, files = _with_template(spec, given)
     record = _record(given)
     # Read while the kernel builds the sandbox and this thread waits for it.
     try:
@@ -102,6 +103,21 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
                 record.close(sandbox)
     finally:
         close_all()
+        if files >= 0:
+            os.close(files)
+
+
+def _with_template(spec: SandboxSpec, given: dict[str, Any]) -> tuple[SandboxSpec, int]:
+    """Add the packages of `--template` or `--pip`; the descriptor keeps them, -1 without any."""
+    if "pip" not in given and spec.template == "default":
+        return spec, -1
+    from ..environments.apply import apply
+
+    if "pip" in given:
+        from .template import with_packages
+
+        spec = with_packages(spec, given["pip"])
+    return apply(spec)
 
 
 def _provision(spec: SandboxSpec, given: dict[str, Any]) -> BackendSandbox:

@@ -5,6 +5,7 @@
     roots/ID/image    its configuration; the lock that whoever uses the files holds
     names/NAME.json   what a name means here
     steps/KEY.json    what came of a step of a template: a cache, which `collect` empties
+    builds/XX         locks of steps that are being built, and the layer on its way
 
 A root appears by one rename. What a crash leaves half made has another name, and `collect` removes it.
 """
@@ -148,21 +149,35 @@ class ImageStore:
             self._write_name(image)
         return image
 
+    def scratch(self, configuration: bytes) -> Image:
+        """An image without files, on which `derive` puts layers; nameless."""
+        image_id = f"sha256:{hashlib.sha256(configuration).hexdigest()}"
+        with self._locked():
+            if not os.path.exists(self._root(image_id)):
+                self._make_root(image_id, configuration, [], {})
+            return self._describe("scratch", image_id, "", config.read(configuration))
+
     def derive(
-        self, parent: Image, changes: Mapping[str, object], layers: Sequence[Layer]
+        self,
+        parent: Image,
+        changes: Mapping[str, object],
+        layers: Sequence[Layer],
+        *,
+        whole: bool = False,
     ) -> Image:
         """An image with layers on top of another's files, which it shares by hard links; nameless.
 
         Args:
             changes: Parts of the configuration that differ: Env, User, WorkingDir, Cmd, ...
             layers: Each with its `diff_id`.
+            whole: The layers may leave out directories that they do not change.
         """
         with open(os.path.join(self._root(parent.id), "image"), "rb") as file:
             configuration = config.derived(file.read(), changes, [one.diff_id for one in layers])
         image_id = f"sha256:{hashlib.sha256(configuration).hexdigest()}"
         with self._locked():
             if not os.path.exists(self._root(image_id)):
-                self._make_root(image_id, configuration, layers, {}, self.root(parent))
+                self._make_root(image_id, configuration, layers, {}, self.root(parent), whole)
             return self._describe(parent.reference, image_id, "", config.read(configuration))
 
     def name(self, image: Image, name: str) -> Image:
@@ -171,6 +186,22 @@ class ImageStore:
         with self._locked():
             self._write_name(named)
         return named
+
+    @contextlib.contextmanager
+    def building(self, key: str) -> Iterator[str]:
+        """Hold the lock of a template step, so that of two builders the second finds its result.
+
+        256 locks serve all keys: a builder holds one at a time. The value is a path for its layer.
+        """
+        path = os.path.join(self.directory, "builds", key[:2])
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        layer = os.path.join(path, "layer")
+        with _flocked(path, fcntl.LOCK_EX):
+            try:
+                yield layer
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(layer)
 
     def remember_step(self, key: str, image: Image) -> None:
         """Store the result of a template step, until `collect`."""
@@ -196,6 +227,7 @@ class ImageStore:
         layers: Sequence[Layer],
         bounds: dict[str, int],
         base: str = "",
+        whole: bool = False,
     ) -> None:
         roots = os.path.join(self.directory, "roots")
         os.makedirs(roots, mode=0o700, exist_ok=True)
@@ -203,7 +235,7 @@ class ImageStore:
         try:
             root = os.path.join(partial, "root")
             os.mkdir(root, 0o755)
-            size = _link_tree(base, root, whole=not layers) if base else 0
+            size = _link_tree(base, root, whole=whole or not layers) if base else 0
             if layers:
                 size += unpack(layers, root, **bounds)
             with open(os.path.join(partial, "image"), "wb") as file:
@@ -277,11 +309,22 @@ class ImageStore:
             for entry in _entries(os.path.join(self.directory, "steps")):
                 if self.step(entry.removesuffix(".json")) is None:
                     os.unlink(os.path.join(self.directory, "steps", entry))
+            self._remove_layers()
             for entry in _entries(self.directory):
                 if entry.startswith(_PARTIAL):
                     os.unlink(os.path.join(self.directory, entry))
             freed += self._remove_blobs(keep=self._blobs_of(wanted | set(in_use)))
         return freed, in_use
+
+    def _remove_layers(self) -> None:
+        """Remove layers that killed builders left."""
+        for entry in _entries(os.path.join(self.directory, "builds")):
+            path = os.path.join(self.directory, "builds", entry)
+            with (
+                contextlib.suppress(BlockingIOError, FileNotFoundError),
+                _flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB),
+            ):
+                os.unlink(os.path.join(path, "layer"))
 
     def _remove_blobs(self, keep: set[str]) -> int:
         """All but these; none while somebody fetches, whose blobs are no image's yet."""

@@ -30,6 +30,7 @@ UNRESTRICTED = "unrestricted"
 
 _YEAR_S = 366 * 86_400
 _LONGEST_IMAGE = 1000
+_DIGEST = 71  # characters of sha256: and 64 digits
 MOST_MOUNTS = 200  # each travels as a descriptor, and one message carries 253
 
 
@@ -39,7 +40,8 @@ class SandboxSpec(Model):
 
     Attributes:
         id: None generates one, time-ordered and prefixed by the backend's name.
-        template: What the sandbox's root starts from; `default` shows the host's /usr.
+        template: `default` shows the host's /usr; the name or id of a built template adds its
+            packages, read-only.
         image: An OCI image on this machine whose files are the root instead; user, environment and
             working directory are the image's where this spec says nothing.
         secrets: Name to value; kept out of `repr`, of snapshots and of `to_json`.
@@ -96,7 +98,10 @@ class SandboxSpec(Model):
         self._put("labels", checks.labels(self.labels, "labels"))
         checks.choice(self.tier, "tier", TIERS, "light or strong")
         checks.name(self.profile, "profile")
-        checks.name(self.template, "template")
+        if not str(self.template).startswith("sha256:"):
+            checks.name(self.template, "template")
+        elif len(checks.text(self.template, "template")) != _DIGEST:
+            checks.refuse("template", "is not a whole id", "as `id` of the built template has it")
         if self.image is not None:
             image = checks.text(self.image, "image", empty=False)
             if len(image) > _LONGEST_IMAGE:

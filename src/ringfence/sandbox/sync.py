@@ -69,6 +69,7 @@ class Sandbox:
 
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
         self._inner = inner
+        self._template: list[int] = []  # descriptors that keep its files
         self._maker = os.getpid()
         self.spec = spec
         self.files = Files(inner.files, lambda: inner.session.mounts)
@@ -133,6 +134,7 @@ class Sandbox:
             labels: To find it by.
             tier: `light` (the host's kernel) or `strong` (gVisor, microVM); never replaced silently.
             profile: `os_hardened`, `own_root`, `debug` or `unrestricted`.
+            template: Name or id of a built template, whose packages are added, read-only.
             allow_degraded: Protections and limits that may be weaker here, by name.
 
         Raises:
@@ -149,9 +151,28 @@ class Sandbox:
         if local is not None and spec is None and others.get("tier") is None:
             others["tier"] = tier_of(local)
         wanted = make_spec(spec, mounts, network, limits, others)
+        if wanted.template != "default":
+            return cls._from_template(wanted, backend)
         if backend is None or isinstance(backend, str):
             return cls(provision(wanted, backend), wanted)
         return cls(backend.provision(wanted), wanted)
+
+    @classmethod
+    def _from_template(cls, wanted: SandboxSpec, backend: Backend | str | None) -> Sandbox:
+        from ..environments.apply import apply
+
+        applied, files = apply(wanted)
+        try:
+            if backend is None or isinstance(backend, str):
+                inner = provision(applied, backend)
+            else:
+                inner = backend.provision(applied)
+            made = cls(inner, wanted)
+        except BaseException:
+            os.close(files)
+            raise
+        made._template.append(files)
+        return made
 
     @classmethod
     def restore(
@@ -492,6 +513,8 @@ class Sandbox:
         while self._exposures:
             self._exposures.pop().close()
         self._inner.terminate()
+        while self._template:
+            os.close(self._template.pop())
 
     def __enter__(self) -> Sandbox:
         return self

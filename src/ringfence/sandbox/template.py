@@ -1,20 +1,22 @@
-"""Images built from images: each step runs in a sandbox, and its changes are kept as a layer."""
+"""Templates: each step runs in a sandbox, and its changes are kept as a layer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
-from ..errors import ExecError, FileNotFound, Unsupported
+from ..environments.apply import store_of
+from ..errors import ExecError, FileNotFound, InvalidRequest, Unsupported
 from ..images.store import ImageStore
 from ..images.unpack import Layer
 from ..model.base import checks
 from ..model.image import Image
+from . import host_steps
 from .sync import Sandbox
 
 if TYPE_CHECKING:
@@ -43,19 +45,61 @@ class _Step:
 
 @dataclass(frozen=True)
 class Template:
-    """Steps on top of an image. Each method returns a new template; nothing happens before `build`.
+    """Steps on top of the host's files or an image. Each method returns a new template.
 
-    A finished step is cached, by its starting image, its arguments and, for a copy, every name,
-    mode and byte copied.
+    Nothing happens before `build`. A finished step is cached, by what it starts from, its arguments
+    and, for a copy, every name, mode and byte copied.
+
+    Over the host's files a template has Python packages and what `run` writes, both in the virtual
+    environment /opt/venv, and copies; all of it is read-only in sandboxes.
     """
 
-    image: str
+    image: str = ""
     _plan: tuple[_Step | Mapping[str, Any], ...] = ()
 
     @classmethod
     def from_image(cls, image: str) -> Template:
         """Start from an image that is on this machine when it is built."""
         return cls(checks.text(image, "image", empty=False))
+
+    @classmethod
+    def from_host(cls) -> Template:
+        """Start from the host's programs, as a sandbox without an image has them."""
+        return cls()
+
+    def pip_install(
+        self,
+        *requirements: str,
+        index_url: str | None = None,
+        find_links: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[SandboxParts],
+    ) -> Template:
+        """Install Python packages from wheels, in a sandbox that reaches the index alone.
+
+        Packages without a wheel are refused, because building one runs its code; use `run` for them.
+
+        Args:
+            requirements: As pip takes them, such as `pandas` or `numpy<3`.
+            index_url: Package index; default: the variable PIP_INDEX_URL, else PyPI.
+            find_links: Directory of wheels on this machine, in place of an index.
+            options: As of `Sandbox.create`; `network` replaces the hosts that the index needs.
+
+        Raises:
+            InvalidRequest: A requirement is empty or an option of pip.
+        """
+        if find_links is not None:
+            find_links = os.path.abspath(find_links)
+        key = host_steps.pip_key(requirements, index_url, find_links)
+        network: SandboxParts = {"network": host_steps.pip_network(key)}
+        options = {**network, **options}
+        if not self.image:
+            more = {} if timeout_s is None else {"timeout_s": timeout_s}
+            return self._with(_Step(key, _no_act, {**options, **more}))
+        if find_links is not None:
+            mounts = [*host_steps.listed(options.get("mounts")), f"{find_links}:{host_steps.LINKS}"]
+            options = {**options, "mounts": mounts}
+        return self.run(host_steps.pip_argv(key, "python3"), timeout_s=timeout_s, **options)
 
     def run(
         self,
@@ -80,7 +124,10 @@ class Template:
                 how = "took too long" if result.timed_out else f"ended with {result.exit_code}"
                 raise ExecError(f"step {argv!r} {how}: {said}", hint="the template was not saved")
 
-        return self._with(_Step({"run": argv}, act, {"network": "none", **options}))
+        whole: dict[str, Any] = {"network": "none", **options}
+        if not self.image and timeout_s is not None:
+            whole["timeout_s"] = timeout_s
+        return self._with(_Step({"run": argv}, act, whole))
 
     def copy(self, source: str, target: str) -> Template:
         """Copy a file or directory of this machine to `target`, absolute inside.
@@ -105,43 +152,66 @@ class Template:
 
     def workdir(self, path: str) -> Template:
         """Where later steps, and commands of sandboxes made from the result, start."""
+        self._needs_image("workdir")
         return self._with({"WorkingDir": checks.absolute_path(path, "workdir")})
 
     def user(self, name: str) -> Template:
         """Set the user of later steps and of sandboxes made from the result."""
+        self._needs_image("user")
         return self._with({"User": checks.user(name, "user")})
 
     def command(self, *argv: str) -> Template:
         """Set the command that runs where an exec names none."""
+        self._needs_image("command")
         return self._with({"Entrypoint": [], "Cmd": list(argv)})
 
     def build(
-        self, name: str, *, store: ImageStore | None = None, on_output: OnOutput | None = None
+        self,
+        name: str | None = None,
+        *,
+        store: ImageStore | None = None,
+        on_output: OnOutput | None = None,
     ) -> Image:
         """Do what is not known yet, and call the result `name`.
 
         Args:
+            name: With an image as base, a name for `Sandbox.create(image=...)`; over the host's files,
+                for `template=...`. None gives none: use the `id` of the result.
             on_output: Gets what the steps say.
 
         Raises:
             ImageNotFound: What it starts from is not on this machine.
             ExecError: A step failed; what steps before it made is kept for the next time.
         """
-        store = store or ImageStore()
-        image, changes = store.find(self.image), dict[str, Any]()
+        store = store or (ImageStore() if self.image else store_of())
+        image = store.find(self.image) if self.image else store.scratch(host_steps.base())
+        changes = dict[str, Any]()
         for step in self._plan:
             if not isinstance(step, _Step):
                 changes = _merged(changes, step)
                 continue
             key = _key(image, changes, step)
-            done = store.step(key)
-            if done is None:
-                done = _do(step, image, changes, store, on_output)
-                store.remember_step(key, done)
+            with store.building(key) as path:
+                done = store.step(key)
+                if done is None:
+                    start = store.derive(image, changes, []) if changes else image
+                    done = _do(step, start, store, on_output, path, is_image=bool(self.image))
+                    store.remember_step(key, done)
             image, changes = done, {}
         if changes:
-            image = store.derive(image, changes, [])
+            image = store.derive(image, changes, [], whole=not self.image)
+        if name is None:
+            store.remember_step(image.id, image)
+            return image
         return store.name(image, name)
+
+    def _needs_image(self, what: str) -> None:
+        if not self.image:
+            raise InvalidRequest(
+                f"{what} is a property of images",
+                field=what,
+                hint=f"give {what} to Sandbox.create, or begin with Template.from_image(...)",
+            )
 
     def _with(self, step: _Step | Mapping[str, Any]) -> Template:
         return replace(self, _plan=(*self._plan, step))
@@ -156,35 +226,46 @@ def _merged(changes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
 
 def _key(image: Image, changes: Mapping[str, Any], step: _Step) -> str:
     told: list[Any] = [image.id, changes, step.key]
-    if "copy" in step.key:
-        told.append(_digest_of(step.key["copy"]))
+    if source := step.key.get("copy") or step.key.get("find_links"):
+        told.append(_digest_of(source))
     text = json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def _no_act(_sandbox: Sandbox, _on_output: OnOutput | None) -> None:
+    """Stand for a step that `host_steps` runs."""
+
+
 def _do(
     step: _Step,
-    image: Image,
-    changes: Mapping[str, Any],
+    start: Image,
     store: ImageStore,
     on_output: OnOutput | None,
+    path: str,
+    *,
+    is_image: bool,
 ) -> Image:
     """Run a step in a sandbox of its own; its changes are a layer of the new image."""
-    start = store.derive(image, changes, []) if changes else image
     store.remember_step(start.id, start)
-    with (
-        tempfile.TemporaryDirectory(prefix="ringfence-template-") as scratch,
-        Sandbox.create(image=start.id, **step.options) as sandbox,
-    ):
+    changes: Mapping[str, Any] = {}
+    with closing(os.fdopen(store.hold(start))):
+        if is_image:
+            _save_layer(step, start, on_output, path)
+        elif "copy" in step.key:
+            changes = host_steps.copy_step(step.key["copy"], step.key["to"], start, path)
+        else:
+            host_steps.run_step(step.key, step.options, start, store, on_output, path)
+        layer = Layer(path, host_steps.digest_of_file(path))
+        return store.derive(start, changes, [layer], whole=not is_image)
+
+
+def _save_layer(step: _Step, start: Image, on_output: OnOutput | None, path: str) -> None:
+    with Sandbox.create(image=start.id, **step.options) as sandbox:
         step.act(sandbox, on_output)
         inner = sandbox._inner
         if not isinstance(inner, _SavesLayers):
             raise Unsupported(backend=sandbox.session.backend, operation="template")
-        path = os.path.join(scratch, "layer.tar")
         inner.save_layer(path)
-        with open(path, "rb") as file:
-            diff_id = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        return store.derive(start, {}, [Layer(path, diff_id)])
 
 
 def _digest_of(path: str) -> str:
