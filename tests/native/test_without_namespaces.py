@@ -15,7 +15,8 @@ import pytest
 from ringfence import Mount, Sandbox
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
-from ringfence.errors import FileError, NetworkPolicyError, Unsupported
+from ringfence.backends.local.host.facts import host
+from ringfence.errors import FileError, InvalidRequest, NetworkPolicyError, Unsupported
 from ringfence.guest.landlocked import members
 from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
@@ -170,6 +171,94 @@ def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
 
     assert ("canary", False) == (read.text, wrote.ok)
     assert ["file"] == os.listdir(shown)
+
+
+@pytest.fixture
+def writable(tmp_path: Path) -> Path:
+    if host().trusted_root:
+        pytest.skip("as root a sandbox has a user of its own, who may not write there")
+    path = tmp_path / "writable"
+    path.mkdir()
+    (path / "file").write_text("old")
+    (tmp_path / "beside").write_text("canary")
+    return path
+
+
+CHANGES = (
+    "cd {0} && echo new > file && chmod 600 file && touch -d 2001-02-01 file && mkdir d && mv file d/moved"
+    " && echo made > $HOME/made && mv $HOME/made . && ln made linked && test -x d"
+)
+
+
+def test_a_writable_mount_ends_at_its_border(writable: Path) -> None:
+    beside = writable.parent / "beside"
+    before = os.stat(beside)
+    mount = Mount(str(writable), str(writable), "read_write", protect=())
+    with Sandbox.create(backend="landlock", mounts=[mount], workdir=str(writable)) as sandbox:
+        inside = sandbox.exec(["sh", "-ec", CHANGES.format(writable)])
+        sandbox.files.write(f"{writable}/put", b"put")
+        got = sandbox.files.read("put")
+        out = [
+            sandbox.exec(["sh", "-c", f"cd {writable}; {attempt}"]).exit_code
+            for attempt in (
+                "echo x > ../beside",
+                "chmod 777 ../beside",
+                "touch -d 2001-01-01 ../beside",
+                "mv ../beside .",
+                "ln ../beside linked2",
+                "mv made ../",
+                "rm ../beside",
+                "ln -s ../beside link; chmod 777 link",
+            )
+        ]
+
+    assert (0, b"put") == (inside.exit_code, got), inside
+    moved = os.stat(writable / "d/moved")
+    assert (0o100600, 2001) == (moved.st_mode, time.gmtime(moved.st_mtime).tm_year)
+    assert "made" == (writable / "linked").read_text().strip()
+    assert all(out), out
+    now = os.stat(beside)
+    assert "canary" == beside.read_text()
+    assert (before.st_mode, before.st_mtime_ns, 1) == (now.st_mode, now.st_mtime_ns, now.st_nlink)
+
+
+def test_what_landlock_cannot_hold_in_a_writable_mount_is_refused(writable: Path) -> None:
+    path = str(writable)
+    (writable / "inner").mkdir()
+    free = Mount(path, path, "read_write", protect=())
+    for mounts in (
+        [Mount(path, path, "read_write")],
+        [Mount(path, path, "read_write", protect=("hooks",))],
+        [free, Mount(f"{path}/inner", f"{path}/inner")],
+    ):
+        with pytest.raises(Unsupported):
+            Sandbox.create(backend="landlock", mounts=mounts)
+    with pytest.raises(InvalidRequest):
+        Sandbox.create(backend="landlock", mounts=[Mount("/var/tmp", "/var/tmp", protect=())])
+    missing = f"{path}/missing"
+    with pytest.raises(InvalidRequest, match="missing"):
+        Sandbox.create(backend="landlock", mounts=[Mount(missing, missing)])
+    with pytest.raises(InvalidRequest, match="missing"):
+        Sandbox.create(backend="landlock", memory_dir=missing)
+
+
+def test_memory_outlives_the_sandbox(writable: Path) -> None:
+    for script in ('echo kept > "$RINGFENCE_MEMORY_DIR/note"', 'cat "$RINGFENCE_MEMORY_DIR/note"'):
+        with Sandbox.create(backend="landlock", memory_dir=str(writable)) as sandbox:
+            ran = sandbox.exec(["sh", "-c", script])
+            read = sandbox.files.read("/mnt/memory/note")
+
+    assert ("kept\n", b"kept\n") == (ran.text, read)
+
+
+def test_as_root_a_writable_mount_is_refused(tmp_path: Path) -> None:
+    if not host().trusted_root:
+        pytest.skip("the user's own directories can be written")
+    own = str(tmp_path)
+    with pytest.raises(Unsupported, match="user of its own"):
+        Sandbox.create(backend="landlock", mounts=[Mount(own, own, "read_write", protect=())])
+    with pytest.raises(Unsupported, match="user of its own"):
+        Sandbox.create(backend="landlock", memory_dir=own)
 
 
 def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:

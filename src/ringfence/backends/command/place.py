@@ -111,7 +111,7 @@ def _shown(step: tuple[Any, ...], trees: list[Any]) -> tuple[str, str]:
     return trees[step[2]]["source"], step[1]
 
 
-def _base() -> str:
+def base() -> str:
     """Where such directories are, on disk: who may not list it can still pass through."""
     return place_in("/var/tmp", f".ringfence-{os.geteuid()}", 0o711)
 
@@ -119,7 +119,7 @@ def _base() -> str:
 def make_locked() -> tuple[str, int]:
     """A new directory, and its lock."""
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX, dir=_base())
+        path = tempfile.mkdtemp(prefix=_PREFIX, dir=base())
         lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -136,19 +136,19 @@ def make_locked() -> tuple[str, int]:
 def sweep() -> None:
     """Remove what processes left that were killed: their locks are gone with them."""
     try:
-        names = os.listdir(base := _base())
+        names = os.listdir(top := base())
     except (IsolationError, OSError):
         return  # whoever makes one is told why
     for name in names:
         if not name.startswith(_PREFIX):
             continue
         try:
-            lock = os.open(f"{base}/{name}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(f"{top}/{name}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue  # it is just being made, or removed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(f"{base}/{name}")
+            remove_tree(f"{top}/{name}")
         except BlockingIOError:
             pass
         finally:

@@ -85,8 +85,10 @@ class LandlockBackend(CommandBackend):
             raise NetworkPolicyError(
                 self.no_rules, field="network", hint="leave the network out, or use native"
             )
-        rules.check_mounts(spec, self.name)
-        super().check(replace(spec, mounts=(), user=None if spec.user != "root" else "root"))
+        rules.check_mounts(spec, self.name, is_owner=not host().trusted_root)
+        super().check(
+            replace(spec, mounts=(), memory_dir=None, user=None if spec.user != "root" else "root")
+        )
         if abi() < rules.LEAST_ABI:
             raise BackendUnavailable(
                 f"Landlock ABI {abi()} does not judge truncation; {rules.LEAST_ABI} does (Linux 6.2)"
@@ -103,7 +105,8 @@ class LandlockBackend(CommandBackend):
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
         slot = self._ids().take() if host().trusted_root else 0
         try:
-            made = Place(slot or host().uid, spec.workdir if not _is_mounted(spec) else None)
+            workdir = spec.workdir if not _is_mounted(spec) else None
+            made = Place(slot or host().uid, workdir, spec.mounts, spec.memory_dir)
             try:
                 sandbox = self._start(spec, sandbox_id, slot, made)
             except BaseException:
@@ -133,6 +136,7 @@ class LandlockBackend(CommandBackend):
             processes=size.pids + 4 if slot else 0,
             unix_sockets=has_sockets,
         )
+        roots = [*made.writable, *(m.target for m in rules.shown(spec) if m.is_writable)]
         own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
         return {
             **told,
@@ -145,13 +149,13 @@ class LandlockBackend(CommandBackend):
             "refused": filters.second_filter(
                 scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
             ),
-            "judged": None if slot else {"calls": filters.judged_calls(), "roots": made.writable},
+            "judged": None if slot else {"calls": filters.judged_calls(), "roots": roots},
             "tag_base": _new_base(),
         }
 
     def _start(self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place) -> LandlockSandbox:
         errors = room_for_words("guardian-says")
-        opened = rules.open_mounts(spec.mounts)
+        opened = rules.open_mounts(rules.shown(spec))
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
         layout = self.layout()

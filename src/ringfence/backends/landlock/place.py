@@ -10,6 +10,12 @@ from ..local.agents import agent_code
 from ..local.host.facts import host
 from ..local.mounts import template
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...model.mount import Mount
+
 _OWN = {template.HOME: "home", "/tmp": "tmp", "/mnt/session": "session", MEMORY_DIR: "memory"}
 
 
@@ -19,12 +25,16 @@ class Place:
     Args:
         host_id: Who owns what is in it.
         workdir: Where the session's root is to be seen; None: in the home.
+        mounts: What it shows of the host, at its own path.
+        memory: Directory of the host that is its memory's; None: one of its own.
 
     Attributes:
         shown: Empty, as nothing is shown at another path.
     """
 
-    def __init__(self, host_id: int, workdir: str | None) -> None:
+    def __init__(
+        self, host_id: int, workdir: str | None, mounts: Sequence[Mount], memory: str | None
+    ) -> None:
         self.path, self._lock = make_locked()
         self.shown: list[tuple[str, str]] = []
         try:
@@ -32,10 +42,14 @@ class Place:
             self._names = {target: f"{self.path}/{name}" for target, name in _OWN.items()}
             if workdir is not None:
                 self._names[workdir] = f"{self.path}/work"
-            self.writable = list(self._names.values())
+            if memory is not None:
+                self._names[MEMORY_DIR] = os.path.realpath(memory)
+            self.writable = [path for path in self._names.values() if path.startswith(self.path)]
             for path in (*self.writable, f"{self.path}/session/outputs"):
                 os.mkdir(path)
                 self._give(path, host_id)
+            # Also below /tmp a mount is at its own path.
+            self._names |= {mount.target: mount.target for mount in mounts}
             self.agent = f"{self.path}/agent"
             os.mkdir(self.agent, 0o755)
             file = f"{self.agent}/{agent_code.NAME}"

@@ -31,7 +31,9 @@ LACKS = {
 
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.OPEN_FILES_LIMIT)
 _NO_MOUNT = "it takes a mount namespace"
-_OWN_PATH = "a host path is shown at its own path only, and read-only"
+_OWN_PATH = (
+    "a host path is shown at its own path only, and writable only if nothing in it is protected"
+)
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "the landlock backend gives no network",
     **dict.fromkeys((*RULES, can.SECRETS), "the landlock backend gives no network"),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from ...errors import InvalidRequest, Unsupported
 from ...model import capabilities as can
+from ...model.mount import MEMORY_DIR, READ_WRITE, Mount
 from ...policy import landlock
+from ..command import place
 from ..local.agents import agent_code
 from ..local.mounts import template
+from ..local.mounts.protect import wanted
+from ..local.session import is_below, no_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...model.mount import Mount
     from ...model.spec import SandboxSpec
 
 LEAST_ABI = 3  # Linux 6.2: older ones do not judge truncation
@@ -25,6 +29,13 @@ _WRITE = _READ | landlock.WRITE_FILE | landlock.REMOVE_DIR | landlock.REMOVE_FIL
 _WRITE |= landlock.MAKE_DIR | landlock.MAKE_REG | landlock.MAKE_FIFO | landlock.MAKE_SYM
 _WRITE |= landlock.REFER | landlock.TRUNCATE
 _DEVICE = landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE
+# Of a mount: whether it is a directory, and whether it is writable.
+_RIGHTS = {
+    (True, False): _READ,
+    (True, True): _WRITE,
+    (False, False): _READ_FILE,
+    (False, True): _READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE,
+}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 # Besides those that the template shows: nothing in them is a secret, and no copy can take their place.
 _ETC = (
@@ -56,37 +67,84 @@ def handled(abi: int) -> tuple[int, int, int, int]:
     return plan.handled_fs, plan.handled_net, plan.scoped, min(abi, landlock.NEWEST_ABI)
 
 
-def check_mounts(spec: SandboxSpec, name: str) -> None:
+def shown(spec: SandboxSpec) -> list[Mount]:
+    """Directories and files of the host that a sandbox shows: its mounts, and its memory's directory."""
+    memory = os.path.realpath(spec.memory_dir or "")
+    return [*spec.mounts, *([Mount(memory, memory, READ_WRITE, ())] if spec.memory_dir else [])]
+
+
+def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
     """Refuse mounts that take a mount: at another path, of a directory of its own, or one in another.
+
+    Args:
+        is_owner: Programs run as this process's user, who may write to what it mounts.
 
     Raises:
         InvalidRequest, Unsupported: `field` names the part.
     """
-    targets: list[str] = []
-    for mount in spec.mounts:
-        if not mount.is_host_path or os.path.realpath(mount.source) != mount.target:
-            own = os.path.realpath(mount.source) if mount.is_host_path else ""
+    if spec.memory_dir and not os.path.isdir(spec.memory_dir):
+        mistake = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        raise no_source(Mount(MEMORY_DIR, spec.memory_dir), mistake)
+    mounts = shown(spec)
+    writable = [mount.target for mount in mounts if mount.is_writable]
+    own = os.path.realpath(place.base())
+    for mount in mounts:
+        _check_path(mount, name)
+        if is_below(own, mount.target) or is_below(mount.target, own):
+            raise InvalidRequest(
+                f"{mount.target} has the sandboxes' own directories", field="mounts.source"
+            )
+        if mount.is_writable:
+            _check_writable(mount, spec, name, is_owner=is_owner)
+        elif any(is_below(mount.target, path) for path in writable):
             raise Unsupported(
-                f"{mount.source or 'a directory of its own'} cannot be shown at {mount.target}: "
-                "without a mount namespace a path inside is the path on the host",
+                f"{mount.target} lies in a writable mount, below which Landlock takes no right away",
                 backend=name,
                 operation=can.MOUNT,
-                field="mounts.target",
-                hint=f"use the source's own path as the target: {own}"
-                if own
-                else "write to the home directory instead",
-            )
-        if mount.target == "/" or mount.target.startswith(("/proc", "/sys", "/dev")):
-            raise InvalidRequest(f"{mount.target} cannot be shown", field="mounts.target")
-        if mount.is_writable:
-            raise Unsupported(
-                "Landlock cannot protect paths such as .git/hooks inside a writable directory",
-                backend=name,
-                operation=can.PROTECTED_PATHS,
                 field="mounts.access",
-                hint="mount it read-only, and copy results out with the files API",
+                hint="mount the outer directory read-only",
             )
-        targets.append(mount.target)
+
+
+def _check_path(mount: Mount, name: str) -> None:
+    own = os.path.realpath(mount.source) if mount.is_host_path else ""
+    if own != mount.target:
+        raise Unsupported(
+            f"{mount.source or 'a directory of its own'} cannot be shown at {mount.target}: "
+            "without a mount namespace a path inside is the path on the host",
+            backend=name,
+            operation=can.MOUNT,
+            field="mounts.target",
+            hint=f"use the source's own path as the target: {own}"
+            if own
+            else "write to the home directory instead",
+        )
+    if not os.path.exists(own):
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise no_source(mount, missing)
+    if mount.target == "/" or mount.target.startswith(("/proc", "/sys", "/dev")):
+        raise InvalidRequest(f"{mount.target} cannot be shown", field="mounts.target")
+
+
+def _check_writable(mount: Mount, spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
+    if not is_owner:
+        raise Unsupported(
+            "as root each sandbox has a user of its own, who may not write to directories of others",
+            backend=name,
+            operation=can.MOUNT,
+            field="mounts.access",
+            hint="run as the owner of the directory, or copy results out with the files API",
+        )
+    protected = [path for path, _named in wanted(mount, spec, mount.target)]
+    if protected:
+        raise Unsupported(
+            f"Landlock cannot protect {protected[0]} inside a writable directory",
+            backend=name,
+            operation=can.PROTECTED_PATHS,
+            field="mounts.protect",
+            hint="mount it read-only, or give up the protection with protect=() (`--unprotect all`): "
+            "then review hooks and settings in it before using them",
+        )
 
 
 def open_mounts(mounts: Sequence[Mount]) -> list[tuple[int, int]]:
@@ -99,7 +157,8 @@ def open_mounts(mounts: Sequence[Mount]) -> list[tuple[int, int]]:
     try:
         for mount in mounts:
             fd = os.open(mount.target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            opened.append((fd, _READ if stat.S_ISDIR(os.fstat(fd).st_mode) else _READ_FILE))
+            is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+            opened.append((fd, _RIGHTS[is_directory, mount.is_writable]))
             if os.readlink(f"/proc/self/fd/{fd}") != mount.target:
                 raise InvalidRequest(f"{mount.source}: a path with links", field="mounts.source")
     except BaseException:
