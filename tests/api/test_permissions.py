@@ -58,6 +58,10 @@ BODIES: dict[str, Any] = {
     "/v1/sandboxes/{sandbox_id}/tokens": {},
     "/v1/sandboxes/{sandbox_id}/execs": {"argv": ["true"]},
     "/v1/sandboxes/{sandbox_id}/execs/{exec_id}/signal": {"signal": 15},
+    "/v1/sandboxes/{sandbox_id}/contexts": {},
+    "/v1/sandboxes/{sandbox_id}/contexts/{context_id}/restart": {},
+    "/v1/sandboxes/{sandbox_id}/contexts/{context_id}/input": {"text": None},
+    "/v1/sandboxes/{sandbox_id}/contexts/{context_id}/cells": {"code": ""},
     "/v1/sandboxes/{sandbox_id}/execs/{exec_id}/resize": {"rows": 1, "cols": 1},
     "/v1/sandboxes/{sandbox_id}/files/move": {"source": "a", "target": "b"},
     "/v1/sandboxes/{sandbox_id}/files/dirs": {"path": "a"},
@@ -143,7 +147,15 @@ def ask(daemon: Daemon, keys: dict[str, str], sandbox_id: str) -> Iterator[Any]:
         def send(caller: str, method: str, path: str, query: dict[str, str]) -> int:
             names = {"sandbox_id": sandbox_id, "session_id": sandbox_id, "port": "1", "path": "x"}
             at = path.replace("{path:path}", "{path}")
-            at = at.format(exec_id="e", snapshot_id="s", execution_id="x", key_id="k", **names)
+            at = at.format(
+                exec_id="e",
+                context_id="e",
+                cell_id="0" * 32,
+                snapshot_id="s",
+                execution_id="x",
+                key_id="k",
+                **names,
+            )
             headers = _headers(keys.get(caller))
             if method == permissions.WEBSOCKET:
                 url = str(httpx.URL(daemon.tcp.replace("http", "ws") + at, params=query))

@@ -11,6 +11,7 @@ import pytest
 from ringfence.api.access.permissions import ROUTES, find
 from ringfence.api.routes import health, keys, pools
 from ringfence.client import Client, RemoteSandbox
+from ringfence.client._sync.contexts import RemoteContext
 from ringfence.client._sync.process import RemoteProcess
 from ringfence.client._sync.transport import Transport
 from ringfence.client.forms import Info, Key, MadeKey, Pools
@@ -41,6 +42,8 @@ TRIED_ELSEWHERE = {
     f"GET {_BOX}/files/tree": "`files.download` asks what it is before",
     f"GET {_BOX}/files/watch": "`files.watch` asks from a thread of its own",
     f"WS {_BOX}/ports/{{port}}/tcp": "`connect` is a WebSocket",
+    f"POST {_BOX}/contexts/{{context_id}}/input": "asked for by an event of a cell",
+    f"GET {_BOX}/contexts/{{context_id}}/cells/{{cell_id}}": "asked for where a cell's stream breaks off",
 }
 """Routes that methods call later than in their first request; tests of the client over a server call them."""
 
@@ -75,6 +78,8 @@ def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
     run = ExecView("e", "b", ExecState.RUNNING, ("cat",), 0.0, stream_stdin=True)
     process = RemoteProcess(client._transport, "/v1/sandboxes/b", run)
     assert process.stdin is not None
+    form = {"id": "c", "language": "python", "running": True}
+    context = RemoteContext(client._transport, "/v1/sandboxes/b", form=form)
     stdin, files, sessions = process.stdin, box.files, client.sessions
     return {
         "create": client.create,
@@ -109,6 +114,14 @@ def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
         "set_default_sandbox": lambda: sessions.set_default_sandbox("b"),
         "exec": lambda: box.exec(["true"]),
         "execs": box.execs,
+        "context": box.context,
+        "context by id": lambda: box.context(id="c"),
+        "contexts": box.contexts,
+        "cell": lambda: context.run("1"),
+        "variables": context.variables,
+        "interrupt": context.interrupt,
+        "restart": context.restart,
+        "close": context.close,
         "process": lambda: box.process("e"),
         "mount": lambda: box.mount("/a:/b"),
         "apply_network_policy": lambda: box.apply_network_policy("none"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.client import AsyncClient, Client, RemoteSandbox
-from ringfence.errors import InvalidRequest
+from ringfence.errors import ExecNotFound
 from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
 from tests.daemon.servers import Server
 
@@ -51,7 +51,7 @@ def test_another_client_goes_on_with_it(daemon: Daemon, sandbox: RemoteSandbox) 
         assert [context.id] == again.contexts()
         assert "42" == again.context(id=context.id).run("x + 1").text
         process = again.start(["sleep", "1000"])
-        with pytest.raises(InvalidRequest, match="no context"):
+        with pytest.raises(ExecNotFound, match="no context"):
             again.context(id=process.id)
     context.close()
     assert [] == sandbox.contexts()

@@ -12,14 +12,14 @@ from typing import Protocol
 from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..model.base import checks
 from .execution import Cell, CellError, Execution
-from .frames import BrokenFrameError, Reader, argv_of, language_of, python_kernel, request
+from .frames import BrokenFrameError, Reader, argv_of, python_kernel, request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, TypedDict, Unpack
 
-    from .execution import Result
+    from .execution import Log, Result
 
     class Hosting(Protocol):
         """A sandbox, of this machine or of a server."""
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
             ...
 
     Text = Callable[[str], object]
+    Callbacks = tuple[Text | None, Text | None, Callable[[Result], object] | None]
 
     class CellParts(TypedDict, total=False):
         """Options of `Context.run`."""
@@ -49,6 +50,7 @@ LANGUAGES = (PYTHON, BASH)
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
 _SEND_S = 30.0
+_KEPT_BYTES = 1 << 16  # of its output, beside what its cells have
 
 
 class Context:
@@ -68,24 +70,22 @@ class Context:
         *,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        kept_bytes: int = 1 << 16,
-        process: Any = None,
     ) -> None:
         self.language: str = checks.choice(language, "language", LANGUAGES, " or ".join(LANGUAGES))
         self._sandbox = sandbox
-        self._options = {"cwd": cwd, "env": env, "max_output_bytes": kept_bytes}
+        self._options = {"cwd": cwd, "env": env}
         self._turn = threading.Lock()
         self._sending = threading.Lock()
-        self._process: Any = None
-        if process is None:
-            self._begin()
-        else:
-            self._adopt(process)
+        self._begin()
 
     def _begin(self) -> None:
         inbox = _Inbox()
         process = self._sandbox.start(
-            argv_of(self.language), stream_stdin=True, on_stdout=inbox.feed, **self._options
+            argv_of(self.language),
+            stream_stdin=True,
+            on_stdout=inbox.feed,
+            max_output_bytes=_KEPT_BYTES,
+            **self._options,
         )
         self._process, self._inbox = process, inbox
         self.id: str = process.id
@@ -99,25 +99,6 @@ class Context:
         except BaseException:
             self._kill()
             raise
-
-    @classmethod
-    def attach(cls, sandbox: Hosting, process: Any, **options: Any) -> Context:
-        """Go on with a context of a server that another client may have made.
-
-        Raises:
-            InvalidRequest: The process is no context.
-        """
-        language = language_of(process.view.argv)
-        if not language:
-            raise InvalidRequest(f"exec {process.id} is no context", field="id")
-        return cls(sandbox, language, process=process, **options)
-
-    def _adopt(self, process: Any) -> None:
-        inbox = _Inbox(in_the_middle=True)
-        process.stdout.offset = process.view.stdout_bytes
-        process.call_back(inbox.feed, None)
-        self._process, self._inbox, self.id = process, inbox, str(process.id)
-        _at_end(process, inbox.end)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -160,11 +141,8 @@ class Context:
 
     def follow(self, turn: Turn, code: str, **options: Unpack[CellParts]) -> Execution:
         """Run a cell that `abandon` can end from another thread; otherwise as `run`."""
-        checks.text(code, "code")
-        timeout_s = options.get("timeout_s")
-        if timeout_s is not None:
-            checks.number(timeout_s, "timeout_s", 0.001, 366 * 86_400)
-        answer = options.get("on_input") or _answers(options.get("stdin"))
+        check_cell(code, timeout_s := options.get("timeout_s"))
+        answer = options.get("on_input") or answers(options.get("stdin"))
         callbacks = (options.get("on_stdout"), options.get("on_stderr"), options.get("on_result"))
         with self._turn:
             if turn.is_abandoned:
@@ -207,22 +185,15 @@ class Context:
         self,
         cell: Cell,
         timeout_s: float | None,
-        callbacks: tuple[Text | None, Text | None, Callable[[Result], object] | None],
+        callbacks: Callbacks,
         answer: Callable[[str], str | None] | None,
     ) -> None:
-        on_stdout, on_stderr, on_result = callbacks
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             is_over = cell.is_done
             logs, results, prompts = cell.wait(left, wants_pieces=any(callbacks))
-            for log in logs:
-                callback = on_stdout if log.stream == "stdout" else on_stderr
-                if callback:
-                    callback(log.text)
-            for result in results:
-                if on_result:
-                    on_result(result)
+            tell(logs, results, callbacks)
             for prompt in prompts:
                 text = answer(prompt) if answer else None
                 self._send(request("answer", text=text))
@@ -233,15 +204,7 @@ class Context:
                 self._time_out(cell, timeout_s)
 
     def _time_out(self, cell: Cell, timeout_s: float | None) -> None:
-        was_interrupted = self._stop(cell)
-        said = f"the cell took longer than {timeout_s} s"
-        if was_interrupted:
-            said += " and was interrupted; variables are kept"
-        else:
-            said += " and did not react to an interrupt: the context was killed, variables are lost"
-        cell.execution.timed_out = True
-        trace = cell.execution.error.traceback if cell.execution.error else ""
-        cell.execution.error = CellError("CellTimeout", said, trace)
+        cell.time_out(timeout_s, is_alive=self._stop(cell))
 
     def _stop(self, cell: Cell) -> bool:
         """Interrupt a cell, and kill the context if that does not end it; whether it still lives."""
@@ -277,11 +240,7 @@ class Context:
         error, results = cell.execution.error, cell.execution.results
         if error is not None or not results:
             raise ExecError(f"variables cannot be listed: {error.value if error else 'no answer'}")
-        return [
-            {key: str(each.get(key, "")) for key in ("name", "type", "value")}
-            for each in results[-1].json or ()
-            if isinstance(each, dict)
-        ]
+        return variables_of(results[-1])
 
     # -- ending -------------------------------------------------------------------------------
 
@@ -341,18 +300,20 @@ class Context:
         if not self._sending.acquire(timeout=most_s):
             raise ExecError("the context does not read its requests", hint="restart() it")
         try:
-            stdin = self._process.stdin
-            if hasattr(stdin, "write_some"):
-                _write_within(stdin, data, time.monotonic() + most_s)
-                return
-            # A server's own request may wait longer than the caller wants to.
-            thread = threading.Thread(target=_write_quietly, args=(stdin, data), daemon=True)
-            thread.start()
-            thread.join(most_s)
-            if thread.is_alive():
-                raise ExecError("the context does not read its requests", hint="restart() it")
+            _write_within(self._process.stdin, data, time.monotonic() + most_s)
         finally:
             self._sending.release()
+
+
+def check_cell(code: str, timeout_s: float | None) -> None:
+    """Check what every kind of context is given to run.
+
+    Raises:
+        InvalidRequest: An argument is malformed.
+    """
+    checks.text(code, "code")
+    if timeout_s is not None:
+        checks.number(timeout_s, "timeout_s", 0.001, 366 * 86_400)
 
 
 class Turn:
@@ -366,8 +327,8 @@ class Turn:
 class _Inbox:
     """Frames of a kernel, on their way to the cell that runs. Never blocks, holds one frame."""
 
-    def __init__(self, *, in_the_middle: bool = False) -> None:
-        self._reader = Reader(in_the_middle=in_the_middle)
+    def __init__(self) -> None:
+        self._reader = Reader()
         self.ready = threading.Event()
         self.reason = ""  # for the end, once it has ended
         self.cell: Cell | None = None
@@ -410,13 +371,7 @@ def _at_end(process: Any, tell: Callable[[str], None]) -> None:
         last = ended.stderr[-500:].decode("utf-8", "replace").strip()
         tell(f"its process {how}{': ' + last if last else ''}")
 
-    future = getattr(process, "future", None)
-    if future is not None:
-        future.add_done_callback(lambda done: told(done.result))
-    else:
-        threading.Thread(
-            target=told, args=(process.wait,), name="ringfence-context", daemon=True
-        ).start()
+    process.future.add_done_callback(lambda done: told(done.result))
 
 
 def _write_within(stdin: Any, data: bytes, deadline: float) -> None:
@@ -432,14 +387,30 @@ def _write_within(stdin: Any, data: bytes, deadline: float) -> None:
             os.close(fd)
 
 
-def _write_quietly(stdin: Any, data: bytes) -> None:
-    try:
-        stdin.write(data)
-    except RingfenceError:
-        pass  # it has ended: whoever waits for the cell is told
+def variables_of(result: Result) -> list[dict[str, str]]:
+    """Read the list that a kernel sent as a result."""
+    form = result.json
+    return [
+        {key: str(each.get(key, "")) for key in ("name", "type", "value")}
+        for each in (form if isinstance(form, list) else ())
+        if isinstance(each, dict)
+    ]
 
 
-def _answers(stdin: str | Iterable[str] | None) -> Callable[[str], str | None] | None:
+def tell(logs: list[Log], results: list[Result], callbacks: Callbacks) -> None:
+    """Call the callbacks of a cell: for stdout, stderr and results."""
+    on_stdout, on_stderr, on_result = callbacks
+    for log in logs:
+        callback = on_stdout if log.stream == "stdout" else on_stderr
+        if callback:
+            callback(log.text)
+    for result in results:
+        if on_result:
+            on_result(result)
+
+
+def answers(stdin: str | Iterable[str] | None) -> Callable[[str], str | None] | None:
+    """Return a function that gives one line after the other; None without lines."""
     if stdin is None:
         return None
     lines: Iterator[str] = iter(stdin.splitlines() if isinstance(stdin, str) else stdin)

@@ -20,6 +20,7 @@ MOST_LOGS = 20_000
 MOST_RESULTS = 1_000
 MOST_RESULT_BYTES = 64 << 20
 MOST_PARTS = 32
+MOST_PART_BYTES = 32 << 20  # of one result
 _PIECE_CHARS = 1 << 16
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
@@ -92,6 +93,15 @@ class Result:
             return None if data is None else json.loads(data)
         except (ValueError, RecursionError) as exc:
             raise InvalidRequest(f"the result's JSON cannot be decoded: {exc}") from exc
+
+    @classmethod
+    def from_json(cls, form: Any) -> Result:
+        """Read the form of `to_json`."""
+        data = {
+            mime: base64.b64decode(text) if mime in _BINARY else text.encode("utf-8", "replace")
+            for mime, text in form["data"].items()
+        }
+        return cls(data, is_main=form["is_main"])
 
     def to_json(self) -> dict[str, Any]:
         """Its JSON form: text as it is, images in base64."""
@@ -179,12 +189,15 @@ class Execution:
 class Cell:
     """A cell that runs. One thread brings frames, another one follows.
 
+    Args:
+        forgets: Logs and results are dropped once the follower has them.
+
     Attributes:
         execution: Complete once `is_done`.
     """
 
-    def __init__(self, cell_id: str) -> None:
-        self.id = cell_id
+    def __init__(self, cell_id: str, *, forgets: bool = False) -> None:
+        self.id, self._forgets = cell_id, forgets
         self.execution = Execution()
         self.is_done = False
         self._changed = threading.Condition()
@@ -206,7 +219,7 @@ class Cell:
                 self._add_output(kind, payload)
             elif kind == "part":
                 self._part_bytes += len(payload)
-                if len(self._parts) < MOST_PARTS and self._part_bytes <= MOST_RESULT_BYTES:
+                if len(self._parts) < MOST_PARTS and self._part_bytes <= MOST_PART_BYTES:
                     self._parts[name] = payload
             elif kind in ("main", "display", "error"):
                 self._add_result(kind)
@@ -257,6 +270,28 @@ class Cell:
         self.is_done = True
         self.execution.duration_s = time.monotonic() - self._began
 
+    @property
+    def is_whole(self) -> bool:
+        """True if no part of a result waits for the rest."""
+        return not self._parts
+
+    def time_out(self, timeout_s: float | None, *, is_alive: bool) -> None:
+        """Set the error of a cell that was stopped after `timeout_s`.
+
+        Args:
+            is_alive: The interrupt was enough; otherwise its context was killed.
+        """
+        value = f"the cell took longer than {timeout_s} s"
+        if is_alive:
+            value += " and was interrupted; variables are kept"
+        else:
+            value += (
+                " and did not react to an interrupt: the context was killed, variables are lost"
+            )
+        self.execution.timed_out = True
+        trace = self.execution.error.traceback if self.execution.error else ""
+        self.execution.error = CellError("CellTimeout", value, trace)
+
     def fail(self, error: CellError) -> None:
         """End the cell from outside; one that is done stays as it is."""
         with self._changed:
@@ -277,7 +312,9 @@ class Cell:
             self._changed.wait_for(lambda: self._has_news(wants_pieces), seconds)
             logs, results = self.execution.logs, self.execution.results
             news = logs[self._told[0] :], results[self._told[1] :]
-            if wants_pieces or self.is_done:
+            if self._forgets:
+                self.execution.logs, self.execution.results = [], []
+            elif wants_pieces or self.is_done:
                 self._told = [len(logs), len(results)]
             prompts, self._prompts = self._prompts, []
             return *news, prompts

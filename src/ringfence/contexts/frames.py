@@ -64,7 +64,8 @@ def request(do: str, **fields: object) -> bytes:
         InvalidRequest: It is too large.
     """
     # ASCII only: lone surrogates in code pass too, as escapes.
-    line = json.dumps({"do": do, **fields}).encode() + b"\n"
+    # It begins a line: the one before may be incomplete, if whoever wrote it was cut off.
+    line = b"\n" + json.dumps({"do": do, **fields}).encode() + b"\n"
     if len(line) > MOST_CODE_BYTES:
         raise InvalidRequest(
             f"a request of {len(line)} bytes is too large; at most {MOST_CODE_BYTES}",
@@ -83,10 +84,13 @@ class Reader:
 
     Args:
         in_the_middle: The bytes may begin inside a frame, whose rest is passed over.
+
+    Attributes:
+        consumed: Bytes up to the end of the frame that was yielded last.
     """
 
     def __init__(self, *, in_the_middle: bool = False) -> None:
-        self._buffer = bytearray()
+        self._buffer, self.consumed = bytearray(), 0
         self._needed = 0  # bytes until which looking is in vain
         self._searches = in_the_middle
 
@@ -99,7 +103,7 @@ class Reader:
         self._buffer += data
         if len(self._buffer) < self._needed:
             return
-        start = 0
+        start, before = 0, self.consumed
         while True:
             header = _HEADER.match(self._buffer, start)
             if header is None and self._searches:
@@ -116,8 +120,10 @@ class Reader:
                 break
             end = start + self._needed
             payload = bytes(memoryview(self._buffer)[header.end() : end])
+            self.consumed = before + end
             yield header[1].decode(), header[2].decode(), header[4].decode(), payload
             start, self._needed = end, 0
         del self._buffer[:start]
+        self.consumed = before + start
         if not self._needed and not self._searches and len(self._buffer) >= _HEADER_BYTES:
             raise BrokenFrameError(f"no header of a frame: {bytes(self._buffer[:40])!r}")

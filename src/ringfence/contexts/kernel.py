@@ -218,6 +218,16 @@ class Wire:
             self._flush()
             _write_all(self._out, _frame("input", self.cell, prompt.encode("utf-8", "replace")))
 
+    def skip(self, cell: str, count: int) -> None:
+        """End a cell that was interrupted before its turn."""
+        parts = (
+            (b"KeyboardInterrupt", "name"),
+            (b"the cell was interrupted before its turn", "value"),
+        )
+        frames = [_frame("part", cell, data, name) for data, name in parts]
+        frames += [_frame("error", cell), _frame("done", cell, b"%d 0" % count)]
+        _write_all(self._out, b"".join(frames))
+
     def end(self, count: int) -> None:
         """The cell is over, and all its output so far is on its way."""
         for stream in (sys.stdout, sys.stderr):
@@ -356,6 +366,9 @@ class Kernel:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.wire = Wire()
         self._cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._waiting: set[str] = (
+            set()
+        )  # cells; those that are interrupted before their turn leave it
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._count, self._takes_input = 0, False
         self._loop: Any = None
@@ -396,7 +409,10 @@ class Kernel:
         while True:
             *lines, seen = seen.split(b"\n")
             for line in lines:
-                self._sort(json.loads(line))
+                try:
+                    self._sort(json.loads(line))
+                except ValueError:
+                    pass  # incomplete: its writer was cut off
             data = os.read(self._requests, 1 << 16)
             if not data:
                 os._exit(0)
@@ -412,10 +428,16 @@ class Kernel:
         if request["do"] == "answer":
             self._answers.put(request["text"])
         elif request["do"] != "interrupt":
+            with self.wire.whole:
+                self._waiting.add(request["cell"])
             self._cells.put(request)
         else:
             with self.wire.whole:
-                if self.wire.cell == request["cell"]:
+                cell = request["cell"]
+                if cell in self._waiting:
+                    self._waiting.discard(cell)
+                    self.wire.skip(cell, self._count)
+                elif self.wire.cell and cell in (None, self.wire.cell):
                     if os.getpgrp() == os.getpid():
                         os.killpg(0, signal.SIGINT)
                     else:
@@ -427,7 +449,11 @@ class Kernel:
         self.wire.restore()
         while not self._answers.empty():
             self._answers.get()
-        self.wire.begin(request["cell"])
+        with whole:
+            if request["cell"] not in self._waiting:
+                return
+            self._waiting.discard(request["cell"])
+            self.wire.begin(request["cell"])
         error = None
         try:
             try:

@@ -5,33 +5,30 @@ from __future__ import annotations
 import threading
 
 from ..errors import ExecNotFound
-from .context import PYTHON, Context
+from .context import PYTHON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
-    from typing import Any
 
-    from .context import Hosting
+    from .context import Context
 
 
 class Contexts:
     """Contexts by id, and the default one of each language. Thread-safe.
 
     Args:
-        find: Process of a context that somebody else may have begun, by id; None: there is none.
-        kept_bytes: Of its output, on the disk of a server.
+        begin: Begins a context: language, `cwd`, `env`.
+        find: Finds a context that somebody else may have begun, by id; None: there is none.
     """
 
     def __init__(
         self,
-        sandbox: Hosting,
-        *,
-        find: Callable[[str], Any] | None = None,
-        kept_bytes: int = 1 << 16,
+        begin: Callable[..., Context],
+        find: Callable[[str], Context] | None = None,
     ) -> None:
-        self._sandbox, self._find, self._kept_bytes = sandbox, find, kept_bytes
+        self._begin, self._find = begin, find
         self._lock = threading.Lock()
         self._open: list[Context] = []
         self._defaults: dict[str, Context] = {}
@@ -52,8 +49,7 @@ class Contexts:
         """
         if id is not None:
             return self._known(id)
-        kept = self._kept_bytes
-        context = Context(self._sandbox, language, cwd=cwd, env=env, kept_bytes=kept)
+        context = self._begin(language, cwd=cwd, env=env)
         with self._lock:
             self._open = [*(each for each in self._open if each.running), context]
         return context
@@ -65,7 +61,7 @@ class Contexts:
                     return each
         if self._find is None:
             raise ExecNotFound(f"no context {id!r} was opened through this sandbox object")
-        context = Context.attach(self._sandbox, self._find(id), kept_bytes=self._kept_bytes)
+        context = self._find(id)
         with self._lock:
             self._open.append(context)
         return context
@@ -75,6 +71,6 @@ class Contexts:
         with self._lock:
             context = self._defaults.get(language)
             if context is None or not context.running:
-                context = Context(self._sandbox, language, kept_bytes=self._kept_bytes)
+                context = self._begin(language)
                 self._defaults[language] = context
             return context

@@ -307,6 +307,12 @@ class Execs:
         run = self._known(exec_id)
         return run if run is not None and run.sandbox_id == sandbox_id else None
 
+    def running_of(self, sandbox_id: str) -> list[Run]:
+        """Return the execs of a sandbox that run, oldest first."""
+        with self._lock:
+            runs = [each for each in self._runs.values() if each.sandbox_id == sandbox_id]
+            return sorted((each for each in runs if each.running), key=lambda each: each.id)
+
     def count(self, sandbox_id: str) -> int:
         """How many of a sandbox are still known."""
         return self._records.count_of_sandbox(sandbox_id)

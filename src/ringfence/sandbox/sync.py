@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 
@@ -367,9 +368,10 @@ class Sandbox:
 
     @property
     def _its_contexts(self) -> Contexts:
-        from ..contexts import Contexts  # few sandboxes need it
+        from ..contexts import Context, Contexts  # few sandboxes need it
 
-        made: Contexts = self.__dict__.setdefault("_contexts", Contexts(self))
+        begin = functools.partial(Context, self)
+        made: Contexts = self.__dict__.setdefault("_contexts", Contexts(begin))
         return made
 
     # -- describing and changing --------------------------------------------------------------

@@ -68,6 +68,8 @@ class Rule:
 
 _SANDBOX = "/v1/sandboxes/{sandbox_id}"
 _EXEC = f"{_SANDBOX}/execs/{{exec_id}}"
+_CONTEXTS = f"{_SANDBOX}/contexts"
+_CONTEXT = f"{_CONTEXTS}/{{context_id}}"
 _PORT = f"{_SANDBOX}/ports/{{port}}"
 _SESSION = "/v1/sessions/{session_id}"
 _MAKING = ("policy", "mounts", "limits", "life")
@@ -100,6 +102,16 @@ ROUTES: dict[tuple[str, str], Rule] = {
     ("POST", f"{_EXEC}/resize"): Rule(_WORK_INSIDE, JSON),
     ("POST", f"{_EXEC}/stdin"): Rule(_WORK_INSIDE, STREAM),
     (WEBSOCKET, f"{_EXEC}/attach"): Rule(_WORK_INSIDE),
+    ("POST", _CONTEXTS): Rule(_WORK_INSIDE, JSON),
+    ("GET", _CONTEXTS): Rule(_LOOK_INSIDE),
+    ("GET", _CONTEXT): Rule(_LOOK_INSIDE),
+    ("DELETE", _CONTEXT): Rule(_WORK_INSIDE),
+    ("POST", f"{_CONTEXT}/restart"): Rule(_WORK_INSIDE, JSON),
+    ("POST", f"{_CONTEXT}/interrupt"): Rule(_WORK_INSIDE),
+    ("POST", f"{_CONTEXT}/input"): Rule(_WORK_INSIDE, JSON),
+    ("POST", f"{_CONTEXT}/cells"): Rule(_WORK_INSIDE, JSON),
+    ("GET", f"{_CONTEXT}/cells/{{cell_id}}"): Rule(_LOOK_INSIDE),
+    ("GET", f"{_CONTEXT}/variables"): Rule(_WORK_INSIDE),
     ("POST", _PORT): Rule(_WORK_INSIDE),
     (ANY, f"{_PORT}/http"): Rule(_WORK_INSIDE, STREAM),
     (ANY, f"{_PORT}/http/{{path:path}}"): Rule(_WORK_INSIDE, STREAM),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     attach,
+    contexts,
     events,
     execs,
     execution,
@@ -26,6 +27,7 @@ ROUTERS = (
     sandboxes.router,
     execs.router,
     output.router,
+    contexts.router,
     attach.router,
     ports.router,
     execution.router,

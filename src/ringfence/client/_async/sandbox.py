@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 
-from ...contexts.frames import language_of
 from ...errors import InvalidRequest, LifecycleError
 from ...model.base import checks
 from ...model.calls import (
@@ -184,7 +183,8 @@ class AsyncRemoteSandbox:
 
     async def contexts(self) -> list[str]:
         """List the ids of the contexts that run, whoever began them, oldest first."""
-        return [each.id for each in await self.execs() if each.running and language_of(each.argv)]
+        page = await self._transport.json("GET", f"{self._at}/contexts")
+        return [each["id"] for each in page["items"]]
 
     async def execs(self) -> list[ExecView]:
         """List the execs, running and ended, oldest first."""

@@ -217,16 +217,21 @@ class AsyncTransport:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, params: Mapping[str, Any] | None = None, **more: Any
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        params: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> AsyncIterator[httpx2.Response]:
-        """A response to GET, below 400, whose content is still to be read.
+        """A response below 400, whose content is still to be read.
 
-        Until it begins it is repeated; where it breaks off, its reader knows where to go on.
+        Until it begins, GET is repeated; where it breaks off, its reader knows where to go on.
         """
         client = self._take()
         try:
             url = with_query(path, params)
-            response = await self._ask(client, True, "GET", url, stream=True, **more)
+            response = await self._ask(client, method == "GET", method, url, stream=True, **more)
             try:
                 yield response
             finally:
