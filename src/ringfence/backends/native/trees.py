@@ -9,6 +9,7 @@ import threading
 from ...errors import SandboxLost, file_error
 from ...model.state import State
 from ..local.agents.guest_trees import killed_inside
+from ..local.agents.streams import grow
 from ..local.answers import Refused
 from .inner import replay, send
 
@@ -59,6 +60,7 @@ class Helper:
         also: Sequence[int] = (),
     ) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
+        grow(read)
         theirs, self.stream = (read, write) if direction == "in" else (write, read)
         self._also = also  # more descriptors for the helper
         self._sandbox = sandbox
