@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Sandbox, SandboxSpec, Template
+from ringfence import Sandbox, SandboxSpec, SessionManager, Template
 from ringfence.environments.apply import apply, store_of
 from ringfence.errors import ExecError, ImageNotFound, InvalidRequest
+from tests.features import require
 
 pytestmark = pytest.mark.anyone
 
@@ -94,6 +95,17 @@ def test_pip_inside_installs_for_the_sandbox_alone(first: Template, wheels: Path
         assert installed.stdout_text.endswith("script two\n"), installed.stderr_text
         assert "('one', 'two')" == sandbox.run_code("import one, two; one.value, two.value").text
     assert "not found" in _said("two"), "the next has it not"
+
+
+def test_pip_works_without_a_template_and_without_an_option(wheels: Path) -> None:
+    require("pip3")
+    with Sandbox.create(mounts=f"{wheels}:/wheels") as sandbox:
+        script = "python3 -m pip install --no-index --find-links /wheels two"
+        assert sandbox.shell(script).ok
+        assert "'two'" == sandbox.run_code("import two; two.value").text
+        sandbox.shell("pip3 uninstall -y two")
+        refused = sandbox.shell(f"unset PIP_BREAK_SYSTEM_PACKAGES; {script} 2>&1 && echo installed")
+        assert refused.stdout_text.endswith("installed\n") or "externally" in refused.stdout_text
 
 
 def test_steps_are_layers(first: Template, tmp_path: Path, wheels: Path) -> None:
@@ -203,6 +215,14 @@ def test_files_in_use_are_not_collected(first: Template) -> None:
     with pytest.raises(InvalidRequest, match="not found"):
         apply(SandboxSpec(template=image.id))
     assert "script one\n" == _said("one"), "what has a name stays"
+
+
+def test_a_sandbox_of_a_server_names_it_too(first: Template, tmp_path: Path) -> None:
+    with SessionManager(state_dir=str(tmp_path / "state")) as manager:
+        lease = manager.acquire(SandboxSpec(template="first"), client_id="ann")
+        assert "script one\n" == lease.sandbox.exec(["one"]).stdout_text
+        with pytest.raises(InvalidRequest, match="'absent' not found"):
+            manager.acquire(SandboxSpec(template="absent"), client_id="ann")
 
 
 def test_commands(first: Template, wheels: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringfence import Mount
+from ringfence import Mount, Template
+from ringfence.environments.apply import store_of
 from ringfence.errors import LifecycleError
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
@@ -183,6 +184,28 @@ def test_files_of_an_image_are_held_on(
         sandbox = manager.sandbox(session_id(state))
         assert [image.id] == store.collect()[1]
         assert b"ID=small\n" == sandbox.exec(["cat", "/etc/os-release"]).stdout
+        manager.terminate(session_id(state))
+        freed, in_use = store.collect()
+
+    assert (True, []) == (freed > 0, in_use), "the control: it was the sandbox that held them"
+
+
+def test_files_of_a_template_are_held_on(
+    state: str, kill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_IMAGES", str(tmp_path / "images"))
+    (tmp_path / "data").write_text("content")
+    image = Template.from_host().copy(str(tmp_path / "data"), "/srv/data").build("first")
+    kill(
+        "from ringfence import SandboxSpec\n"
+        "m = open_manager(); m.acquire(SandboxSpec(template='first'), client_id='ann'); halt()"
+    )
+    store = store_of()
+    store.remove("first")
+    with manage(state) as manager:
+        sandbox = manager.sandbox(session_id(state))
+        assert [image.id] == store.collect()[1]
+        assert b"content" == sandbox.exec(["cat", "/srv/data"]).stdout
         manager.terminate(session_id(state))
         freed, in_use = store.collect()
 

@@ -95,7 +95,6 @@ OPTIONS = {
     ),
     "--name": "use `ringfence create --name`: sandboxes of `run` have no name",
     "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
-    "--pip": "use --python-env for this Python's packages",
 }
 """Options of Docker, bubblewrap, firejail and others, and what `run` has in their place."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import replace
@@ -22,16 +21,9 @@ COPIES = "ringfence.copies"  # label: JSON list of the targets of copies
 NONE = "default"
 
 
-def store_of(owner: str = "") -> ImageStore:
-    """Return the store of an owner's templates, beside the images of this user.
-
-    Args:
-        owner: Tenant of a server; empty is the user who runs this process.
-    """
-    base = os.path.join(default_directory(), "templates")
-    if owner:
-        base = os.path.join(base, "owners", hashlib.sha256(owner.encode()).hexdigest())
-    return ImageStore(base)
+def store_of() -> ImageStore:
+    """Return the store of this user's templates, beside the images."""
+    return ImageStore(os.path.join(default_directory(), "templates"))
 
 
 def short_name(image: Image) -> str:

@@ -212,6 +212,11 @@ class Acquiring:
 
     def _cold(self, backend: str, wanted: str | None) -> Live:
         manager = self.manager
+        if self.spec.template != "default":
+            from ..environments.apply import find, store_of
+
+            # By its id: what the name means may change while the sandbox lives.
+            self.spec = self.spec.altered(template=find(self.spec.template, store_of()).id)
         take_slot(manager)
         try:
             inner = manager.maker.provision(

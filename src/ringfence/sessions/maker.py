@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 from ..backends.optional import Durable, Tenanted
@@ -37,6 +38,7 @@ class Maker:
         self.backends, self._store, self._slots, self._clock = backends, store, slots, clock
         self._reports: dict[str, BackendReport] = {}
         self._anchors: dict[str, tuple[int, int]] = {}
+        self._templates: dict[str, int] = {}  # by sandbox: descriptors that keep their files
         self.undying: dict[str, str] = {}  # sandboxes that the kernel does not let go of, and why
 
     # -- what there is ------------------------------------------------------------------------
@@ -85,16 +87,30 @@ class Maker:
         Preconditions: the caller has a slot for it.
         """
         sandbox_id = spec.id or new_id(SANDBOX)
+        shown = self.hold_template(sandbox_id, spec)
         self._plan(name, sandbox_id, owner, spec)
         self._tell_whose(name, sandbox_id, owner)
         try:
-            wanted = for_backend(spec, sandbox_id)
+            wanted = for_backend(shown, sandbox_id)
             if snapshot_id is not None:
                 return self.backends[name].restore(snapshot_id, wanted)
             return self.backends[name].provision(wanted)
         except BaseException as exc:
             self.ended(sandbox_id, f"not made: {type(exc).__name__}")
             raise
+
+    def hold_template(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
+        """Keep a template's files until the sandbox has ended; the spec for a backend.
+
+        Raises:
+            InvalidRequest: The user who runs the server has no such template.
+        """
+        if spec.template == "default":
+            return spec
+        from ..environments.apply import apply
+
+        shown, self._templates[sandbox_id] = apply(spec)
+        return shown
 
     def build_ahead(self, config: PoolConfig, profile: str) -> PooledSandbox | None:
         """A warm sandbox of a profile, with a slot of its own; None where there is none free."""
@@ -191,6 +207,9 @@ class Maker:
 
     def ended(self, sandbox_id: str, reason: str, session_id: str | None = None) -> None:
         """Write down that nothing is left of a sandbox, and that its session is over: both or neither."""
+        files = self._templates.pop(sandbox_id, None)
+        if files is not None:
+            os.close(files)
         # With a full disk, ending things must go on. What is not written now is found out at the
         # next start, from the kernel.
         with suppress(RingfenceError), self._store.together():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from functools import lru_cache
 
 from ..backends.optional import Durable, DurableSandbox
@@ -123,6 +124,8 @@ def _take_over(
         manager.verbs,
     )
     live.have(inner)
+    with suppress(RingfenceError):  # removed while no manager ran
+        manager.maker.hold_template(live.sandbox_id, live.spec)
     live.key, live.request = session.key, session.request
     live.state, live.created_at = SessionState(session.state), session.created_at
     if isinstance(inner, DurableSandbox):

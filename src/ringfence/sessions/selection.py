@@ -133,13 +133,13 @@ def needed(spec: SandboxSpec) -> list[str]:
         if network.is_none
         else can.NETWORK_HOSTS
     ]
-    if spec.mounts or spec.memory_dir:
+    if spec.mounts or spec.memory_dir or spec.template != "default":
         wanted.append(can.MOUNT)
     if spec.deny:
         wanted.append(can.DENIED_PATHS)
     if spec.secrets:
         wanted.append(can.SECRETS)
-    if spec.template != "default" or spec.image is not None:
+    if spec.image is not None:
         wanted.append(can.IMAGE)
     for field, capability in can.LIMITED_BY.items():
         let_go = {capability, "*"}.intersection(spec.allow_degraded)

@@ -70,7 +70,12 @@ def planted_descriptor(context: dict[str, Any]) -> Outcome:
 
 _EXPECTED = {
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "PWD", "TERM", "SHLVL", "_", "OLDPWD", "LC_CTYPE"),
-    *("GIT_TEMPLATE_DIR", "RINGFENCE_MEMORY_DIR", "RINGFENCE_OUTPUTS_DIR"),
+    *(
+        "GIT_TEMPLATE_DIR",
+        "PIP_BREAK_SYSTEM_PACKAGES",
+        "RINGFENCE_MEMORY_DIR",
+        "RINGFENCE_OUTPUTS_DIR",
+    ),
 }
 
 

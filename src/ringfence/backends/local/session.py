@@ -57,6 +57,8 @@ def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
         "LANG": "C.UTF-8",
         # `git init` would copy sample hooks into .git/hooks, which is read-only in a mount.
         "GIT_TEMPLATE_DIR": "",
+        # The host's Python is read-only here: `pip install` falls back to the home directory.
+        **({} if spec.image else {"PIP_BREAK_SYSTEM_PACKAGES": "1"}),
         **ALWAYS_THERE,
         **own,
         **spec.env,

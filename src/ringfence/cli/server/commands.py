@@ -8,7 +8,7 @@ from ..options import Command, Option
 _OF_THE_SANDBOX = (
     "mount", "net", "net-policy", "secret", "net-learn", "memory", "cpus", "pids", "disk", "inodes",
     "open-files", "output-bytes", "protect", "unprotect", "deny", "env", "workdir", "user",
-    "memory-dir", "profile", "backend", "tier", "allow-degraded",
+    "memory-dir", "template", "profile", "backend", "tier", "allow-degraded",
 )  # fmt: skip
 
 _SERVER = (
