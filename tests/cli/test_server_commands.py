@@ -146,6 +146,25 @@ def test_a_signal_reaches_the_command(server: str, sandbox: str) -> None:
     assert 5 == process.wait(PATIENCE_S)
 
 
+def test_code_keeps_its_variables_between_commands(type_: Type, sandbox: str) -> None:
+    assert 0 == type_("code", sandbox, "x = 41").returncode
+    shown = type_("code", sandbox, "print('o')\nx + 1")
+    assert (0, b"o\n42\n") == (shown.returncode, shown.stdout)
+    failed = type_("code", sandbox, stdin=b"1 / 0")
+    assert (1, True) == (failed.returncode, b"ZeroDivisionError" in failed.stderr)
+    assert 124 == type_("code", "--timeout", "300ms", sandbox, "while True: pass").returncode
+
+    form = json.loads(type_("code", "--json", sandbox, "x").stdout)
+    assert "41" == form["results"][0]["data"]["text/plain"]
+    assert form["context"] in type_("code", "-l", sandbox).stdout.decode()
+    assert b"hi\n" == type_("code", "--language", "bash", sandbox, "echo hi").stdout
+    contexts = json.loads(type_("code", "--list", "--json", sandbox).stdout)
+    assert ["bash", "python"] == sorted(each["language"] for each in contexts)
+    for each in contexts:
+        assert 0 == type_("code", "--close", "--context", each["id"], sandbox).returncode
+    assert 125 == type_("code", "--close", sandbox).returncode
+
+
 def test_what_runs_in_the_background_is_followed(type_: Type, sandbox: str) -> None:
     script = "echo one; sleep 0.2; echo two; exit 4"
     exec_id = type_("exec", "-d", sandbox, "--", "sh", "-c", script).stdout.decode().strip()
@@ -281,6 +300,7 @@ def test_what_is_used_is_told(type_: Type, sandbox: str) -> None:
         (("keys", "forge"), "unknown verb 'forge'"),
         (("list", "surplus"), "unexpected argument"),
         (("logs",), "missing"),
+        (("code",), "missing"),
         (("list", "--server", "ftp://x"), "is not a server address"),
         (("list", "--key-file", "/no/such/file"), "No such file"),
     ],

@@ -16,6 +16,7 @@ _REMOTE = {
     "top": "server.sandboxes.top",
     "exec": "server.inside.exec_",
     "shell": "server.inside.shell",
+    "code": "server.code.code",
     "logs": "server.inside.logs",
     "cp": "server.inside.copy",
     "changes": "server.inside.changes",

@@ -16,6 +16,7 @@ from ..daemon import Daemon
 from ..plain import Plain
 from ..rows import HIGHER, VALUE, Missing, Row, Target
 from ..turns import OURS, take_turns
+from .exec import cell_in
 from .files import measure_tree
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
     ):
         yield _cycle(daemon, plain, client, settings, use_pool=False)
         yield _exec(plain, client, settings)
+        yield _cell(client, settings)
         yield _stream(client, settings)
         with client.create() as sandbox:
             yield from measure_tree(cast("Sandbox", sandbox), _MEASURE, settings)
@@ -117,6 +119,20 @@ def _exec(plain: Plain, client: Client, settings: Settings) -> Row:
         samples=len(samples.seconds[OURS]),
         note=f"{ours:.2f} ms over HTTP, {samples.median_ms(_SDK) or 0:.2f} ms by the SDK, "
         f"{library:.2f} ms by the library, in turns",
+    )
+
+
+def _cell(client: Client, settings: Settings) -> Row:
+    with client.create() as sandbox, sandbox.context() as context:
+        samples = take_turns({OURS: cell_in(context)}, settings.rounds * 4, warm_up=10)
+    return Row(
+        _MEASURE,
+        "a cell x + 1 over HTTP",
+        "ms",
+        samples.median_ms(OURS),
+        target=Target(VALUE, must=4.0, aim=2.0),
+        samples=len(samples.seconds[OURS]),
+        note="by the SDK, over the unix socket",
     )
 
 

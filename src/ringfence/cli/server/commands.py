@@ -178,6 +178,32 @@ standard input or output.""",
     ),
 )
 
+CODE = Command(
+    "code",
+    "Run code in a context of a sandbox, which keeps its variables.",
+    arguments="[OPTIONS] SANDBOX [CODE]",
+    options=(
+        Option(
+            "context", "ID", "context to use; default: the oldest of the language, else a new one"
+        ),
+        Option("language", "NAME", "python or bash; default: python", words="python bash"),
+        Option("new", "", "begin a new context"),
+        Option("timeout", "TIME", "interrupt the code after TIME, such as 10s; default: no limit"),
+        Option("list", "", "list the contexts of the sandbox instead", short="l"),
+        Option("interrupt", "", "interrupt what runs in --context instead"),
+        Option("close", "", "end --context instead"),
+        *_ENDING,
+    ),
+    details="""\
+Without CODE, the code is read from stdin. A context outlives this client and the server. Exit
+codes: 0; 1 if the code ended with an error; 124 timeout; 125 error of Ringfence.""",
+    examples=(
+        ("set a variable", "ringfence code $id 'x = 41'"),
+        ("use it", "ringfence code $id 'x + 1'"),
+        ("run a file", "ringfence code --timeout 1m $id < analysis.py"),
+    ),
+)
+
 LOGS = Command(
     "logs",
     "Show the output of a command in a sandbox.",
@@ -405,6 +431,7 @@ REMOTE = (
     EXEC,
     SHELL,
     CP,
+    CODE,
     LOGS,
     TOP,
     CHANGES,
