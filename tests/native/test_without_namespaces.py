@@ -288,6 +288,38 @@ def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
     assert control.stdout.split()[:8] == ["1"] * 8
 
 
+TERMINAL = """
+import fcntl, os, sys, termios
+def number(do):
+    try: do()
+    except OSError as exc: return exc.errno
+    return 0
+print(os.isatty(0), os.getpgrp() == os.tcgetpgrp(0), *os.get_terminal_size(),
+ number(lambda: open('/dev/tty', 'r+b', buffering=0).write(b'told\\n')),
+ number(lambda: fcntl.ioctl(0, termios.TIOCSTI, b'x')),
+ *(number(lambda: os.open(path, os.O_RDWR | os.O_NOCTTY)) for path in sys.argv[1:]))
+"""
+
+
+def test_a_terminal_is_the_sandboxes_own() -> None:
+    """Of all terminals of its user, and of new ones, it can open its own alone, by /dev/tty."""
+    master, slave = os.openpty()
+    paths = [os.ttyname(slave), "/dev/ptmx", "/dev/pts/ptmx"]
+    control = os.open(paths[0], os.O_RDWR | os.O_NOCTTY)
+    with Sandbox.create(backend="landlock") as sandbox:
+        process = sandbox.start([PYTHON, "-c", TERMINAL, *paths], pty=(24, 80))
+        told = b""
+        while piece := process.stdout.read():
+            told += piece
+        without = sandbox.exec(["sh", "-c", "echo x > /dev/tty"])
+    for fd in (master, slave, control):
+        os.close(fd)
+
+    first, second = told.decode().splitlines()
+    assert ("told", "True True 80 24 0 25 13 13 13") == (first, second)
+    assert not without.ok
+
+
 CALLS = (
     "import ctypes, os, socket\n"
     "libc = ctypes.CDLL(None)\n"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
+import functools
 import os
 import select
 import time
 
 from ..launcher import lockdown, wire
-from ..launcher.pid1 import processes
+from ..launcher.pid1 import processes, terminals
 from ..linux import landlock, libc, privileges, seccomp
 from . import metadata, users
 from .agent import Agent
@@ -63,10 +64,14 @@ def main() -> NoReturn:
         privileges.adopt_orphans()
         privileges.set_name(b"ringfence-guard")
         watched, held = os.pipe()
+        asked, asks = wire.socketpair()
         agent = os.fork()
         if agent == 0:
             os.close(held)
+            asked.close()
+            users.new_terminal = functools.partial(_ask_terminal, asks)
             _serve(control, settings, fds, watched)
+        asks.close()
     except OSError as exc:
         wire.refuse(control, exc, "guardian")
         os._exit(1)
@@ -75,10 +80,48 @@ def main() -> NoReturn:
     poll = select.poll()
     poll.register(control.fileno(), 0)  # POLLHUP is always told
     poll.register(os.pidfd_open(agent), select.POLLIN)
-    while not poll.poll():
+    poll.register(asked.fileno(), select.POLLIN)
+    while [fd for fd, _events in poll.poll()] == [asked.fileno()] and _open_terminal(asked):
         pass
     end_all(settings["tag_base"])
     os._exit(0)
+
+
+def _open_terminal(asked: wire.Socket) -> bool:
+    """Open a terminal for the agent, which Landlock keeps from all of /dev/pts: others of its user are there.
+
+    Returns False when the agent is gone.
+    """
+    size, _fds = wire.receive(asked)
+    if size is None:
+        return False
+    opened: list[int] = []
+    try:
+        master, name = terminals.new_terminal("/dev/ptmx", *size)
+        opened.append(master)
+        opened.append(os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+        wire.send(asked, 0, opened)
+    except OSError as exc:
+        wire.send(asked, exc.errno or errno.EIO)
+    finally:
+        for fd in opened:
+            os.close(fd)
+    return True
+
+
+def _ask_terminal(asks: wire.Socket, rows: int, columns: int) -> tuple[int, int]:
+    """The master and the slave of a terminal that the guardian opens.
+
+    Raises:
+        OSError: As opening it does; EIO where the guardian is gone.
+    """
+    wire.send(asks, (rows, columns))
+    number, fds = wire.receive(asks)
+    if number != 0:
+        number = number or errno.EIO
+        raise OSError(number, os.strerror(number))
+    master, slave = fds
+    return master, slave
 
 
 def _become(uid: int) -> None:

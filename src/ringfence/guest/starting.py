@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from ..launcher import wire
@@ -11,6 +12,7 @@ from . import flows, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .execs import Exec
@@ -39,8 +41,15 @@ def start(
     """
     opened = list(streams)
     try:
+        become = users.confine
         if terminal is None:
             actions = _on_streams(streams)
+        elif users.new_terminal is not None:
+            master, slave = users.new_terminal(*terminal)
+            run.terminal = flows.Pair(master, opened.pop(), ends_at_once=True)
+            opened.append(slave)
+            actions = [(os.POSIX_SPAWN_DUP2, slave, i) for i in range(3)]
+            become = functools.partial(_confine_on, slave)
         else:
             actions = _on_terminal(_open_terminal(run, opened, *terminal))
         run.stage = wire.STAGE_COMMAND
@@ -50,7 +59,7 @@ def start(
             if users.is_root and vforked.is_here and not init.has_children():
                 _vfork(run, argv, env, cwd, actions)
             else:
-                _spawn(run, argv, env, cwd, actions)
+                _spawn(run, argv, env, cwd, actions, become)
         finally:
             groups.leave()
     finally:
@@ -97,7 +106,21 @@ def _vfork(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: l
         raise
 
 
-def _spawn(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: list[Any]) -> None:
+def _confine_on(slave: int) -> None:
+    """Called in the child, which may not open its terminal by name."""
+    if users.confine is not None:
+        users.confine()
+    terminals.take(slave)
+
+
+def _spawn(
+    run: Exec,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    actions: list[Any],
+    become: Callable[[], None] | None,
+) -> None:
     paths = programs.candidates(argv[0], env)
     run.stage = wire.STAGE_CWD
     with users.As(run.uid):
@@ -106,11 +129,11 @@ def _spawn(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: l
     try:
         if not users.is_root:  # there is one user, and nobody to become
             run.pid, run.failure_fd = users.start_preferred(
-                lambda: forked.start(paths, argv, env, actions, users.confine)
+                lambda: forked.start(paths, argv, env, actions, become)
             )
         elif init.has_children():
-            become = users.become_for_good(run.uid)
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
+            as_user = users.become_for_good(run.uid)
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, as_user)
         else:
             _spawn_first(run, paths, argv, env, actions)
     finally:

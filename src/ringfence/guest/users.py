@@ -20,6 +20,8 @@ _score, _own_score = -1, b"0"  # see `keep_score`
 _PREFERRED = b"500"
 is_root = os.getuid() == 0  # whoever is may become other users
 confine: Callable[[], None] | None = None  # called in the child of each exec, before its program
+# Opens the master and the slave of a terminal, given rows and columns, where the agent itself may not.
+new_terminal: Callable[[int, int], tuple[int, int]] | None = None
 
 
 def look() -> None:

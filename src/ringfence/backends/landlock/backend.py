@@ -145,7 +145,11 @@ class LandlockBackend(CommandBackend):
             "memory_bytes": 0 if is_counted else size.memory_bytes,
             "ids": slot or (-1 if host().uid == 0 else 0),
             "ruleset": handled,
-            "rules": [*rules.system_rules(), *own, *(("", access) for _fd, access in opened)],
+            "rules": [
+                *rules.system_rules(handled[0]),
+                *own,
+                *(("", access) for _fd, access in opened),
+            ],
             "refused": filters.second_filter(
                 scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
             ),

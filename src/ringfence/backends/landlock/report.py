@@ -11,7 +11,7 @@ from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pi
 from ..local.protections import degraded, enforced, missing, protections_of
 from ..local.reports import FILES, QUOTAS, RULES, STOPPING, each_of, never, report_of
 from .rules import handled
-from .sandbox import HOST_NETWORK, NO_TERMINAL
+from .sandbox import HOST_NETWORK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LACKS = {
 }
 """Protections that no sandbox of this backend has, and what follows."""
 
-_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.OPEN_FILES_LIMIT)
+_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.OPEN_FILES_LIMIT, can.PTY)
 _NO_MOUNT = "it takes a mount namespace"
 _OWN_PATH = (
     "a host path is shown at its own path only, and writable only if nothing in it is protected"
@@ -43,7 +43,6 @@ _CANNOT = {
         QUOTAS, "its files are in a directory of the host, which has no quota for them"
     ),
     can.CONNECT: HOST_NETWORK,
-    can.PTY: NO_TERMINAL,
     can.IMAGE: _NO_MOUNT,
     can.MEMORY_SNAPSHOT: "it saves nothing",
     can.FORK: "it saves nothing",

@@ -46,14 +46,16 @@ _ETC = (
 _OTHERS = ("/proc", "/sys/devices/system/cpu")
 
 
-def system_rules() -> list[tuple[str, int]]:
+def system_rules(handled_fs: int) -> list[tuple[str, int]]:
     """Rules for the parts of the host that every sandbox may read and execute."""
     paths = [source for source, target, _ in template.shown() if not target.startswith("/dev/")]
     paths += [source for source, _target, _ in agent_code.interpreter()[1]]
     paths += [path for path in (f"/etc/{name}" for name in _ETC) if os.path.exists(path)]
     rules = [(path, _READ if os.path.isdir(path) else _READ_FILE) for path in paths]
     rules += [(path, _READ & ~landlock.EXECUTE) for path in _OTHERS if os.path.isdir(path)]
-    return rules + [(f"/dev/{name}", _DEVICE) for name in _DEVICES]
+    rules += [(f"/dev/{name}", _DEVICE) for name in _DEVICES]
+    # The controlling terminal of the caller, which is its sandbox's own, or none.
+    return [*rules, ("/dev/tty", _DEVICE | handled_fs & landlock.IOCTL_DEV)]
 
 
 def own_rule(path: str, *, sockets: bool) -> tuple[str, int]:

@@ -8,7 +8,6 @@ import time
 
 from ...errors import InvalidRequest, Unsupported
 from ...guest.landlocked import kill_members
-from ...model import capabilities as can
 from ..command.sandbox import CommandSandbox
 from ..local.agents.fileinfo import absolute
 from ..local.agents.guest_files import GuestFiles
@@ -21,17 +20,14 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...model.capabilities import Protection
-    from ...model.execs.exec import ExecRequest
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
-    from ..local.agents.execs import LocalExec
     from ..local.host.cgroups import Group
     from ..local.network import SandboxNetwork
     from .backend import LandlockBackend
     from .place import Place
 
 HOST_NETWORK = "without a network namespace a port of the sandbox would be the host's"
-NO_TERMINAL = "terminals are files of the host, which only a mount can keep apart"
 _PAUSE_S = 0.001
 # git ends when it may not read a configuration of the host's that exists.
 _OWN = {"GIT_CONFIG_NOSYSTEM": "1"}
@@ -98,13 +94,6 @@ class LandlockSandbox(CommandSandbox):
 
     def working_directory(self, cwd: str | None) -> str:
         return self.place.mapped(super().working_directory(cwd))
-
-    def start(self, request: ExecRequest) -> LocalExec:
-        if request.pty is not None:
-            raise Unsupported(
-                NO_TERMINAL, backend=self.backend.name, operation=can.PTY, field="pty"
-            )
-        return super().start(request)
 
     def _account(self, user: str | None) -> Account:
         if user in (None, "sandbox", str(self.uid)):

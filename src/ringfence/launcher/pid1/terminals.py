@@ -9,7 +9,7 @@ import posix as os
 from .. import wire
 
 # include/uapi/asm-generic/ioctls.h
-_TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ = 0x80045430, 0x40045431, 0x5414
+_TIOCGPTN, _TIOCSPTLCK, _TIOCSWINSZ, _TIOCSCTTY = 0x80045430, 0x40045431, 0x5414, 0x540E
 
 
 def open_for_host(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int]:
@@ -25,6 +25,14 @@ def open_for_host(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int
     finally:
         os.close(master)
     return name, slave
+
+
+def take(slave: int) -> None:
+    """Make a terminal that is open the controlling one. Precondition: the caller leads a new session.
+
+    Source: ioctl_tty(2), TIOCSCTTY.
+    """
+    fcntl.ioctl(slave, _TIOCSCTTY, 0)
 
 
 def new_terminal(multiplexer: str, rows: int, columns: int) -> tuple[int, str]:
