@@ -205,7 +205,7 @@ def _upload_tree(
 
     def produce() -> None:
         try:
-            pack(writing, local, one_file_system=False, progress=progress, holds=True)
+            pack(writing, local, one_file_system=False, progress=progress)
         except BrokenPipeError:
             pass  # the server's own error says why it stopped reading
         except OSError as exc:

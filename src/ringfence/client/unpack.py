@@ -13,6 +13,7 @@ import tarfile
 from contextlib import closing
 
 from ..errors import FileError, IoError
+from ..launcher.helpers.descent import Descent
 from ..launcher.helpers.tars import Reader
 
 TYPE_CHECKING = False
@@ -48,7 +49,8 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
 
 class _Unpacker:
     def __init__(self, root: int, progress: Progress | None) -> None:
-        self._root, self._progress, self._copied = root, progress, 0
+        self._place, self._progress, self._copied = Descent(os.dup(root)), progress, 0
+        self._here: list[str] = []  # where that is, below the root
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
         self._last: tuple[tuple[str, ...], int] | None = None  # a directory that is held open
 
@@ -60,6 +62,10 @@ class _Unpacker:
             self._finish_directory(path, member)
 
     def close(self) -> None:
+        self._place.close()
+        self._forget()
+
+    def _forget(self) -> None:
         if self._last is not None:
             os.close(self._last[1])
             self._last = None
@@ -86,7 +92,7 @@ class _Unpacker:
         """A directory's descriptor, which is held until another one is asked for: files come together."""
         if self._last is None or self._last[0] != path:
             fd = self._open(path, create=True)
-            self.close()
+            self._forget()
             self._last = path, fd
         return self._last[1]
 
@@ -115,36 +121,42 @@ class _Unpacker:
             os.close(origin)
 
     def _open(self, path: tuple[str, ...], *, create: bool) -> int:
-        fd = os.dup(self._root)
-        for name in path:
+        # From the last directory, not from the top: members that are deep come together.
+        same = min(len(path), len(self._here))
+        if [*path[:same]] != self._here[:same]:
+            same = next(i for i in range(same) if path[i] != self._here[i])
+        while len(self._here) > same:
+            self._place.leave()
+            self._here.pop()
+        for name in path[same:]:
             try:
-                child = _enter(name, fd, create=create)
+                _enter(name, self._place, create=create)
             except NotADirectoryError as exc:
                 raise FileError(f"{'/'.join(path)}: has a parent that is not a directory") from exc
-            finally:
-                os.close(fd)
-            fd = child
-        return fd
+            self._here.append(name)
+        return os.dup(self._place.fd)
 
     def _finish_directory(self, path: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        fd = self._open(path, create=False)
+        if not path:
+            return  # the destination itself stays as its owner made it
+        fd = os.open(path[-1], _DIRECTORY, dir_fd=self._parent(path[:-1]))
         try:
-            if path:  # the destination itself stays as its owner made it
-                os.fchmod(fd, member.mode & 0o777)
-                _stamp(fd, member)
+            os.fchmod(fd, member.mode & 0o777)
+            _stamp(fd, member)
         finally:
             os.close(fd)
 
 
-def _enter(name: str, directory: int, *, create: bool) -> int:
+def _enter(name: str, place: Descent, *, create: bool) -> None:
     try:
-        return os.open(name, _DIRECTORY, dir_fd=directory)
+        place.enter(name)
+        return
     except FileNotFoundError:
         if not create:
             raise
     with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o755, dir_fd=directory)
-    return os.open(name, _DIRECTORY, dir_fd=directory)
+        os.mkdir(name, 0o755, dir_fd=place.fd)
+    place.enter(name)
 
 
 def _stamp(fd: int, member: tarfile.TarInfo) -> None:

@@ -19,9 +19,11 @@ class Descent:
 
     Args:
         top: Its descriptor, which is ours from now on.
+        flags: `os.O_PATH` where directories need not be read.
     """
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, flags: int = os.O_RDONLY) -> None:
+        self._flags = _FLAGS | flags
         self._fds = [top]  # of each level; -1 where it is closed
         self._known: dict[int, tuple[int, int]] = {}  # the closed ones
 
@@ -30,13 +32,18 @@ class Descent:
         """The directory that this is at."""
         return self._fds[-1]
 
+    @property
+    def depth(self) -> int:
+        """Directories between this one and the first."""
+        return len(self._fds) - 1
+
     def enter(self, name: str) -> None:
         """Go into a directory.
 
         Raises:
             OSError: ENOTDIR also for a symlink.
         """
-        self._fds.append(os.open(name, _FLAGS, dir_fd=self.fd))
+        self._fds.append(os.open(name, self._flags, dir_fd=self.fd))
         far = len(self._fds) - 1 - _MOST_OPEN
         if far > 0 and self._fds[far] >= 0:
             info = os.fstat(self._fds[far])
@@ -56,7 +63,7 @@ class Descent:
         os.close(self._fds.pop())
 
     def _find_again(self, known: tuple[int, int]) -> int:
-        fd = os.open("..", _FLAGS, dir_fd=self.fd)
+        fd = os.open("..", self._flags, dir_fd=self.fd)
         info = os.fstat(fd)
         if (info.st_dev, info.st_ino) != known:
             os.close(fd)

@@ -46,7 +46,7 @@ def pack(
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
     with tars.Writer(stream) as tar:
-        _LayerPacker(tar, os.lstat(path).st_dev, known, places).add(path, ".")
+        trees.pack_whole(_LayerPacker(tar, os.lstat(path).st_dev, known, places), path)
 
 
 def find_mounted(fd: int = -1) -> set[str]:
@@ -72,7 +72,7 @@ class _LayerPacker(trees.Packer):
 
     def add(self, path: str, name: str) -> None:
         try:
-            info = os.lstat(path)
+            info = self._stat(path)
         except FileNotFoundError:
             return
         if path in trees._NOT_SAVED or path in _OWN or path in self._mounted:
@@ -85,11 +85,14 @@ class _LayerPacker(trees.Packer):
                 self._add_one(path, name)
             return
         check_name(path)
-        entries = self._add_one(path, name)
+        if not self._add_one(path, name):
+            return
+        entries = self._enter(path)
         for gone in sorted(self._in_image.get(here, {}).keys() - set(map(os.fsencode, entries))):
             self._tar.add(tarfile.TarInfo(f"{name}/{WHITEOUT}{os.fsdecode(gone)}"))
         for entry in entries:
             self.add(os.path.join(path, entry), f"{name}/{entry}")
+        self._leave()
 
     def _device_of(self, info: os.stat_result) -> int:
         """`add` has looked already, and the files of an overlay are of several devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import tarfile
 
 from . import tars
@@ -29,95 +30,113 @@ _TYPES = {
     stat.S_IFCHR: tarfile.CHRTYPE,
     stat.S_IFBLK: tarfile.BLKTYPE,
 }
+_MOST_FRAMES = 8_000  # of Python's, one for each level of a tree
 _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 
-def pack(
-    stream: int, path: str, *, one_file_system: bool, progress: Any = None, holds: bool = False
-) -> None:
+def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None) -> None:
     """Write the tree at `path` to descriptor `stream`, which stays open.
 
     Args:
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
-        holds: See `Packer`; for whoever may read more than those who can change the tree.
     """
     device = os.lstat(path).st_dev
     with tars.Writer(stream) as tar:
-        packer = Packer(tar, device if one_file_system else -1, progress)
-        packer.holds = holds
+        pack_whole(Packer(tar, device if one_file_system else -1, progress), path)
+
+
+def pack_whole(packer: Packer, path: str) -> None:
+    """Add the tree at `path` as the whole of a stream.
+
+    Raises:
+        OSError: ENAMETOOLONG where it is some 8,000 directories deep.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _MOST_FRAMES))
+    try:
         packer.add(path, ".")
+    except RecursionError as exc:
+        why = "more directories in one another than can be packed"
+        raise OSError(errno.ENAMETOOLONG, why, path) from exc
+    finally:
+        sys.setrecursionlimit(before)
 
 
 class Packer:
     """Writes trees as members of a tar stream.
 
-    Attributes:
-        holds: Take every name in its directory, which is held open. A directory of the host may be mounted
-            in a sandbox: if it were packed by paths, a guest could lead us out of it, with a symlink in the
-            place of a directory between two looks. It takes a descriptor for each level.
+    Every name is taken in its directory, which is held open: a tree may be deeper than a path is long, and a
+    guest could lead us out of it, with a symlink in the place of a directory between two looks.
     """
-
-    holds = False
 
     def __init__(self, tar: tars.Writer, device: int, progress: Any) -> None:
         self._tar, self._device, self._progress = tar, device, progress
         self._names: dict[tuple[int, int], str] = {}  # of files with several, by inode and device
-        self._inside: int | None = None  # the directory that is looked at, where we hold it
+        self._place: Descent | None = None  # the directory that is looked at
+        self._levels: list[bool] = []  # of `_enter`: whether we went into it
         self._holes = 0
 
     def add(self, path: str, name: str) -> None:
         """Add what is at `path`, and all below it."""
-        entries = self._add_one(path, name)
-        if not entries:
-            return
-        outer = self._inside
-        try:
-            self._inside = self._open(path, os.O_DIRECTORY) if self.holds else None
-        except _REPLACED:
-            return
-        try:
-            for entry in entries:
+        if self._add_one(path, name):
+            for entry in self._enter(path):
                 self.add(os.path.join(path, entry), f"{name}/{entry}")
-        finally:
-            if self._inside is not None:
-                os.close(self._inside)
-            self._inside = outer
+            self._leave()
 
-    def _add_one(self, path: str, name: str) -> list[str]:
+    def _add_one(self, path: str, name: str) -> bool:
+        """Add what is at `path` alone; returns whether there may be more below it."""
         try:
-            info = os.stat(self._at(path), dir_fd=self._inside, follow_symlinks=False)
+            info = self._stat(path)
             elsewhere = self._device_of(info) != self._device
             if self._device >= 0 and (elsewhere or path in _NOT_SAVED):
-                return []
+                return False
             member = self._member(path, name, info)
             if member is None:
-                return []
+                return False
             if member.isreg():
                 self._add_file(path, info, member)
             else:
                 self._tar.add(member)
-            return self._entries(path) if stat.S_ISDIR(info.st_mode) else []
+            return stat.S_ISDIR(info.st_mode)
         except FileNotFoundError:
-            return []  # it went away while we looked: a running sandbox may do that
+            return False  # it went away while we looked: a running sandbox may do that
+
+    def _stat(self, path: str) -> os.stat_result:
+        return os.stat(self._at(path), dir_fd=self._inside, follow_symlinks=False)
+
+    @property
+    def _inside(self) -> int | None:
+        return None if self._place is None else self._place.fd
 
     def _at(self, path: str) -> str:
         """Return the name relative to the directory that this process is in."""
-        return path if self._inside is None else os.path.basename(path)
+        return path if self._place is None else os.path.basename(path)
 
     def _open(self, path: str, flags: int) -> int:
         flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(self._at(path), flags, dir_fd=self._inside)
 
-    def _entries(self, path: str) -> list[str]:
-        """The names in a directory; none of what a symlink leads to that has just taken its place."""
+    def _enter(self, path: str) -> list[str]:
+        """Go into a directory, until `_leave`; returns the names in it."""
+        self._levels.append(False)
         try:
-            fd = self._open(path, os.O_DIRECTORY)
-        except NotADirectoryError:
-            return []
-        try:
-            return sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
+            if self._place is None:
+                self._place = Descent(self._open(path, os.O_DIRECTORY))
+            else:
+                self._place.enter(os.path.basename(path))
+        except _REPLACED:
+            return []  # it is gone, or something else has taken its place
+        self._levels[-1] = True
+        return sorted(os.listdir(self._place.fd))
+
+    def _leave(self) -> None:
+        if not self._levels.pop() or self._place is None:
+            return
+        if self._place.depth:
+            self._place.leave()
+        else:
+            self._place.close()
+            self._place = None
 
     def _device_of(self, info: os.stat_result) -> int:
         return info.st_dev
@@ -193,7 +212,7 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
-    way = _Way(path, trusted=one_file_system)
+    way = _Way(path)
     with tars.Reader(stream, closefd=True) as tar:
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
@@ -202,48 +221,68 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None
                 continue
             _extract(tar, member, way, target, one_file_system)
             if member.isdir():
-                directories.append((target, member))
-            elif member.issym() or member.islnk():
-                way.forget()
-    for target, member in reversed(directories):
-        _finish_directory(target, member)
+                directories.append(member)
+    for member in reversed(directories):
+        _finish_directory(way.to(member.name), member)
 
 
 class _Way:
-    """From the names in a stream to paths below `root`; no symlink is on the way to any of them."""
+    """From the names in a stream to places below `root`; no symlink is on the way to any of them.
 
-    def __init__(self, root: str, *, trusted: bool = False) -> None:
-        self._root, self._trusted = os.path.realpath(root), trusted
-        self._seen = {self._root}
-        self._last = "", ""  # a directory in the stream, and where it is: files come together
+    The directory of a name becomes the current one of this process: a path may be longer than the kernel takes.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._place = Descent(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), os.O_PATH)
+        self._here: list[str] = []
+        self._last = ""  # the directory in the stream that this is
+        os.fchdir(self._place.fd)
 
     def to(self, name: str) -> str:
-        """The path of that name.
+        """Go to the directory of that name; returns its path there.
 
         Raises:
             OSError: EINVAL for a name that is absolute or climbs, ELOOP where a symlink is on the way.
         """
         directory, _, last = name.rpartition("/")
         is_plain = last not in ("", ".", "..") and "\0" not in last
-        if is_plain and directory and directory == self._last[0]:
-            return f"{self._last[1]}/{last}"
+        if is_plain and directory and directory == self._last:
+            return f"./{last}"
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:
             raise OSError(errno.EINVAL, "is outside the destination", name)
-        here = self._root
-        for part in parts[:-1]:
-            here = f"{here.rstrip('/')}/{part}"
-            if here not in self._seen and not self._trusted:
-                if os.path.islink(here):
-                    raise OSError(errno.ELOOP, "would go through a symlink", name)
-                self._seen.add(here)
-        self._last = directory, here.rstrip("/")
-        return os.path.join(here, *parts[-1:])
+        self._last = ""
+        self._go(parts[:-1], name)
+        self._last = directory
+        return f"./{parts[-1]}" if parts else "."
 
-    def forget(self) -> None:
-        """A link was made: what was a directory may be one no more."""
-        self._seen = {self._root}
-        self._last = "", ""
+    def _go(self, there: list[str], name: str) -> None:
+        same = min(len(there), len(self._here))
+        if there[:same] != self._here[:same]:
+            same = next(i for i in range(same) if there[i] != self._here[i])
+        while len(self._here) > same:
+            self._place.leave()
+            self._here.pop()
+        for part in there[same:]:
+            try:
+                self._place.enter(part)
+            except NotADirectoryError as exc:
+                if stat.S_ISLNK(os.lstat(part, dir_fd=self._place.fd).st_mode):
+                    raise OSError(errno.ELOOP, "would go through a symlink", name) from exc
+                raise
+            self._here.append(part)
+        os.fchdir(self._place.fd)
+
+    def link(self, source: str, target: str) -> None:
+        """Give the file of another name in the stream the name `target` too."""
+        first = self.to(source)
+        fd = os.dup(self._place.fd)
+        try:
+            there = self.to(target)
+            _clear(there)
+            os.link(first, there, src_dir_fd=fd, follow_symlinks=False)
+        finally:
+            os.close(fd)
 
 
 def _extract(
@@ -260,8 +299,7 @@ def _extract(
         _clear(target)
         os.symlink(member.linkname, target)
     elif member.islnk():
-        _clear(target)
-        os.link(way.to(member.linkname), target, follow_symlinks=False)
+        way.link(member.linkname, member.name)
         return
     elif not owners:
         raise OSError(errno.EINVAL, "is not a file, directory or link", member.name)

@@ -136,7 +136,7 @@ class _ChangePacker(trees.Packer):
         """Return whether the user inside owns it: files of others come from the container's
         maker.
         """
-        return os.lstat(path).st_uid == self._uid
+        return self._stat(path).st_uid == self._uid
 
     def _device_of(self, info: os.stat_result) -> int:
         """Where mounts are has been said."""

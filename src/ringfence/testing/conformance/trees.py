@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ...errors import FileError, FileNotFound
+from ...launcher.helpers.trees import remove
 from .base import ConformanceBase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..lab import Lab
+
+_DEEP = 1100  # more than Python's frames, and longer than PATH_MAX
 
 Tree = dict[str, tuple[str, object, int]]
 """Relative path to kind, content or target, and permission bits."""
@@ -47,6 +50,31 @@ class Trees(ConformanceBase):
         sandbox.files.download_tree("new/place/one", str(tmp_path / "back"))
 
         assert b"1" == (tmp_path / "back").read_bytes()
+
+    def test_a_tree_may_be_deeper_than_a_path_is_long(self, sandbox: Lab, tmp_path: Path) -> None:
+        (tmp_path / "up").mkdir()
+        fd = os.open(tmp_path / "up", os.O_RDONLY)
+        for _ in range(_DEEP):
+            os.mkdir("deep", dir_fd=fd)
+            below = os.open("deep", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        os.close(os.open("leaf", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=fd))
+        os.close(fd)
+
+        sandbox.files.upload_tree(str(tmp_path / "up"), "tree")
+        sandbox.files.download_tree("tree", str(tmp_path / "down"))
+
+        fd = os.open(tmp_path / "down", os.O_RDONLY)
+        for _ in range(_DEEP):
+            below = os.open("deep", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        assert ["leaf"] == os.listdir(fd)
+        os.close(fd)
+        sandbox.files.remove("tree", recursive=True)
+        for each in ("up", "down"):
+            remove(str(tmp_path / each), one_file_system=False)
 
     def test_uploading_again_replaces_files(self, sandbox: Lab, tmp_path: Path) -> None:
         tree = tmp_path / "up"

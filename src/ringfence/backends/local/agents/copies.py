@@ -33,7 +33,7 @@ def upload(files: LocalFiles, local: str, remote: str, progress: Progress | None
     helper = files.start_helper("in", remote)
     problem: BaseException | None = None
     try:
-        pack(helper.stream, local, one_file_system=False, progress=progress, holds=True)
+        pack(helper.stream, local, one_file_system=False, progress=progress)
     except BrokenPipeError:
         pass  # the helper's own error says why it stopped reading
     except BaseException as exc:  # noqa: BLE001
