@@ -24,7 +24,7 @@ NOTES = 256 << 10
 def test_a_body_is_refused_where_none_is_taken(client: httpx.Client) -> None:
     """On every such route, before it does anything: what a body says must not be passed over."""
     names = dict.fromkeys(("sandbox_id", "exec_id", "session_id", "snapshot_id", "key_id"), "x")
-    names |= {"execution_id": "x", "port": "1"}
+    names |= {"execution_id": "x", "port": "1", "context_id": "x", "cell_id": "0" * 32}
     for (method, path), rule in permissions.ROUTES.items():
         if rule.body != permissions.NOTHING or method == permissions.WEBSOCKET:
             continue

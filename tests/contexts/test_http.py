@@ -108,7 +108,7 @@ def test_what_does_not_react_is_killed(client: httpx.Client, contexts: str) -> N
     client.delete(f"{contexts}/{answer['id']}").raise_for_status()
     refused = client.post(f"{contexts}/{made['id']}/cells", json={"code": "1"})
     assert (409, "lifecycle") == (refused.status_code, refused.json()["code"])
-    assert 422 == client.get(f"{contexts}/{made['id']}/cells/{'f' * 32}").status_code
+    assert 404 == client.get(f"{contexts}/{made['id']}/cells/{'f' * 32}").status_code
 
 
 def test_forged_frames_end_their_context_at_worst(client: httpx.Client, contexts: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ...contexts.context import GRACE_S, START_S
 from ...contexts.execution import Cell, CellError
 from ...contexts.frames import BrokenFrameError, Reader, python_kernel, request
-from ...errors import ExecError, InvalidRequest, RingfenceError
+from ...errors import ExecError, ExecNotFound, RingfenceError
 from ...execs.run import Run
 from ...spool.order import ERR, OUT
 from ...spool.reader import Reader as SpoolReader
@@ -95,11 +95,11 @@ def cell_offset(run: Run, cell_id: str) -> int:
     """Return the offset of the output at which the cell's frames can come first.
 
     Raises:
-        InvalidRequest: The output has not come so far.
+        ExecNotFound: The output has not come so far.
     """
     offset = int(cell_id[:16], 16)
     if offset > run.spool.tracks[OUT].total:
-        raise InvalidRequest("is no cell of this context", field="cell_id")
+        raise ExecNotFound(f"no cell {cell_id} in context {run.id}")
     return offset
 
 
