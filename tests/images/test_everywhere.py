@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Sandbox, SandboxSpec
+from ringfence import Sandbox, SandboxSpec, Template
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.native.backend import NativeBackend
@@ -101,6 +101,19 @@ def test_the_image_is_the_root_and_two_share_it(
     assert "ID=small\n/bin/touch\n/srv/app:\nnew\n" == other.replace("\n\n", "\n")
     assert "ID=small\n" == (root / "etc/os-release").read_text()
     assert (root / "bin/touch").is_symlink()
+
+
+def test_a_template_over_the_hosts_files(where: Where, store: ImageStore, tmp_path: Path) -> None:
+    del store  # of the test: templates are beside its images
+    backend, options = where
+    (tmp_path / "data").write_text("content")
+    template = Template.from_host().run("echo made > /opt/venv/made")
+    template.copy(str(tmp_path / "data"), "/srv/data").build("first")
+    with Sandbox.create(template="first", backend=backend, **options) as sandbox:
+        said = sandbox.shell("cat /opt/venv/made /srv/data; command -v python3; > /opt/venv/x")
+        assert "made\ncontent/opt/venv/bin/python3\n" == said.stdout_text, said
+        assert "Read-only" in said.stderr_text
+        assert "'/opt/venv'" == sandbox.run_code("import sys; sys.prefix").text
 
 
 def test_what_the_configuration_says(create: Create, tmp_path: Path, store: ImageStore) -> None:
