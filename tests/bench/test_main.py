@@ -89,18 +89,22 @@ def test_every_measure_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_run_without_peers_names_only_what_targets_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(create, "one_life", lambda *_: None)
+    monkeypatch.setattr(create, "first_life", lambda: None)
     monkeypatch.setattr(create, "_ALONE_S", 0.0)
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": lambda _: Quick()})
 
     rows = list(create.measure(Settings(quick=True)))
 
-    assert [create.WHAT, create.ALONE] == [row.what for row in rows if isinstance(row, Row)]
+    assert CREATES == [row.what for row in rows if isinstance(row, Row)]
     for row in rows:
         assert isinstance(row, Row)
         assert "bwrap" == row.peer
-        assert 10 == row.samples
-        assert 0.8 == row.target.must
+        assert row.samples > 0
+        assert (0.8 if row.what in CREATES[:2] else None) == row.target.must
+
+
+CREATES = [create.WHAT, create.ALONE, create.COLD, create.FIRST]
 
 
 class Quick:
@@ -201,16 +205,18 @@ def test_create_says_its_time_without_bubblewrap_and_no_row_for_other_missing_pe
     def absent(_all: object) -> Quick:
         raise PeerMissingError("not installed")
 
-    monkeypatch.setattr(create, "one_life", lambda: None)
+    monkeypatch.setattr(create, "one_life", lambda *_: None)
+    monkeypatch.setattr(create, "first_life", lambda: None)
     monkeypatch.setattr(create, "_ALONE_S", 0.0)
     monkeypatch.setattr(gather, "BUBBLEWRAP", {"bwrap": absent})
     monkeypatch.setattr(gather, "ONCE", {"nsjail": absent})
 
-    missing_bwrap, row, alone, missing_nsjail = create.measure(Settings(quick=True, peers=True))
+    missing_bwrap, *rows, missing_nsjail = create.measure(Settings(quick=True, peers=True))
 
     assert Missing("bwrap", "not installed") == missing_bwrap
     assert Missing("nsjail", "not installed") == missing_nsjail
-    for each in (row, alone):
+    assert CREATES == [row.what for row in rows if isinstance(row, Row)]
+    for each in rows:
         assert isinstance(each, Row)
         assert "" == each.peer
         assert each.ours is not None

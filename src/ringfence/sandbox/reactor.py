@@ -44,11 +44,11 @@ class Reactor:
 
         Precondition: `drive` is not called any more.
         """
-        with (
-            self._lock
-        ):  # else its descriptors could be closed, and their numbers reused, before it is woken
-            self._closing = True
-            self._wake()
+        # Under the lock, else its descriptors could be closed, and their numbers reused, before it is woken.
+        with self._lock:
+            if not self._closing:  # a second time they may be closed already
+                self._closing = True
+                self._wake()
 
     def _wake(self) -> None:
         try:
