@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,10 @@ def start(*args: str, **kwargs: Any) -> subprocess.Popen[bytes]:
     """`ringfence run ARGS` in the background."""
     kwargs.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen([*RINGFENCE, "run", *args], env=environment(), **kwargs)
+
+
+def is_readable(fd: int, timeout_s: float) -> bool:
+    """Wait for input or an end. With poll(2): select(2) takes no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

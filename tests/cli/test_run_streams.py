@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import PATIENCE_S, RINGFENCE, environment, run, start
+from tests.cli.command import PATIENCE_S, RINGFENCE, environment, is_readable, run, start
 
 pytestmark = pytest.mark.anyone
 
@@ -177,8 +176,7 @@ def test_a_survivor_does_not_hold_us() -> None:
 def test_output_comes_as_it_is_written() -> None:
     with start("--", "sh", "-c", "echo one; sleep 60", stdout=subprocess.PIPE) as process:
         assert process.stdout
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        assert ready
+        assert is_readable(process.stdout.fileno(), PATIENCE_S)
         assert b"one\n" == os.read(process.stdout.fileno(), 100)
         process.terminate()
         process.wait(PATIENCE_S)

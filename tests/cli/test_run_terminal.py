@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from ringfence.cli.tty import RawTerminal
-from tests.cli.command import PATIENCE_S, RINGFENCE, environment
+from tests.cli.command import PATIENCE_S, RINGFENCE, environment, is_readable
 
 pytestmark = pytest.mark.anyone
 
@@ -53,7 +52,7 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while wanted not in self.seen:
             assert time.monotonic() < deadline, self.seen
-            ready, _, _ = select.select([self.master], [], [], 0.1)
+            ready = is_readable(self.master, 0.1)
             if ready:
                 self.seen += os.read(self.master, 4096)
         return self.seen
@@ -63,7 +62,7 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.seen
-            ready, _, _ = select.select([self.master], [], [], 0.05)
+            ready = is_readable(self.master, 0.05)
             if ready:
                 self.seen += os.read(self.master, 4096)
         return self.process.returncode
@@ -243,14 +242,14 @@ def test_what_the_terminal_answered_is_not_left_to_the_shell(given_back: bool) -
         before = termios.tcgetattr(slave)
         terminal.enter()
         os.write(master, b"touch /tmp/answered\r")
-        assert [slave] == select.select([slave], [], [], PATIENCE_S)[0]
+        assert is_readable(slave, PATIENCE_S)
         if given_back:
             terminal.restore()
         else:
             termios.tcsetattr(slave, termios.TCSADRAIN, before)
         os.write(master, b"\n")  # what the shell reads next
 
-        left = os.read(slave, 100) if select.select([slave], [], [], PATIENCE_S)[0] else b""
+        left = os.read(slave, 100) if is_readable(slave, PATIENCE_S) else b""
     finally:
         os.close(master)
         os.close(slave)

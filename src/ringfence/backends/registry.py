@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
     from .command.launchers import Launcher
+    from .native.zygote import Zygote
     from .protocol import Backend, BackendSandbox
     from .settings import Settings
 
@@ -49,8 +50,11 @@ def hand_over(started: Started) -> None:
     _warm = started
 
 
-def backend_named(name: str) -> Backend:
+def backend_named(name: str, *, is_about_to_provision: bool = False) -> Backend:
     """This process's shared backend of that name; it lives as long as the process.
+
+    Args:
+        is_about_to_provision: A process that it needs for its first sandbox boots while its modules are read.
 
     Raises:
         InvalidRequest: There is none.
@@ -59,7 +63,7 @@ def backend_named(name: str) -> Backend:
     key = (name, os.getpid(), os.geteuid())
     with _lock:
         if key not in _shared:
-            _shared[key] = _make(name)
+            _shared[key] = _make(name, is_about_to_provision)
             if len(_shared) == 1:
                 import atexit
 
@@ -164,9 +168,11 @@ def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
         RingfenceError: As `Backend.provision` does.
     """
     if name is not None:
-        return backend_named(name).provision(spec)
+        return backend_named(name, is_about_to_provision=True).provision(spec)
     able = candidates(spec.tier)
-    return backend_named(*able).provision(spec) if len(able) == 1 else _first_that_can(spec, able)
+    if len(able) == 1:
+        return backend_named(*able, is_about_to_provision=True).provision(spec)
+    return _first_that_can(spec, able)
 
 
 def candidates(tier: str) -> tuple[str, ...]:
@@ -345,17 +351,30 @@ def _close_all(owner: int) -> None:
         close_all()
 
 
-def _make(name: str) -> Backend:
+def _make(name: str, is_about_to_provision: bool) -> Backend:
     options: dict[str, Any] = {}
     if name == "gvisor":
         from .gvisor.ahead import is_on
 
         options["prebuilt"] = is_on()
     elif name == "native" and _warm is not None:
-        from .native.zygote import Zygote
-
         # `ringfence run` creates one sandbox.
-        options["zygote"], options["prebuilt_s"] = Zygote(_warm), 0.0
+        options["zygote"], options["prebuilt_s"] = _zygote_of(_warm), 0.0
+    elif name == "native" and is_about_to_provision:
+        from ..launcher.spawn import LEAST_FILES, spawn
+
+        try:
+            if os.sysconf("SC_OPEN_MAX") >= LEAST_FILES:
+                options["zygote"] = _zygote_of(spawn())
+        except OSError:
+            pass  # the backend tries it again, and says what is the matter
     # These options are known: reading a signature takes milliseconds, which every `run` would pay.
     made: Backend = _class_of(name)(**options) if options else new_backend(name)
     return made
+
+
+def _zygote_of(started: Started) -> Zygote:
+    """It boots on another core while this one still reads the modules of the backend."""
+    from .native.zygote import Zygote
+
+    return Zygote(started)

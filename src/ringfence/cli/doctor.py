@@ -15,7 +15,7 @@ from .terminal import Colours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from ..model.capabilities import BackendReport, Protection
@@ -110,21 +110,35 @@ def _print_short(reports: Sequence[BackendReport]) -> None:
     """A screen: what runs here, what is weaker than it could be and how to mend that."""
     colours = Colours(sys.stdout.fileno())
     print("\n".join([*(_tier(tier, reports) for tier in TIERS), ""]))
+    of_a_tier = {name for tier in TIERS for name in candidates(tier)}
     for report in (each for each in reports if each.available):
         print(f"backend {colours.paint('bold', report.backend)}: {_counts(report)}")
         weak = [each for each in report.protections if each.status != "enforced"]
-        width = max([len(each.name) for each in weak] + [0])
-        for each in weak:
-            why, fix = _shortened(each.why), _shortened(each.fix)
-            status = colours.paint(_COLOUR_OF[each.status], f"{each.status:<8}")
-            print(f"  {each.name:<{width}}  {status}  {why}".rstrip())
-            if fix:
-                print(f"  {'':<{width}}  {'':<8}  {colours.paint('bold', 'fix')}: {fix}")
+        lines = _with_fixes if report.backend in of_a_tier else _named
+        print("".join(f"  {line}\n" for line in lines(weak, colours)), end="")
     missing = [report for report in reports if not report.available]
     for report in missing:
         print(f"backend {report.backend}: not usable here: {_shortened(report.reason)}")
     left = _left_behind()
     print("\n".join(["", *left, "Every protection with its reason: ringfence doctor --verbose"]))
+
+
+def _with_fixes(weak: Sequence[Protection], colours: Colours) -> Iterator[str]:
+    """One line for each protection, and one for what mends it."""
+    width = max([len(each.name) for each in weak] + [0])
+    for each in weak:
+        status = colours.paint(_COLOUR_OF[each.status], f"{each.status:<8}")
+        yield f"{each.name:<{width}}  {status}  {_shortened(each.why)}".rstrip()
+        if each.fix:
+            fix = colours.paint("bold", "fix")
+            yield f"{'':<{width}}  {'':<8}  {fix}: {_shortened(each.fix)}"
+
+
+def _named(weak: Sequence[Protection], colours: Colours) -> Iterator[str]:
+    """One line for each status: of a backend that is taken only by its name."""
+    for status, colour in _COLOUR_OF.items():
+        if found := [each.name for each in weak if each.status == status]:
+            yield f"{colours.paint(colour, status)}: {', '.join(found)}"
 
 
 def _shortened(text: str) -> str:

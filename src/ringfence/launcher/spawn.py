@@ -16,6 +16,8 @@ ZYGOTE = (
 )
 JAILER = ZYGOTE.replace("zygote", "jail.jailer")
 FD_STORE = ZYGOTE.replace("zygote", "fd_store")
+LEAST_FILES = 128
+"""Descriptors without which a process that creates sandboxes would fail somewhere in the middle."""
 _CONTROL_FD = 3  # zygote.CONTROL_FD, jailer.CONTROL_FD; importing that would import all of it
 
 

@@ -13,7 +13,7 @@ from ringfence.backends.command import place
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(place, "_base", lambda: str(tmp_path))
+    monkeypatch.setattr(place, "base", lambda: str(tmp_path))
     return tmp_path
 
 

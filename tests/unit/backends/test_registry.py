@@ -32,7 +32,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Backend]:
     monkeypatch.setattr(registry, "_BY_TIER", {"light": ("native",), "strong": ("first", "second")})
     monkeypatch.setattr(registry, "_tiers_of", tiers.__getitem__)
     monkeypatch.setattr(registry, "NAMES", tuple(tiers))
-    monkeypatch.setattr(registry, "backend_named", backends.__getitem__)
+    monkeypatch.setattr(registry, "backend_named", lambda name, **_: backends[name])
     return backends
 
 

@@ -52,7 +52,7 @@ def gone(name: str) -> BackendReport:
         (SandboxSpec(mounts=(Mount("/data", "/usr"),)), can.MOUNT),
         (SandboxSpec(memory_dir="/srv/memory"), can.MOUNT),
         (SandboxSpec(secrets={"A": "b"}), can.SECRETS),
-        (SandboxSpec(template="mine"), can.IMAGE),
+        (SandboxSpec(template="mine"), can.MOUNT),
         (SandboxSpec(image="mine"), can.IMAGE),
         (SandboxSpec(limits=Limits(cpus=1.0)), can.CPU_LIMIT),
         (SandboxSpec(limits=Limits(io_bytes_per_s=1)), can.IO_LIMIT),

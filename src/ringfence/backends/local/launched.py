@@ -11,7 +11,7 @@ from _thread import allocate_lock
 
 from ...errors import IsolationError, ResourceExhausted, SandboxLost
 from ...launcher import wire
-from ...launcher.spawn import Started, spawn
+from ...launcher.spawn import LEAST_FILES, Started, spawn
 from .answers import answer
 from .host.facts import out_of_files
 
@@ -53,14 +53,13 @@ def last_words(errors: int, *idle: str) -> str:
 
 _ANSWER_S = 60.0
 _END_MS = 10_000
-_LEAST_FILES = 128
 
 
 def _spawn(code: str, outlives: bool) -> Started:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < _LEAST_FILES:
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
         raise ResourceExhausted(
-            f"this process can open only {most} files, but creating sandboxes needs {_LEAST_FILES}",
+            f"this process can open only {most} files, but creating sandboxes needs {LEAST_FILES}",
             hint="raise `ulimit -n`",
         )
     try:
