@@ -1,9 +1,10 @@
-"""Two gears and two passes: which tests a run of pytest takes.
+"""Two gears and three passes: which tests a run of pytest takes.
 
 `make test` runs the first gear, `make test-all` also the files and tests marked `full`: every other
-backend, every program, every page. As root each gear runs in two passes at once, as root and as an
-ordinary user. A test marked `anyone` comes out alike for both, and runs in the pass that claims its
-file first, so that both passes end together.
+backend, every program, every page. As root each gear runs in three passes at once, one as root and two
+as ordinary users, who share theirs: each takes the next file that the other has not claimed. A test
+marked `anyone` comes out alike for all, and runs in the pass that claims its file first, so that the
+passes end together.
 """
 
 from __future__ import annotations
@@ -55,34 +56,36 @@ def is_of_another_gear(item: pytest.Item) -> bool:
 
 
 class Claims:
-    """Files of tests marked `anyone`, each taken by one of two passes.
+    """Files of tests that several passes could run, each taken by one.
 
     Args:
-        directory: One for both passes, writable for both users.
+        directory: One for all passes, writable for their users.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def of(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
-        """Yield the tests of this pass only, then those that it claims.
+        """Yield the tests of this identity that it claims, then those of any identity.
 
-        The passes go through the shared files from opposite ends, and meet.
+        Root and the others go through the latter from opposite ends, and meet.
         """
+        identity = "root" if 0 == os.geteuid() else "rootless"
+        own: dict[str, list[pytest.Item]] = {}
         shared: dict[str, list[pytest.Item]] = {}
         for item in items:
-            if item.get_closest_marker("anyone"):
-                shared.setdefault(item.nodeid.partition("::")[0], []).append(item)
-            else:
-                yield item
-        files = list(shared)
-        for file in files if 0 == os.geteuid() else reversed(files):
+            files = shared if item.get_closest_marker("anyone") else own
+            files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        for file, tests in own.items():
+            if self._claim(f"{identity}:{file}"):
+                yield from tests
+        for file, tests in shared.items() if "root" == identity else reversed(shared.items()):
             if self._claim(file):
-                yield from shared[file]
+                yield from tests
 
-    def _claim(self, file: str) -> bool:
+    def _claim(self, name: str) -> bool:
         try:
-            os.close(os.open(self._directory / file.replace("/", ","), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self._directory / name.replace("/", ","), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True

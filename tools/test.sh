@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The test suite. As root it runs as root and, at the same time, again as an unprivileged user, whose output is shown
+# The test suite. As root it runs as root and, at the same time, again as two unprivileged users, whose output is shown
 # when root's is done. RINGFENCE_TEST_GEAR is first, rest or all (tests/passes.py). Arguments go to pytest; then the gear is all.
 # As root it first installs what the tests need (needs.sh).
 # At most five that failed run once more, alone: one that passes then is named FLAKY (docs/decisions/0063).
@@ -25,11 +25,11 @@ cannot_run() {  # WHAT WHY
   fi
 }
 
-add_report() {  # NAME, then pytest arguments
+add_report() {  # NAME, then what ran and its arguments
   local line p f s name=$1; shift
   line=$(.venv/bin/python tools/counts.py "$reports/$name.xml")
   read -r p _ f _ s _ <<<"$line"
-  if fails_again "$f" "$reports/$name.log" "run_$name" "$@"; then :; else p=$((p + f)) f=0; fi
+  if fails_again "$f" "$reports/$name.log" "$@"; then :; else p=$((p + f)) f=0; fi
   say "$name: $p passed, $f failed, $s skipped"
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
@@ -48,86 +48,113 @@ install_site() {  # PYTHON: the test tools for it, in build/site
   printf '%s\n' "$stamp" > build/site.stamp
 }
 
-# A user of no account and no groups, who can read only a copy of the tree and of the test tools.
-uid=23456
-become=(setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all)
+# Users of no account and no groups, who can read only a copy of the tree and of the test tools.
+uids=(23456 23458)
+become() {  # UID COMMAND...
+  local uid=$1; shift
+  setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --no-new-privs --inh-caps=-all "$@"
+}
 
 find_rootless() {  # sets `python`
   command -v setpriv >/dev/null || apt_install util-linux || { cannot_run rootless-tests "setpriv is missing"; return 1; }
-  python=$(PATH=/usr/bin:/usr/local/bin find_python "${become[@]}") || {
+  python=$(PATH=/usr/bin:/usr/local/bin find_python become "${uids[0]}") || {
     cannot_run rootless-tests "no Python >= 3.11 that an unprivileged user may execute"; return 1
   }
 }
 
-make_stage() {  # fills `stage`
+make_site() {  # the test tools and the package compiled, in `$stage/site` and `$stage/tree`
   install_site "$python" || {
     echo "the locked test tools could not be installed: $(why_not)" >"$reports/rootless.why"; return 1
   }
-  mkdir "$stage/tree" "$stage/site" "$stage/home" "$stage/bin" "$stage/run"
-  copy_tree "$stage/tree"
+  mkdir "$stage/site" "$stage/tree"
   cp -R --preserve=timestamps build/site/. "$stage/site"  # by which Python knows that what is compiled is still of use
+  copy_tree "$stage/tree"
   "$python" -m compileall -q "$stage/tree/src" >/dev/null || true  # once, not in every process
-  printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$stage/bin/ringfence"
-  chmod 755 "$stage" "$stage/bin/ringfence"
-  chmod 700 "$stage/run"
-  chown -R "$uid:$uid" "$stage"
+  chmod 755 "$stage"
 }
 
-run_rootless() {  # pytest arguments
-  cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_GEAR="$gear" \
+make_home() {  # UID: a tree, a home and a `ringfence` command of its own
+  local home=$stage/$1
+  mkdir "$home" "$home/home" "$home/bin" "$home/run"
+  cp -a "$stage/tree" "$home/tree"
+  printf '#!/bin/sh\nexec %s -m ringfence "$@"\n' "$python" > "$home/bin/ringfence"
+  chmod 755 "$home/bin/ringfence"
+  chmod 700 "$home/run"
+  chown -R "$1:$1" "$home"
+}
+
+run_user() {  # UID, then pytest arguments
+  local uid=$1 home=$stage/$1; shift
+  (cd "$home/tree" && become "$uid" env -i CI="${CI:-}" RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_GEAR="$gear" \
     RINGFENCE_TEST_CLAIMS="${RINGFENCE_TEST_CLAIMS:-}" LANG=C.UTF-8 \
-    HOME="$stage/home" XDG_RUNTIME_DIR="$stage/run" USER=tester LOGNAME=tester TERM="${TERM:-dumb}" \
-    PATH="$stage/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$stage/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
-    "$python" -m pytest "$@" </dev/null
+    HOME="$home/home" XDG_RUNTIME_DIR="$home/run" USER="tester$uid" LOGNAME="tester$uid" TERM="${TERM:-dumb}" \
+    PATH="$home/bin:/usr/local/bin:/usr/bin:/bin" PYTHONPATH="$home/tree/src:$stage/site" PYTHONDONTWRITEBYTECODE=1 \
+    "$python" -m pytest "$@" </dev/null)
 }
 
-# Both identities at once, on as many processors. What is marked `anyone` runs in the pass that comes to it first.
-run_both() {  # pytest arguments
-  export RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_NEIGHBOURS="$uid 23457" # and tools/suites.sh
-  trap 'kill $rootless 2>/dev/null; wait; rm -rf "$stage"' EXIT
+# All identities at once. What is marked `anyone` runs in the pass that comes to it first.
+run_all() {  # pytest arguments
+  export RINGFENCE_TEST_BOTH=1 RINGFENCE_TEST_NEIGHBOURS="${uids[*]} 23457" # and tools/suites.sh
+  trap 'kill "${passes[@]}" 2>/dev/null; wait; rm -rf "$stage"' EXIT
   if find_rootless; then
     stage=$(mktemp -d /var/tmp/rf-rootless.XXXXXX)
     mkdir "$stage/claims"
     chmod 1777 "$stage/claims"
     export RINGFENCE_TEST_CLAIMS=$stage/claims
-    say "tests as an unprivileged user (uid $uid) begin, and are shown when root's are done"
-    (make_stage && run_rootless --cache-clear --junitxml="$stage/rootless.xml" "$@") >"$reports/rootless.log" 2>&1 &
-    rootless=$!
+    say "tests as unprivileged users (uids ${uids[*]}) begin, and are shown when root's are done"
+    run_users "$@" &
+    passes+=($!)
   fi
   say "tests as root"
   run_root --cache-clear --junitxml="$reports/root.xml" "$@" | tee "$reports/root.log"
-  [ -z "$rootless" ] || show_rootless
+  wait "${passes[@]}"
+  passes=()
   unset RINGFENCE_TEST_CLAIMS # what failed runs again in its own pass
-  add_report root "$@"
-  [ -z "$stage" ] || report_rootless "$@"
+  [ -z "$stage" ] || show_users
+  add_report root run_root "$@"
+  [ -z "$stage" ] || report_users "$@"
 }
 
-show_rootless() {
-  wait "$rootless"
-  rootless=
-  say "tests as an unprivileged user (uid $uid)"
-  cat "$reports/rootless.log"
-  cp "$stage/rootless.xml" "$reports/rootless.xml" 2>/dev/null
+run_users() {  # pytest arguments
+  local uid
+  trap 'kill $(jobs -p)' TERM
+  make_site || return
+  for uid in "${uids[@]}"; do
+    make_home "$uid"
+    run_user "$uid" --cache-clear --junitxml="$stage/$uid/report.xml" "$@" >"$reports/rootless-$uid.log" 2>&1 &
+  done
+  wait
 }
 
-report_rootless() {  # pytest arguments
+show_users() {
+  local uid
+  for uid in "${uids[@]}"; do
+    say "tests as an unprivileged user (uid $uid)"
+    cat "$reports/rootless-$uid.log"
+    cp "$stage/$uid/report.xml" "$reports/rootless-$uid.xml" 2>/dev/null
+  done
+}
+
+report_users() {  # pytest arguments
+  local uid
   if [ -e "$reports/rootless.why" ]; then
     cannot_run rootless-tests "$(cat "$reports/rootless.why")"
-  else
-    add_report rootless "$@"
+    return
   fi
+  for uid in "${uids[@]}"; do
+    add_report "rootless-$uid" run_user "$uid" "$@"
+  done
 }
 
-stage='' rootless=''
+stage='' passes=()
 add_needs
 if add_dev_tools; then
   if [ "$(id -u)" = 0 ]; then
-    run_both "$@"
+    run_all "$@"
   else
-    run_rootless() { run_root "$@"; }  # this user is unprivileged already
     say "tests as an unprivileged user"
-    run_rootless --cache-clear --junitxml="$reports/rootless.xml" "$@" | tee "$reports/rootless.log"
-    add_report rootless "$@"
+    run_root --cache-clear --junitxml="$reports/rootless.xml" "$@" | tee "$reports/rootless.log"
+    add_report rootless run_root "$@"
   fi
 else
   cannot_run test-suite "the locked test tools could not be installed: $(why_not)"
