@@ -374,7 +374,7 @@ def _make(name: str, is_about_to_provision: bool) -> Backend:
 
 
 def _zygote_of(started: Started) -> Zygote:
-    """It boots on another core while this one still reads the modules of the backend."""
+    """Wrap one that boots on another core while this one reads the modules of the backend."""
     from .native.zygote import Zygote
 
     return Zygote(started)

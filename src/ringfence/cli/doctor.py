@@ -124,7 +124,7 @@ def _print_short(reports: Sequence[BackendReport]) -> None:
 
 
 def _with_fixes(weak: Sequence[Protection], colours: Colours) -> Iterator[str]:
-    """One line for each protection, and one for what mends it."""
+    """Give a line for each protection, and another for what mends it."""
     width = max([len(each.name) for each in weak] + [0])
     for each in weak:
         status = colours.paint(_COLOUR_OF[each.status], f"{each.status:<8}")
@@ -135,7 +135,7 @@ def _with_fixes(weak: Sequence[Protection], colours: Colours) -> Iterator[str]:
 
 
 def _named(weak: Sequence[Protection], colours: Colours) -> Iterator[str]:
-    """One line for each status: of a backend that is taken only by its name."""
+    """Give a line for each status, of a backend that is taken only by its name."""
     for status, colour in _COLOUR_OF.items():
         if found := [each.name for each in weak if each.status == status]:
             yield f"{colours.paint(colour, status)}: {', '.join(found)}"
