@@ -383,6 +383,12 @@ SERVE = Command(
             "tls-certificate", "FILE", "TLS certificate chain for --listen, as PEM", words="<files>"
         ),
         Option("tls-key", "FILE", "private key of --tls-certificate, as PEM", words="<files>"),
+        Option("e2b", "", "also serve E2B's API on the same addresses, for its own SDKs"),
+        Option(
+            "domain",
+            "NAME",
+            "with --e2b: serve sandboxes at PORT-ID.NAME and the API at api.NAME",
+        ),
         Option(
             "allow-host",
             "NAME",

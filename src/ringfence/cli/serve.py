@@ -149,6 +149,8 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
     if "max-sandboxes" in given:
         limit = whole_number(given["max-sandboxes"], "--max-sandboxes")
         form["manager"] = {**form.get("manager", {}), "max_sandboxes": limit}
+    if "e2b" in given or "domain" in given:
+        form["e2b"] = {**(form.get("e2b") or {}), **_e2b(given)}
     if "outlive" in given:
         form["outlive_s"] = parse_duration(given["outlive"], "outlive_s")
     try:
@@ -158,6 +160,10 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
             raise
         what = f"{given['config']}: {exc.field}: {exc.message}"
         raise InvalidRequest(what, field="--config", hint=exc.hint) from exc
+
+
+def _e2b(given: dict[str, Any]) -> dict[str, Any]:
+    return {"domain": given["domain"]} if "domain" in given else {}
 
 
 def _read(path: str) -> dict[str, Any]:

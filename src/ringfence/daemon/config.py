@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..api.access.ceilings import Ceilings
 from ..api.bounds import Bounds
 from ..backends.registry import DEFAULT
+from ..e2b.settings import E2BSettings
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
 from ..model.places import state_directory
@@ -44,6 +45,7 @@ class DaemonConfig(Model):
             `HOST[:PORTS]`; admins may reach any.
         most: Ceilings of what users' keys may ask for.
         bounds: How much is taken in, and how patiently.
+        e2b: E2B's API on the same sockets, as its SDKs call it; None: it is not served.
         log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
 
@@ -60,6 +62,7 @@ class DaemonConfig(Model):
     host_networks: tuple[str, ...] = ()
     most: Ceilings = field(default_factory=Ceilings)
     outlive_s: float = 600.0
+    e2b: E2BSettings | None = None
     log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
@@ -102,6 +105,7 @@ class DaemonConfig(Model):
     @classmethod
     def _nested(cls) -> jsonform.Readers:
         return {
+            "e2b": E2BSettings.from_json,
             "manager": ManagerConfig.from_json,
             "bounds": Bounds.from_json,
             "most": Ceilings.from_json,

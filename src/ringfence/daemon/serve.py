@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import uvicorn
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from ..api.service import Service, Settings
     from .config import DaemonConfig
@@ -83,7 +84,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             )
             app = make_app(service)
             app.state.execs, app.state.executions = execs, executions
-            leave = _run(config, app, held, ready)
+            leave = _run(config, app, _front(config, app), held, ready)
         except Exception:
             # Not for a Ctrl-C: what the daemon before left is ended only by who asks for it.
             if config.outlive_s and manager.index.all():
@@ -131,9 +132,19 @@ def _settings(config: DaemonConfig) -> Settings:
     )
 
 
+def _front(config: DaemonConfig, app: FastAPI) -> ASGIApp:
+    """The application that connections reach first."""
+    if config.e2b is None:
+        return app
+    from ..e2b.door import Door
+
+    return Door(app, app.state.service, app.state.execs, config.e2b)
+
+
 def _run(
     config: DaemonConfig,
     app: FastAPI,
+    front: ASGIApp,
     held: Held,
     ready: Callable[[list[str]], None],
 ) -> bool:
@@ -165,7 +176,7 @@ def _run(
     def server(tls: bool) -> uvicorn.Server:
         return Server(
             uvicorn.Config(
-                app,
+                front,
                 http=bounded,
                 ws=websocket_protocol(share),
                 loop="uvloop",

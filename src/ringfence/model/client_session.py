@@ -36,6 +36,7 @@ _LONGEST_S = 10 * 366 * 86_400.0
 
 SUSPEND, TERMINATE, DETACH = "suspend", "terminate", "detach"
 ON_IDLE = (TERMINATE, SUSPEND, DETACH)
+ON_EXPIRY = (TERMINATE, SUSPEND)
 
 
 class SessionState(StrEnum):
@@ -105,12 +106,15 @@ class SessionTimeouts(Model):
         detach_s: Detached, counted in the same way.
         suspend_s: Suspended.
         on_idle: What becomes of an active session then: `terminate`, `suspend` or `detach`.
+        on_expiry: What the end of its time to live does: `terminate`, or `suspend`. The
+            time to live of a session suspended by either does not count; extend it to resume.
     """
 
     idle_s: float | None = 300.0
     detach_s: float | None = 3_600.0
     suspend_s: float | None = 86_400.0
     on_idle: str = TERMINATE
+    on_expiry: str = TERMINATE
 
     def __post_init__(self) -> None:
         for name in ("idle_s", "detach_s", "suspend_s"):
@@ -118,6 +122,7 @@ class SessionTimeouts(Model):
             if value is not None:
                 object.__setattr__(self, name, checks.number(value, name, 0.001, _LONGEST_S))
         checks.choice(self.on_idle, "on_idle", ON_IDLE, "terminate, suspend or detach")
+        checks.choice(self.on_expiry, "on_expiry", ON_EXPIRY, "terminate or suspend")
 
     def of(self, state: SessionState) -> float | None:
         """Seconds that a session may be unused in `state`; a terminated one is always expired."""

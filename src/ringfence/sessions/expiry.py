@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..model.client_session import TERMINATE, SessionState
+from ..model.client_session import SUSPEND, TERMINATE, SessionState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +32,18 @@ def verdict(
     Args:
         left_s: Remaining time to live; None without one.
     """
-    if left_s is not None and left_s <= 0:
-        return TERMINATE, TTL
+    if left_s is not None and left_s <= 0 and _is_counted(state, timeouts):
+        return timeouts.on_expiry, TTL
     limit = timeouts.of(state)
     if limit is None or unused_s < limit or state == SessionState.TERMINATED:
         return None
     action = timeouts.on_idle if state == SessionState.ACTIVE else TERMINATE
     return action, REASONS[state]
+
+
+def _is_counted(state: SessionState, timeouts: SessionTimeouts) -> bool:
+    """Return whether the time to live goes on in this state."""
+    return state != SessionState.SUSPENDED or timeouts.on_expiry != SUSPEND
 
 
 def next_look_s(
@@ -50,7 +55,7 @@ def next_look_s(
 ) -> float:
     """Seconds until the session must be looked at again, at most `most_s`."""
     waits = [most_s]
-    if left_s is not None:
+    if left_s is not None and _is_counted(state, timeouts):
         waits.append(left_s)
     limit = timeouts.of(state)
     if limit is not None:

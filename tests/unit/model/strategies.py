@@ -303,6 +303,7 @@ session_timeouts = st.builds(
     detach_s=some_seconds,
     suspend_s=some_seconds,
     on_idle=st.sampled_from(["terminate", "suspend", "detach"]),
+    on_expiry=st.sampled_from(["terminate", "suspend"]),
 )
 paths = st.lists(absolute_paths, max_size=3).map(tuple)
 required = st.builds(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...store.store import Store
 
 _PREFIX = "rf_"
+_E2B_PREFIX = "e2b_"
 _SECRET_BYTES = 32
 _NAME_MAX = 255
 _MOST_TOKENS = 100  # of one sandbox
@@ -53,6 +54,7 @@ class Authenticator:
         """Find the caller of a key; None for a text that is not a key, or one expired or
         deleted.
         """
+        text = _from_e2b(text)
         if not text.startswith(_PREFIX) or not text.isascii():
             return None
         key_id, _, secret = text.removeprefix(_PREFIX).partition(".")
@@ -73,6 +75,20 @@ class Authenticator:
             max_sandboxes=record.max_sandboxes,
             max_requests=record.max_requests,
             digest=digest,
+        )
+
+    def holder(self, key_id: str) -> Caller | None:
+        """Find the caller of a key that still opens, for what was made with it; None: it does not."""
+        record = self._known.get(key_id)
+        if record is None or self._until(record) <= time.time():
+            return None
+        return Caller(
+            record.owner,
+            record.scope,
+            key=record.id,
+            expires_at=record.expires_at,
+            max_requests=record.max_requests,
+            digest=record.digest,
         )
 
     def opens_until(self, caller: Caller) -> float:
@@ -198,6 +214,20 @@ class Authenticator:
         self._store.note_keys(used, time.time())
         for gone in before - {record.id for record in self._store.every_key()}:
             self._known.pop(gone, None)
+
+
+def e2b_form(text: str) -> str:
+    """A key as clients of E2B want it, which take `e2b_` and hexadecimal digits only."""
+    return _E2B_PREFIX + text.removeprefix(_PREFIX).encode().hex()
+
+
+def _from_e2b(text: str) -> str:
+    if not text.startswith(_E2B_PREFIX):
+        return text
+    try:
+        return _PREFIX + bytes.fromhex(text.removeprefix(_E2B_PREFIX)).decode()
+    except ValueError:
+        return text
 
 
 def _old(record: KeyRecord, now: float) -> bytes:

@@ -388,6 +388,7 @@ KEYS = Command(
             "N",
             "create: concurrent requests with this key; default: 512, shared by the owner's keys",
         ),
+        Option("e2b", "", "create, rotate: print the key in the form that E2B's SDKs take"),
         Option(
             "overlap",
             "TIME",

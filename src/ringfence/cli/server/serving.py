@@ -67,13 +67,13 @@ def keys(argv: Sequence[str]) -> int:
             remote.no_more(words, 2)
             owner = remote.word(words[1:], "OWNER", KEYS)
             scope, name = given.get("scope", "user"), given.get("name", "")
-            made = client.make_key(owner, scope=scope, name=name, **_bounds(given))
+            made = _spelt(given, client.make_key(owner, scope=scope, name=name, **_bounds(given)))
             _print(given, made, made["key"])
         elif verb == "rotate":
             remote.no_more(words, 2)
             overlap_s = parse_duration(given.get("overlap", "0s"), "overlap")
             key_id = remote.word(words[1:], "ID", KEYS)
-            made = client.rotate_key(key_id, overlap_s=overlap_s)
+            made = _spelt(given, client.rotate_key(key_id, overlap_s=overlap_s))
             _print(given, made, made["key"])
         elif verb == "rm":
             remote.word(words[1:], "ID", KEYS)
@@ -83,6 +83,15 @@ def keys(argv: Sequence[str]) -> int:
             remote.no_more(words, 1)
             _list_keys(client, given)
     return 0
+
+
+def _spelt(given: dict[str, Any], made: Any) -> Any:
+    """The key as the options ask for it."""
+    if "e2b" not in given:
+        return made
+    from ...api.access.keys import e2b_form
+
+    return {**made, "key": e2b_form(made["key"])}
 
 
 def _bounds(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""E2B's API over the same sandboxes, as its own SDKs speak it: `ringfence serve --e2b`."""

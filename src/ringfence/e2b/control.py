@@ -1,0 +1,444 @@
+"""E2B's API of sandboxes and snapshots: REST, JSON, times as RFC 3339."""
+
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.responses import JSONResponse, Response
+
+from ..api.thread_pools import COPIES, ENDING
+from ..errors import RingfenceError, SnapshotNotFound
+from ..model.client_session import SUSPEND, SessionState
+from ..model.session import Snapshot
+from ..model.spec import SandboxSpec
+from ..sessions.catalogue.describe import describe_live
+from ..sessions.live import Live
+from . import lives, network
+from .call import ApiError, Call, Route
+from .codec import field, timestamp
+from .notes import Notes, notes_of, own_metadata
+
+ENVD_VERSION = "0.6.4"
+"""Decides what the SDK dares to ask for."""
+_CLIENT = "ringfence"
+_DEFAULT_S = 15
+_MOST_FORKS, _MOST_PAGE = 100, 100
+_MIB = 1 << 20
+_REFUSED = {
+    "volumeMounts": "volumes are not supported by Ringfence: mount a directory by a template",
+    "mcp": "the MCP gateway is not supported by Ringfence: run your MCP servers as commands",
+    "iam": "workload identity is not supported by Ringfence: use network rules with credentials",
+}
+
+
+async def create(call: Call) -> Response:
+    """Create a sandbox from a template, or from a snapshot by its id or name."""
+    form = await call.form()
+    for name, why in _REFUSED.items():
+        if form.get(name):
+            raise ApiError(501, why)
+    template = field(form, "templateID", str, "base")
+    timeout = field(form, "timeout", int, _DEFAULT_S)
+    auto_resume = field(field(form, "autoResume", dict, {}), "enabled", bool, False)
+    asked = field(form, "network", dict, {})
+    notes = Notes(
+        template=template,
+        key=call.caller.key,
+        auto_resume=auto_resume,
+        keeps_memory=field(form, "autoPauseMemory", bool, True),
+        is_public=field(asked, "allowPublicTraffic", bool, True),
+        internet=field(form, "allow_internet_access", bool),
+    )
+    metadata = _texts(form, "metadata")
+    env = _texts(form, "envVars")
+
+    def make() -> Live:
+        spec, snapshot_id = _spec_of(call, template)
+        policy = network.policy_of(asked, notes.internet, call.shared.settings.internet, spec)
+        spec = replace(spec, env={**spec.env, **env}, network=policy)
+        return lives.create(
+            call.service,
+            call.caller,
+            spec,
+            notes,
+            metadata,
+            timeout_s=timeout,
+            auto_pause=field(form, "autoPause", bool, False),
+            snapshot_id=snapshot_id,
+            key=call.request.headers.get("idempotency-key", "")[:255],
+        )
+
+    live = await call.call(make)
+    call.request.state.made = live.sandbox_id
+    return JSONResponse(_opened(call, live), 201)
+
+
+def _texts(form: dict[str, Any], name: str) -> dict[str, str]:
+    found = field(form, name, dict, {})
+    if not all(isinstance(each, str) for each in found.values()):
+        raise ApiError(400, f"{name}: every value must be a string")
+    return {str(key): value for key, value in found.items()}
+
+
+def _spec_of(call: Call, template: str) -> tuple[SandboxSpec, str | None]:
+    spec = call.shared.settings.spec_of(template)
+    if spec is not None:
+        return spec, None
+    found = _snapshot(call, template)
+    if found is None:
+        raise ApiError(404, f"template '{template}' not found")
+    return lives.restored(call.service, call.caller, found.id), found.id
+
+
+async def list_(call: Call) -> Response:
+    """List sandboxes, newest first, page by page."""
+    query = call.request.query_params
+    states = set(query.get("state", "running,paused").split(","))
+    wanted = dict(parse_qsl(query.get("metadata", ""), keep_blank_values=True))
+    found = [
+        live
+        for live in call.service.manager.index.all()
+        if call.caller.sees in (None, live.client_id)
+        and _state(live) in states
+        and all(live.metadata.get(key) == value for key, value in wanted.items())
+    ]
+    if after := query.get("startedAfter"):
+        found = [
+            live for live in found if timestamp(live.created_at) > after.replace("+00:00", "Z")
+        ]
+    found.sort(key=lambda live: live.id, reverse=query.get("order", "desc") != "asc")
+    page, headers = _page(call, [(live.id, live) for live in found], query.get("order") != "asc")
+    return JSONResponse([_listed(call, live) for live in page], headers=headers)
+
+
+def _page(
+    call: Call, found: list[tuple[str, Any]], is_newest_first: bool
+) -> tuple[list[Any], dict[str, str]]:
+    """Cut a page out of a sorted list, by the token of the page before."""
+    query = call.request.query_params
+    limit = query.get("limit", str(_MOST_PAGE))
+    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= _MOST_PAGE:
+        raise ApiError(400, f"limit: must be from 1 to {_MOST_PAGE}")
+    if token := query.get("nextToken", ""):
+        try:
+            last = base64.urlsafe_b64decode(token).decode()
+        except ValueError:
+            raise ApiError(400, "nextToken: is not a token") from None
+        found = [each for each in found if (each[0] < last) == is_newest_first and each[0] != last]
+    page, headers = found[: int(limit)], {}
+    if len(found) > len(page):
+        headers["x-next-token"] = base64.urlsafe_b64encode(page[-1][0].encode()).decode()
+    return [each for _key, each in page], headers
+
+
+def _state(live: Live) -> str:
+    return "paused" if live.state == SessionState.SUSPENDED else "running"
+
+
+def _opened(call: Call, live: Live) -> dict[str, Any]:
+    """Describe a sandbox to the client that is to work with it."""
+    tokens, notes = call.shared.tokens, notes_of(live.metadata)
+    return {
+        "sandboxID": live.sandbox_id,
+        "templateID": notes.template,
+        "alias": notes.template,
+        "clientID": _CLIENT,
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": tokens.of(live.sandbox_id),
+        "trafficAccessToken": tokens.of_traffic(live.sandbox_id),
+        "domain": call.shared.settings.domain or None,
+    }
+
+
+def _listed(call: Call, live: Live) -> dict[str, Any]:
+    notes, limits = notes_of(live.metadata), describe_live(live).limits
+    left = live.left_s(call.service.manager.clock.now())
+    return {
+        "sandboxID": live.sandbox_id,
+        "templateID": notes.template,
+        "alias": notes.template,
+        "clientID": _CLIENT,
+        "startedAt": timestamp(live.created_at),
+        "endAt": timestamp(time.time() + (366 * 86_400 if left is None else left)),
+        "cpuCount": max(1, round(limits.cpus or 1)),
+        "memoryMB": (limits.memory_bytes or 0) // _MIB,
+        "diskSizeMB": (limits.disk_bytes or 0) // _MIB,
+        "metadata": own_metadata(live.metadata),
+        "state": _state(live),
+        "envdVersion": ENVD_VERSION,
+    }
+
+
+def _detail(call: Call, live: Live) -> dict[str, Any]:
+    notes = notes_of(live.metadata)
+    form = {
+        **_listed(call, live),
+        "domain": call.shared.settings.domain or None,
+        "allowInternetAccess": notes.internet,
+        "network": network.shown(live, is_public=notes.is_public),
+        "lifecycle": {
+            "onTimeout": "pause" if live.timeouts.on_expiry == SUSPEND else "kill",
+            "autoResume": notes.auto_resume,
+        },
+    }
+    if call.caller.scope != "read_only":
+        form["envdAccessToken"] = call.shared.tokens.of(live.sandbox_id)
+    return form
+
+
+def _live(call: Call) -> Live:
+    sandbox_id = call.params["sandbox_id"]
+    live = call.service.manager.index.find(sandbox_id, call.caller.sees)
+    if live is None:
+        raise ApiError(404, f"sandbox '{sandbox_id}' not found")
+    return live
+
+
+async def get(call: Call) -> Response:
+    """Describe a sandbox."""
+    return JSONResponse(_detail(call, _live(call)))
+
+
+async def kill(call: Call) -> Response:
+    """End a sandbox, running or paused."""
+    live = _live(call)
+    call_, manager = call.service.thread_pools.call, call.service.manager
+    await call_(manager.terminate, live.id, key=live.sandbox_id, pool=ENDING)
+    return Response(status_code=204)
+
+
+async def set_timeout(call: Call) -> Response:
+    """Let a sandbox end so many seconds from now."""
+    live, timeout = _live(call), field(await call.form(), "timeout", int)
+    if timeout is None or timeout < 0:
+        raise ApiError(400, "timeout: must be a number of seconds, 0 or more")
+    call.service.permissions.check_life(call.caller, timeout)
+    manager = call.service.manager
+    await call.call(manager.extend, live.id, max(0.001, timeout))
+    return Response(status_code=204)
+
+
+async def connect(call: Call) -> Response:
+    """Resume a sandbox if it is paused; its deadline is never brought closer."""
+    live, timeout = _live(call), field(await call.form(), "timeout", int, _DEFAULT_S)
+    call.service.permissions.check_life(call.caller, timeout)
+    manager = call.service.manager
+    was_paused = await call.call(lives.wake, manager, live, float(timeout))
+    return JSONResponse(_opened(call, live), 201 if was_paused else 200)
+
+
+async def resume(call: Call) -> Response:
+    """Resume a paused sandbox, as older SDKs ask for it."""
+    live, timeout = _live(call), field(await call.form(), "timeout", int, _DEFAULT_S)
+    if live.state != SessionState.SUSPENDED:
+        raise ApiError(409, f"sandbox '{live.sandbox_id}' is already running")
+    call.service.permissions.check_life(call.caller, timeout)
+    await call.call(lives.wake, call.service.manager, live, float(timeout))
+    return JSONResponse(_opened(call, live), 201)
+
+
+async def pause(call: Call) -> Response:
+    """Freeze a sandbox; its id stays."""
+    live, form = _live(call), await call.form()
+    if field(form, "memory", bool, True) is False:
+        raise ApiError(501, "pausing without memory is not supported by Ringfence: take a snapshot")
+    if not await call.call(lives.pause, call.service.manager, live):
+        raise ApiError(409, f"sandbox '{live.sandbox_id}' is already paused")
+    return Response(status_code=204)
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+def _names(snapshot: Snapshot) -> list[str]:
+    name = snapshot.metadata.get("e2b.name")
+    return [f"{name}:default"] if name else []
+
+
+def _shown_id(snapshot: Snapshot) -> str:
+    names = _names(snapshot)
+    return f"{_CLIENT}/{names[0]}" if names else snapshot.id
+
+
+def _snapshot(call: Call, any_name: str) -> Snapshot | None:
+    """Find a snapshot of the caller by its id, or by `NAME`, `NAME:default` or `TEAM/NAME:default`."""
+    name = any_name.rpartition("/")[2].removesuffix(":default")
+    for each in reversed(call.service.manager.snapshots(call.caller.sees)):
+        if any_name == each.id or each.metadata.get("e2b.name") == name:
+            return each
+    return None
+
+
+async def snapshot(call: Call) -> Response:
+    """Save a sandbox's files; another snapshot of the same name is replaced."""
+    live, form = _live(call), await call.form()
+    name = field(form, "name", str, "").rpartition("/")[2].removesuffix(":default")
+    metadata = {"e2b.name": name} if name else {}
+    manager = call.service.manager
+
+    def save() -> Snapshot:
+        before = _snapshot(call, name) if name else None
+        made = manager.snapshot(live.id, metadata, call.caller.sees)
+        if before is not None:
+            manager.delete_snapshot(before.id, call.caller.sees)
+        return made
+
+    made = await call.service.thread_pools.call(save, key=live.sandbox_id, pool=COPIES)
+    return JSONResponse({"snapshotID": _shown_id(made), "names": _names(made)}, 201)
+
+
+async def snapshots(call: Call) -> Response:
+    """List snapshots, newest first."""
+    query = call.request.query_params
+    every = await call.call(call.service.manager.snapshots, call.caller.sees)
+    if sandbox_id := query.get("sandboxID"):
+        every = [each for each in every if each.session_id == sandbox_id]
+    if name := query.get("name"):
+        short = name.rpartition("/")[2].removesuffix(":default")
+        every = [each for each in every if short in (each.id, each.metadata.get("e2b.name"))]
+    every = sorted(every, key=lambda each: each.id, reverse=True)
+    page, headers = _page(call, [(each.id, each) for each in every], True)
+    forms = [{"snapshotID": _shown_id(each), "names": _names(each)} for each in page]
+    return JSONResponse(forms, headers=headers)
+
+
+async def delete_template(call: Call) -> Response:
+    """Remove a snapshot by its id; templates are the configuration's."""
+    found = await call.call(_snapshot, call, call.params["template_id"])
+    if found is None:
+        raise ApiError(404, f"template '{call.params['template_id']}' not found")
+    try:
+        await call.call(call.service.manager.delete_snapshot, found.id, call.caller.sees)
+    except SnapshotNotFound as exc:
+        raise ApiError(404, exc.message) from exc
+    return Response(status_code=204)
+
+
+async def fork(call: Call) -> Response:
+    """Create sandboxes with the files of this one; processes are not copied."""
+    live, form = _live(call), await call.form()
+    count = field(form, "count", int, 1)
+    timeout = field(form, "timeout", int, _DEFAULT_S)
+    if not 1 <= count <= _MOST_FORKS:
+        raise ApiError(400, f"count: must be from 1 to {_MOST_FORKS}")
+    notes = replace(notes_of(live.metadata), key=call.caller.key)
+    manager = call.service.manager
+
+    def make(snapshot_id: str) -> dict[str, Any]:
+        try:
+            made = lives.create(
+                call.service,
+                call.caller,
+                replace(live.spec, network=live.inner.spec.network),
+                notes,
+                own_metadata(live.metadata),
+                timeout_s=timeout,
+                auto_pause=live.timeouts.on_expiry == SUSPEND,
+                snapshot_id=snapshot_id,
+            )
+        except RingfenceError as exc:
+            return {"error": {"code": 500, "message": exc.message}}
+        return {"sandbox": _opened(call, made)}
+
+    def make_all() -> list[dict[str, Any]]:
+        saved = manager.snapshot(live.id, {}, call.caller.sees)
+        try:
+            return [make(saved.id) for _ in range(count)]
+        finally:
+            manager.delete_snapshot(saved.id, call.caller.sees)
+
+    made = await call.service.thread_pools.call(make_all, key=live.sandbox_id, pool=COPIES)
+    return JSONResponse(made, 201)
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+async def set_network(call: Call) -> Response:
+    """Replace what a sandbox may reach; a field that is not given is cleared."""
+    live, form = _live(call), await call.form()
+    internet = field(form, "allow_internet_access", bool)
+    settings = call.shared.settings
+
+    def change() -> None:
+        policy = network.policy_of(form, internet, settings.internet, live.spec)
+        judged = call.service.permissions.judge(call.caller, policy)
+        live.sandbox.apply_network_policy(judged)
+        call.service.manager.events.add("network", live)
+
+    await call.call(change)
+    return Response(status_code=204)
+
+
+async def templates(call: Call) -> Response:
+    """List the names of the templates."""
+    names = sorted({"base", "code-interpreter-v1", *call.shared.settings.templates})
+    forms = [
+        {
+            "templateID": name,
+            "aliases": [name],
+            "names": [name],
+            "public": True,
+            "buildID": name,
+            "buildStatus": "ready",
+            "envdVersion": ENVD_VERSION,
+        }
+        for name in names
+    ]
+    return JSONResponse(forms)
+
+
+async def nothing(_call: Call) -> Response:
+    """List nothing."""
+    return JSONResponse([])
+
+
+def _refusing(what: str) -> Any:
+    async def refuse(_call: Call) -> Response:
+        raise ApiError(501, what)
+
+    return refuse
+
+
+_VOLUMES = _refusing(_REFUSED["volumeMounts"])
+_SECRETS = _refusing("secrets are not supported by Ringfence: use network rules with credentials")
+_BUILDS = _refusing(
+    "building templates is not supported by Ringfence's E2B API: run `ringfence template build`,"
+    " and name the template in the server's configuration"
+)
+_SANDBOX = "/sandboxes/{sandbox_id}"
+
+ROUTES = [
+    Route("POST", "/sandboxes", create),
+    Route("POST", "/v2/sandboxes", create),
+    Route("GET", "/sandboxes", list_),
+    Route("GET", "/v2/sandboxes", list_),
+    Route("GET", _SANDBOX, get),
+    Route("DELETE", _SANDBOX, kill),
+    Route("POST", f"{_SANDBOX}/timeout", set_timeout),
+    Route("POST", f"{_SANDBOX}/connect", connect),
+    Route("POST", f"/v2{_SANDBOX}/connect", connect),
+    Route("POST", f"{_SANDBOX}/resume", resume),
+    Route("POST", f"{_SANDBOX}/pause", pause),
+    Route("POST", f"{_SANDBOX}/fork", fork),
+    Route("POST", f"{_SANDBOX}/snapshots", snapshot),
+    Route("PUT", f"{_SANDBOX}/network", set_network),
+    Route("GET", "/snapshots", snapshots),
+    Route("GET", "/templates", templates),
+    Route("GET", "/v2/templates", templates),
+    Route("DELETE", "/templates/{template_id:path}", delete_template),
+    Route("GET", "/teams", nothing),
+    *(
+        Route(method, f"{prefix}{path}", handler)
+        for prefix, handler in (("/volumes", _VOLUMES), ("/secrets", _SECRETS))
+        for method in ("GET", "POST", "PUT", "DELETE")
+        for path in ("", "/{rest:path}")
+    ),
+    Route("POST", "/v3/templates", _BUILDS),
+    Route("POST", "/v2/templates", _BUILDS),
+    Route("POST", "/templates", _BUILDS),
+]

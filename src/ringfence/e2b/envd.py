@@ -1,0 +1,218 @@
+"""Routes that E2B's agent inside answers over plain HTTP: files, health, metrics."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ..api.routes import files as our_files
+from ..api.thread_pools import COPIES
+from ..errors import FileError, FileNotFound, IsADirectory, NotADirectory
+from ..model.files import DIRECTORY
+from . import filesystem, multipart, processes
+from .call import ApiError, Call, Route
+from .paths import absolute
+from .rpc import user_of
+
+_PIECE = 1 << 20
+_GZIP = 31  # zlib's window bits for a gzip header
+_MOST_FILES = 1000  # of one upload
+
+
+def _path(call: Call) -> str:
+    query = call.request.query_params
+    user_of(call, query.get("username"))
+    return absolute(query.get("path", ""))
+
+
+async def download(call: Call) -> Response:
+    """Send a file, by gzip if the client takes it."""
+    path = _path(call)
+    sandbox_id = call.inside.sandbox_id
+    try:
+        info = await call.call(call.inside.sandbox.files.stat, path, follow=True)
+        if info.kind == DIRECTORY:
+            raise ApiError(400, f"path '{path}' is a directory")
+        response = await our_files.read(sandbox_id, path, call.service, call.caller, "", "")
+    except (FileNotFound, NotADirectory) as exc:
+        raise ApiError(404, f"path '{path}' does not exist") from exc
+    except IsADirectory as exc:
+        raise ApiError(400, f"path '{path}' is a directory") from exc
+    name = posixpath.basename(path).encode("ascii", "replace").decode().replace('"', "")
+    response.headers["content-disposition"] = f'inline; filename="{name}"'
+    takes = call.request.headers.get("accept-encoding", "")
+    # Only where it is all that the client takes: to compress costs more than loopback.
+    if takes.strip() == "gzip" and isinstance(response, StreamingResponse):
+        response.body_iterator = _deflated(response.body_iterator)
+        del response.headers["content-length"]
+        response.headers["content-encoding"] = "gzip"
+    return response
+
+
+async def _deflated(pieces: Any) -> AsyncIterator[bytes]:
+    deflate = zlib.compressobj(1, wbits=_GZIP)
+    async for each in pieces:
+        if data := deflate.compress(each):
+            yield data
+    yield deflate.flush()
+
+
+async def upload(call: Call) -> Response:
+    """Write files: one as the body itself, or several as a form."""
+    user_of(call, call.request.query_params.get("username"))
+    for name in call.request.headers:
+        if name.startswith("x-metadata-"):
+            raise ApiError(501, "metadata of files is not supported by Ringfence")
+    kind = call.request.headers.get("content-type", "")
+    if kind.startswith("multipart/"):
+        boundary = multipart.boundary_of(kind)
+        return JSONResponse(await _write_parts(call, multipart.parts(call.stream(), boundary)))
+    if not call.request.query_params.get("path"):
+        raise ApiError(400, "the query has no path")
+    writing = _Writing(call, _path(call))
+    try:
+        await writing.begin()
+        async for data in call.stream():
+            await writing.add(data)
+        return JSONResponse([await writing.done()])
+    except BaseException:
+        writing.abandon()
+        raise
+
+
+async def _write_parts(
+    call: Call, pieces: AsyncIterator[tuple[str | None, bytes]]
+) -> list[dict[str, Any]]:
+    given = call.request.query_params.get("path")
+    written: list[dict[str, Any]] = []
+    writing: _Writing | None = None
+    try:
+        async for name, data in pieces:
+            if name is None:
+                if writing is not None:
+                    await writing.add(data)
+                continue
+            if writing is not None:
+                written.append(await writing.done())
+                writing = None
+            if len(written) >= _MOST_FILES:
+                raise ApiError(413, f"over {_MOST_FILES} files in one request")
+            path = given or name
+            if not path:
+                continue  # a field that is no file
+            if given and written:
+                raise ApiError(400, "several files were sent for one path")
+            writing = _Writing(call, absolute(path))
+            await writing.begin()
+        if writing is not None:
+            written.append(await writing.done())
+    except BaseException:
+        if writing is not None:
+            writing.abandon()
+        raise
+    if not written:
+        raise ApiError(400, "the form has no file")
+    return written
+
+
+class _Writing:
+    """A file that is being written in place, as E2B does: who watches it sees it so."""
+
+    def __init__(self, call: Call, path: str) -> None:
+        self._call, self._path = call, path
+        self._file: BinaryIO | None = None
+        self._waiting: list[bytes] = []
+        self._size = 0
+
+    async def begin(self) -> None:
+        files, path = self._call.inside.sandbox.files, self._path
+
+        def start() -> BinaryIO:
+            try:
+                return files.open_write(path)
+            except FileNotFound:
+                files.make_dir(posixpath.dirname(path), parents=True)
+                return files.open_write(path)
+
+        try:
+            self._file = await self._call.call(start)
+        except IsADirectory as exc:
+            raise ApiError(400, f"path '{path}' is a directory") from exc
+        except FileError as exc:
+            raise ApiError(400, exc.message) from exc
+
+    async def add(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size >= _PIECE:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        data, self._waiting, self._size = b"".join(self._waiting), [], 0
+        file = self._file
+        assert file is not None  # `begin` comes first
+
+        def write() -> None:
+            file.write(data)
+            file.flush()
+
+        call = self._call.service.thread_pools.call
+        try:
+            await call(write, key=self._call.inside.sandbox_id, pool=COPIES)
+        except OSError as exc:
+            raise ApiError(507, f"not enough disk space available: {exc.strerror}") from exc
+
+    async def done(self) -> dict[str, Any]:
+        await self._flush()
+        assert self._file is not None
+        await self._call.call(self._file.close)
+        return {"name": posixpath.basename(self._path), "type": "file", "path": self._path}
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._call.service.thread_pools.later(self._file.close)
+
+
+async def health(_call: Call) -> Response:
+    """Say that the sandbox runs."""
+    return Response(status_code=204)
+
+
+async def metrics(call: Call) -> Response:
+    """Measure now."""
+    found = await call.call(call.inside.sandbox.stats)
+    limits = call.inside.spec.limits
+    form = {
+        "ts": int(time.time()),
+        "cpu_count": max(1, round(limits.cpus or 1)),
+        "mem_used": found.memory_bytes or 0,
+        "mem_total": limits.memory_bytes or 0,
+    }
+    return JSONResponse(form)
+
+
+async def envs(call: Call) -> Response:
+    """Return the sandbox's own variables."""
+    return JSONResponse(dict(call.inside.spec.env))
+
+
+async def init(_call: Call) -> Response:
+    """Refuse what E2B's own orchestrator sends."""
+    raise ApiError(403, "the sandbox is set up by the server")
+
+
+ROUTES = [
+    *processes.ROUTES,
+    *filesystem.ROUTES,
+    Route("GET", "/files", download),
+    Route("POST", "/files", upload, is_stream=True),
+    Route("GET", "/health", health),
+    Route("GET", "/metrics", metrics),
+    Route("GET", "/envs", envs),
+    Route("POST", "/init", init),
+]

@@ -1,0 +1,186 @@
+"""E2B's filesystem service on our files: entries, moves, directories, watches."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..errors import FileError, FileExists, FileNotFound, NotADirectory
+from ..model.files import DIRECTORY
+from ..sandbox.files import Files
+from .call import Call
+from .codec import RpcError, field
+from .paths import absolute, entry
+from .rpc import ping_s, server_stream, unary, user_of
+from .watchers import Watch
+
+_MOST_ENTRIES = 20_000
+
+
+def _path(call: Call, form: dict[str, Any], name: str = "path") -> str:
+    user_of(call)
+    return absolute(field(form, name, str, ""))
+
+
+def _missing(path: str) -> RpcError:
+    return RpcError("not_found", f"path '{path}' does not exist")
+
+
+async def stat(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Describe an entry; a symlink itself."""
+    path, files = _path(call, form), call.inside.sandbox.files
+
+    def look() -> dict[str, Any]:
+        try:
+            return entry(files, files.stat(path))
+        except (FileNotFound, NotADirectory) as exc:
+            raise _missing(path) from exc
+
+    return {"entry": await call.call(look)}
+
+
+async def list_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """List a directory, and those in it down to `depth`."""
+    path, depth = _path(call, form), field(form, "depth", int, 1) or 1
+    files = call.inside.sandbox.files
+    if depth < 0:
+        raise RpcError("invalid_argument", "depth should be at least one")
+    return {"entries": await call.call(_entries, files, path, depth)}
+
+
+def _entries(files: Files, path: str, depth: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def add(directory: str, left: int) -> None:
+        for info in files.list(directory):
+            if len(found) >= _MOST_ENTRIES:
+                raise RpcError("resource_exhausted", f"there are over {_MOST_ENTRIES} entries")
+            found.append(entry(files, info))
+            if left > 1 and info.kind == DIRECTORY:
+                add(info.path, left - 1)
+
+    try:
+        add(files.stat(path, follow=True).path, min(depth, 64))
+    except FileNotFound as exc:
+        raise _missing(path) from exc
+    except NotADirectory as exc:
+        raise RpcError("invalid_argument", f"path is not a directory: {path}") from exc
+    return found
+
+
+async def make_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Make a directory and those above it."""
+    path, files = _path(call, form), call.inside.sandbox.files
+
+    def make() -> dict[str, Any]:
+        try:
+            there = files.stat(path, follow=True)
+        except (FileError, FileNotFound):
+            there = None
+        if there is not None and there.kind == DIRECTORY:
+            raise RpcError("already_exists", f"directory already exists: {path}")
+        try:
+            files.make_dir(path, parents=True)
+        except (FileExists, NotADirectory) as exc:
+            why = f"path already exists but it is not a directory: {path}"
+            raise RpcError("invalid_argument", why) from exc
+        return entry(files, files.stat(path))
+
+    return {"entry": await call.call(make)}
+
+
+async def move(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Rename, with the directories above the new name made."""
+    source, target = _path(call, form, "source"), _path(call, form, "destination")
+    files = call.inside.sandbox.files
+
+    def rename() -> dict[str, Any]:
+        if not files.exists(source):
+            raise _missing(source)
+        files.make_dir(posixpath.dirname(target), parents=True)
+        files.move(source, target)
+        return entry(files, files.stat(target))
+
+    return {"entry": await call.call(rename)}
+
+
+async def remove(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Remove a file or a whole tree; what is not there is removed already."""
+    path, files = _path(call, form), call.inside.sandbox.files
+
+    def gone() -> None:
+        try:
+            files.remove(path, recursive=True)
+        except (FileNotFound, NotADirectory):
+            pass
+
+    await call.call(gone)
+    return {}
+
+
+# -- watches ---------------------------------------------------------------------------------------
+
+
+async def _watch(call: Call, form: dict[str, Any]) -> Watch:
+    path, files = _path(call, form), call.inside.sandbox.files
+    is_recursive = field(form, "recursive", bool, False)
+    try:
+        info = await call.call(files.stat, path, follow=True)
+    except (FileNotFound, NotADirectory) as exc:
+        raise _missing(path) from exc
+    if info.kind != DIRECTORY:
+        raise RpcError("invalid_argument", f"path {path} is not a directory")
+    return Watch(call.service, call.inside, info.path, is_recursive=is_recursive)
+
+
+async def watch_dir(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Stream what changes in a directory."""
+    watch = await _watch(call, form)
+    await watch.begin()
+    return _changes(call, watch)
+
+
+async def _changes(call: Call, watch: Watch) -> AsyncIterator[dict[str, Any]]:
+    try:
+        yield {"start": {}}
+        while (found := await watch.next(ping_s(call))) is not None:
+            for each in found:
+                yield {"filesystem": each}
+            if not found:
+                yield {"keepalive": {}}
+    finally:
+        await watch.close()
+
+
+async def create_watcher(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Begin a watch whose changes are kept until they are asked for."""
+    watch = await _watch(call, form)
+    return {"watcherId": await call.shared.watchers.add(watch)}
+
+
+async def watcher_events(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes since they were last asked for."""
+    watcher_id = field(form, "watcherId", str, "")
+    return {"events": call.shared.watchers.events(call.inside.sandbox_id, watcher_id)}
+
+
+async def remove_watcher(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """End a watch."""
+    watcher_id = field(form, "watcherId", str, "")
+    await call.shared.watchers.remove(call.inside.sandbox_id, watcher_id)
+    return {}
+
+
+_AT = "/filesystem.Filesystem"
+ROUTES = [
+    unary(f"{_AT}/Stat", stat),
+    unary(f"{_AT}/ListDir", list_dir),
+    unary(f"{_AT}/MakeDir", make_dir),
+    unary(f"{_AT}/Move", move),
+    unary(f"{_AT}/Remove", remove),
+    server_stream(f"{_AT}/WatchDir", watch_dir),
+    unary(f"{_AT}/CreateWatcher", create_watcher),
+    unary(f"{_AT}/GetWatcherEvents", watcher_events),
+    unary(f"{_AT}/RemoveWatcher", remove_watcher),
+]

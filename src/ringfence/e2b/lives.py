@@ -1,0 +1,96 @@
+"""Lives of a sandbox by E2B's rules: created with a deadline, paused, woken, ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import LifecycleError
+from ..model.acquire import AcquireOptions
+from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
+from ..model.spec import SandboxSpec
+from ..sessions import snapshots
+from .notes import Notes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..api.access.caller import Caller
+    from ..api.service import Service
+    from ..sessions.live import Live
+    from ..sessions.manager import SessionManager
+
+WOKEN_S = 300.0  # for what a request wakes
+_PAUSED_S = 365 * 86_400.0  # that a sandbox which is to end in time may stay paused
+_SHORTEST_S = 1.0
+
+
+def create(
+    service: Service,
+    caller: Caller,
+    spec: SandboxSpec,
+    notes: Notes,
+    metadata: Mapping[str, str],
+    *,
+    timeout_s: float,
+    auto_pause: bool,
+    snapshot_id: str | None = None,
+    key: str = "",
+) -> Live:
+    """Create a sandbox that ends, or is paused, `timeout_s` from now, used or not."""
+    spec = replace(spec, id=None, ttl_s=max(_SHORTEST_S, timeout_s))
+    judge, most = service.permissions.judge, service.permissions.most.limits.idle_timeout_s
+    unused_s = None if caller.is_admin else most
+    timeouts = SessionTimeouts(
+        idle_s=unused_s,
+        detach_s=unused_s,
+        suspend_s=unused_s,
+        on_idle=SUSPEND if auto_pause else TERMINATE,
+        on_expiry=SUSPEND if auto_pause else TERMINATE,
+    )
+    options = AcquireOptions(
+        timeouts=timeouts, metadata=notes.written(metadata), snapshot_id=snapshot_id, key=key
+    )
+    lease = service.manager.acquire(
+        judge(caller, spec),
+        judge(caller, options),
+        client_id=caller.client,
+        most=caller.max_sandboxes,
+    )
+    live = service.manager.index.find(lease.id)
+    if live is None:
+        raise LifecycleError("the sandbox ended as soon as it was created")
+    return live
+
+
+def restored(service: Service, caller: Caller, snapshot_id: str) -> SandboxSpec:
+    """Return the spec of a snapshot of this caller."""
+    return snapshots.spec_of(snapshots.need(service.manager, snapshot_id, caller.sees))
+
+
+def pause(manager: SessionManager, live: Live) -> bool:
+    """Freeze a sandbox; False if it is already. Its deadline waits until it is woken."""
+    with live.lock:
+        if live.state == SessionState.SUSPENDED:
+            return False
+        if live.timeouts.on_expiry != SUSPEND:
+            manager.extend(live.id, _PAUSED_S)
+        manager.suspend(live.id)
+    return True
+
+
+def wake(manager: SessionManager, live: Live, timeout_s: float | None = None) -> bool:
+    """Resume a paused sandbox, once however many ask; whether it was paused.
+
+    Args:
+        timeout_s: From now to its next deadline; one that runs keeps a later one.
+    """
+    with live.lock:
+        was_paused = live.state == SessionState.SUSPENDED
+        if was_paused:
+            # The deadline first: past it, the reaper would pause it again.
+            manager.extend(live.id, timeout_s or WOKEN_S)
+            manager.resume(live.id)
+        elif timeout_s is not None and timeout_s > (live.left_s(manager.clock.now()) or 0.0):
+            manager.extend(live.id, timeout_s)
+    return was_paused

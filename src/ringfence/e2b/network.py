@@ -1,0 +1,72 @@
+"""E2B's network options as a policy of ours, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InvalidRequest
+from ..model.net.network import NetworkPolicy
+from ..model.spec import SandboxSpec
+from ..sessions.live import Live
+from .call import ApiError
+from .codec import field
+
+_ALL = ("0.0.0.0/0", "::/0")
+_REFUSED = {
+    "rules": "network rules with transforms are not supported by Ringfence's E2B API",
+    "egressProxy": "an egress proxy of the client's is not supported by Ringfence",
+    "dnsServers": "DNS servers of the client's are not supported by Ringfence",
+    "maskRequestHost": "maskRequestHost is not supported by Ringfence",
+}
+
+
+def policy_of(
+    form: dict[str, Any], internet: bool | None, allowed: NetworkPolicy, spec: SandboxSpec
+) -> NetworkPolicy:
+    """Return the policy that E2B's options ask for.
+
+    Args:
+        form: `allowOut` and `denyOut`; what allows wins there, as in E2B.
+        internet: Whether the client allows internet access; None: as the template has it.
+        allowed: What internet access means on this server.
+
+    Raises:
+        ApiError: An option cannot be kept.
+    """
+    for name, why in _REFUSED.items():
+        if form.get(name):
+            raise ApiError(501, why)
+    allow, deny = _hosts(form, "allowOut"), _hosts(form, "denyOut")
+    base = spec.network if spec.network != NetworkPolicy() else allowed
+    if internet is False or set(deny) & set(_ALL):
+        base = NetworkPolicy()
+        deny = []
+    if not allow and not deny:
+        return base
+    if set(allow) & set(_ALL):
+        allow = []
+    # A rule of ours that denies wins over one that allows: what E2B allows again is not denied.
+    rules = [*base.allowed_hosts, *allow, *(f"!{each}" for each in deny if each not in allow)]
+    if base.is_unrestricted:
+        raise ApiError(501, "network options need a limited policy: set `internet` to one")
+    try:
+        return base.altered(allowed_hosts=tuple(rules))
+    except InvalidRequest as exc:
+        raise ApiError(400, f"network: {exc.message}") from exc
+
+
+def _hosts(form: dict[str, Any], name: str) -> list[str]:
+    found: list[str] = field(form, name, list, [])
+    if not all(isinstance(each, str) for each in found):
+        raise ApiError(400, f"{name}: must be a list of strings")
+    return found
+
+
+def shown(live: Live, *, is_public: bool) -> dict[str, Any]:
+    """Return the policy in force as E2B describes it."""
+    hosts = live.inner.spec.network.allowed_hosts
+    return {
+        "allowOut": [each for each in hosts if not each.startswith("!")],
+        "denyOut": [each[1:] for each in hosts if each.startswith("!")],
+        "allowPublicTraffic": is_public,
+    }

@@ -1,0 +1,59 @@
+"""Notes of E2B's API: what it remembers of a sandbox, in its session's metadata beside the client's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NAME = "e2b"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Notes on one sandbox.
+
+    Attributes:
+        template: As the client named it.
+        key: Id of the API key that created it; empty on the unix socket.
+        auto_resume: Whether a request to a paused sandbox resumes it.
+        keeps_memory: Whether its end of life pauses it with its memory.
+        is_public: Whether its ports are open without a token.
+        internet: What the client said about internet access; None: nothing.
+    """
+
+    template: str = "base"
+    key: str = ""
+    auto_resume: bool = False
+    keeps_memory: bool = True
+    is_public: bool = True
+    internet: bool | None = None
+
+    def written(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        """The session's metadata: the client's, and these notes.
+
+        Raises:
+            InvalidRequest: The client uses the name that the notes have.
+        """
+        if _NAME in metadata:
+            raise InvalidRequest(f"the name {_NAME!r} is reserved", field="metadata")
+        return {**metadata, _NAME: json.dumps(asdict(self), separators=(",", ":"))}
+
+
+def notes_of(metadata: Mapping[str, str]) -> Notes:
+    """Read the notes; a sandbox of `/v1` has none, and gets those of one made by default."""
+    try:
+        form = json.loads(metadata.get(_NAME, "{}"))
+        return Notes(**{key: form[key] for key in form if key in Notes.__annotations__})
+    except (ValueError, TypeError):
+        return Notes(is_public=False)  # written by somebody else: nothing is opened for it
+
+
+def own_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata as the client gave it."""
+    return {key: value for key, value in metadata.items() if key not in (_NAME, "name")}

@@ -1,0 +1,267 @@
+"""E2B's process service on our execs: start, follow, input, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from ..api.exec_bodies import append
+from ..api.streaming.runs import Bell, Watching
+from ..contexts.frames import language_of
+from ..errors import ExecError, LifecycleError
+from ..execs.run import Run
+from ..model.execs.exec import KILLED_BY_TERMINATE, ExecRequest
+from ..spool.order import ERR, OUT
+from .call import Call
+from .codec import RpcError, field, from_base64, to_base64
+from .paths import absolute
+from .rpc import client_stream, deadline_s, incoming, ping_s, server_stream, unary, user_of
+
+_PIECE = 32 << 10
+_STALL_S = 60.0  # for input that the process does not read
+_FIRST_PID = 1 << 22  # beyond every pid of the kernel: PID_MAX_LIMIT of include/linux/threads.h
+_SIGNALS = {
+    "SIGNAL_SIGKILL": signal.SIGKILL,
+    "SIGNAL_SIGTERM": signal.SIGTERM,
+    9: signal.SIGKILL,
+    15: signal.SIGTERM,
+}
+_ENV = {"E2B_SANDBOX": "true"}
+
+
+def pid_of(exec_id: str) -> int:
+    """A number for an exec. It follows from the id, so that it is the same after a restart."""
+    return _FIRST_PID + zlib.crc32(exec_id.encode()) % (1 << 30)
+
+
+def _find(call: Call, form: dict[str, Any]) -> Run:
+    """Find the exec that a selector means, which runs.
+
+    Raises:
+        RpcError: There is none.
+    """
+    selector = field(form, "process", dict, {})
+    pid, tag = field(selector, "pid", int), field(selector, "tag", str)
+    for run in reversed(call.shared.execs.running_of(call.inside.sandbox_id)):
+        tagged = call.shared.tags.get(run.id, ("", {}))[0]
+        if (pid is not None and pid == pid_of(run.id)) or (tag and tag == tagged):
+            return run
+    what = f"tag {tag}" if tag else f"pid {pid}"
+    raise RpcError("not_found", f"process with {what} not found")
+
+
+async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Start a process and follow it. It goes on without the client, until the deadline."""
+    config = field(form, "process", dict, {})
+    env = field(config, "envs", dict, {})
+    cwd = field(config, "cwd", str)
+    pty = field(form, "pty", dict)
+    argv = (field(config, "cmd", str, ""), *field(config, "args", list, []))
+    live, timeout_s = call.inside, deadline_s(call)
+    if timeout_s is not None and not call.caller.is_admin:
+        most = call.service.permissions.most.limits.wall_time_s
+        timeout_s = min(timeout_s, most or timeout_s)
+    request = ExecRequest(
+        argv,
+        cwd=absolute(cwd) if cwd else None,
+        env={**_ENV, "E2B_SANDBOX_ID": live.sandbox_id, "E2B_TEMPLATE_ID": call.notes.template}
+        | {str(key): value for key, value in env.items()},
+        user=user_of(call),
+        timeout_s=timeout_s,
+        pty=_size_of(pty) if pty is not None else None,
+        stream_stdin=field(form, "stdin", bool, True),
+    )
+    wanted = call.service.permissions.judge(call.caller, request)
+    if request.cwd and not await call.call(live.sandbox.files.exists, request.cwd):
+        raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist")
+    run = await call.call(call.shared.execs.start, live, wanted)
+    tags = call.shared.tags
+    tags[run.id] = field(form, "tag", str, ""), dict(request.env)
+    run.at_end(lambda: _forget(tags, run.id))
+    return _events(call, run, (0, 0))
+
+
+def _forget(known: dict[str, Any], exec_id: str) -> None:
+    known.pop(exec_id, None)
+
+
+def _size_of(pty: dict[str, Any]) -> tuple[int, int]:
+    size = field(pty, "size", dict, {})
+    return field(size, "rows", int, 24), field(size, "cols", int, 80)
+
+
+async def connect(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Follow a process from now on."""
+    run = _find(call, form)
+    out, err = run.spool.totals
+    return _events(call, run, (out, err), deadline_s(call))
+
+
+async def _events(
+    call: Call, run: Run, place: tuple[int, int], left_s: float | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield start, data and end of a process. What a slow client has not read stays on disk.
+
+    Args:
+        left_s: Until the stream ends, which the process does not notice.
+    """
+    until = None if left_s is None else time.monotonic() + left_s
+    yield {"event": {"start": {"pid": pid_of(run.id)}}}
+    wait_s, is_pty = ping_s(call), run.view().pty is not None
+    follower = run.spool.follow(place, (OUT, ERR))
+    with follower, Bell(run) as bell, Watching(call.service, run.sandbox_id):
+        while True:
+            bell.clear()
+            is_over = run.done.done()
+            await call.service.share.take()
+            while event := follower.next(_PIECE):
+                name = "pty" if is_pty else "stderr" if event.stream == ERR else "stdout"
+                yield {"event": {"data": {name: to_base64(event.data)}}}
+            if is_over:
+                break
+            left = wait_s if until is None else min(wait_s, until - time.monotonic())
+            if left <= 0:
+                raise RpcError("deadline_exceeded", "the deadline of the request is over")
+            if not await bell.wait(left) and (until is None or time.monotonic() < until):
+                yield {"event": {"keepalive": {}}}
+    yield {"event": {"end": _end(run)}}
+
+
+def _end(run: Run) -> dict[str, Any]:
+    """Describe how it ended, zero values left out as proto3 does.
+
+    Raises:
+        RpcError: Its sandbox or its time was over.
+    """
+    view = run.view()
+    status = view.status
+    if status is None or status.killed_by == KILLED_BY_TERMINATE:
+        raise RpcError(
+            "unavailable",
+            f"the connection to sandbox {run.sandbox_id} ended before the stream completed",
+        )
+    if status.timed_out:
+        raise RpcError("deadline_exceeded", "the process was killed at its deadline")
+    if status.signal is not None:
+        name = signal.strsignal(status.signal) or f"signal {status.signal}"
+        text = f"signal: {name.lower()}"
+        return {"exitCode": -1, "status": text, "error": text}
+    text = f"exit status {status.exit_code}"
+    if not status.exit_code:
+        return {"exited": True, "status": text}
+    return {"exitCode": status.exit_code, "exited": True, "status": text, "error": text}
+
+
+async def list_(call: Call, _form: dict[str, Any]) -> dict[str, Any]:
+    """List the processes that were started here and run."""
+    found = []
+    for run in call.shared.execs.running_of(call.inside.sandbox_id):
+        view = run.view()
+        if language_of(view.argv):
+            continue  # an interpreter of the other port
+        tag, env = call.shared.tags.get(run.id, ("", {}))
+        config: dict[str, Any] = {"cmd": view.argv[0], "args": view.argv[1:], "envs": env}
+        if view.cwd:
+            config["cwd"] = view.cwd
+        found.append({"config": config, "pid": pid_of(run.id), **({"tag": tag} if tag else {})})
+    return {"processes": found}
+
+
+async def _give(run: Run, given: dict[str, Any]) -> None:
+    """Write input, of the kind that the process takes."""
+    is_pty = run.view().pty is not None
+    stdin, pty = field(given, "stdin", str), field(given, "pty", str)
+    text = pty if is_pty else stdin
+    if text is None:
+        what = "a terminal: send `pty`" if is_pty else "no terminal: send `stdin`"
+        raise RpcError("failed_precondition", f"the process has {what}")
+    try:
+        async with asyncio.timeout(_STALL_S):
+            await append(run, from_base64(text))
+    except TimeoutError:
+        raise RpcError("deadline_exceeded", "the process does not read its input") from None
+    except (ExecError, LifecycleError, OSError) as exc:
+        raise RpcError("failed_precondition", f"stdin not enabled or closed: {exc}") from exc
+
+
+async def send_input(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Write to a process's stdin or terminal."""
+    run = _find(call, form)
+    async with _turn(call, run):
+        await _give(run, field(form, "input", dict, {}))
+    return {}
+
+
+def _turn(call: Call, run: Run) -> asyncio.Lock:
+    """A lock by which pieces of input do not mix."""
+    locks = call.shared.inputs
+    lock = locks.get(run.id)
+    if lock is None:
+        lock = locks[run.id] = asyncio.Lock()
+        run.at_end(lambda: _forget(locks, run.id))
+    return lock
+
+
+async def stream_input(call: Call) -> dict[str, Any]:
+    """Write what the client streams."""
+    run: Run | None = None
+    async for each in incoming(call):
+        if "start" in each:
+            run = _find(call, field(each, "start", dict, {}))
+        elif "data" in each:
+            if run is None:
+                raise RpcError("invalid_argument", "the first message names no process")
+            async with _turn(call, run):
+                await _give(run, field(field(each, "data", dict, {}), "input", dict, {}))
+    return {}
+
+
+async def close_stdin(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Close a process's stdin."""
+    run = _find(call, form)
+    try:
+        await call.call(run.end_input)
+    except (ExecError, LifecycleError) as exc:
+        raise RpcError("failed_precondition", exc.message) from exc
+    return {}
+
+
+async def send_signal(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Signal a process; SIGKILL takes what it has started along."""
+    run = _find(call, form)
+    number = _SIGNALS.get(form.get("signal", ""))
+    if number is None:
+        raise RpcError("unimplemented", f"invalid signal: {form.get('signal')}")
+    if number == signal.SIGKILL:
+        await call.call(run.kill)
+    else:
+        await call.call(run.signal, int(number))
+    return {}
+
+
+async def update(call: Call, form: dict[str, Any]) -> dict[str, Any]:
+    """Tell a process's terminal its size."""
+    run, pty = _find(call, form), field(form, "pty", dict)
+    if pty is not None:
+        rows, columns = _size_of(pty)
+        with suppress(LifecycleError):
+            await call.call(run.resize, rows, columns)
+    return {}
+
+
+_AT = "/process.Process"
+ROUTES = [
+    server_stream(f"{_AT}/Start", start),
+    server_stream(f"{_AT}/Connect", connect),
+    unary(f"{_AT}/List", list_),
+    unary(f"{_AT}/SendInput", send_input),
+    client_stream(f"{_AT}/StreamInput", stream_input),
+    unary(f"{_AT}/CloseStdin", close_stdin),
+    unary(f"{_AT}/SendSignal", send_signal),
+    unary(f"{_AT}/Update", update),
+]

@@ -1,0 +1,69 @@
+"""Settings of E2B's API: its domain, its templates and what `internet` means."""
+
+from __future__ import annotations
+
+from ..errors import InvalidRequest
+from ..model.base import checks, jsonform
+from ..model.base.model import Model
+from ..model.mount import READ_WRITE, Mount
+from ..model.net.network import NetworkPolicy
+from ..model.spec import SandboxSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from dataclasses import dataclass, field
+else:
+    from ..model.base.record import dataclass, field
+
+USER, HOME = "user", "/home/user"
+_OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}
+BASE = SandboxSpec(mounts=(Mount(HOME, "", READ_WRITE, protect=()),), workdir=HOME, env=_OF_USER)
+"""The templates `base` and `code-interpreter-v1` unless the configuration says otherwise."""
+_BUILT_IN = ("base", "code-interpreter-v1")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class E2BSettings(Model):
+    """Settings of E2B's API.
+
+    Attributes:
+        templates: What an E2B template name stands for, beside `base` and `code-interpreter-v1`.
+        internet: Policy of a sandbox whose client does not forbid internet access; none by default.
+        domain: Sandboxes are reached at `PORT-ID.DOMAIN`, the API at `api.DOMAIN`; empty for none.
+    """
+
+    templates: Mapping[str, SandboxSpec] = field(default_factory=dict)
+    internet: NetworkPolicy = field(default_factory=NetworkPolicy)
+    domain: str = ""
+
+    def __post_init__(self) -> None:
+        checks.instance(self.internet, "internet", NetworkPolicy)
+        for name, spec in self.templates.items():
+            checks.text(name, "templates", empty=False)
+            checks.instance(spec, f"templates.{name}", SandboxSpec)
+        domain = checks.text(self.domain, "domain").lower().strip(".")
+        if domain and (not domain.isascii() or set("/*: ") & set(domain)):
+            checks.refuse("domain", f"{domain!r} is not a domain", "as sandboxes.example.com")
+        object.__setattr__(self, "domain", domain)
+
+    def spec_of(self, template: str) -> SandboxSpec | None:
+        """Return what a template name stands for; `NAME:TAG` is the same as `NAME`."""
+        name = template.partition(":")[0]
+        return self.templates.get(name, BASE if name in _BUILT_IN else None)
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"templates": _read_templates, "internet": NetworkPolicy.from_json}
+
+
+def _read_templates(value: object) -> dict[str, SandboxSpec]:
+    given = jsonform.json_object(value, "templates")
+    specs: dict[str, SandboxSpec] = {}
+    for name, form in given.items():
+        try:
+            specs[name] = SandboxSpec.from_json(form)
+        except InvalidRequest as exc:
+            exc.field = f"{name}.{exc.field}"
+            raise
+    return specs

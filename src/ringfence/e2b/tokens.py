@@ -1,0 +1,89 @@
+"""Tokens of sandboxes, derived from a secret of the server, and signatures made with them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..store.directory import StateDirectory
+
+_SECRET_BYTES = 32
+_FILE = "e2b.secret"
+
+
+class Tokens:
+    """Tokens that can be shown again: nothing is stored but one secret.
+
+    Args:
+        directory: Where the secret is kept; None: it ends with this process.
+    """
+
+    def __init__(self, directory: StateDirectory | None) -> None:
+        self._secret = os.urandom(_SECRET_BYTES) if directory is None else _secret_in(directory)
+
+    def of(self, sandbox_id: str) -> str:
+        """Return the token that opens a sandbox's processes, files and interpreters."""
+        return self._derive("envd", sandbox_id)
+
+    def of_traffic(self, sandbox_id: str) -> str:
+        """Return the token that opens a sandbox's ports."""
+        return self._derive("traffic", sandbox_id)
+
+    def _derive(self, use: str, sandbox_id: str) -> str:
+        return hmac.new(self._secret, f"{use}:{sandbox_id}".encode(), "sha256").hexdigest()
+
+    def opens(self, sandbox_id: str, shown: str) -> bool:
+        """Return whether this is the sandbox's token."""
+        return _same(shown, self.of(sandbox_id))
+
+    def opens_traffic(self, sandbox_id: str, shown: str) -> bool:
+        """Return whether this is a token that opens the sandbox's ports."""
+        # Both are compared, so that the time does not tell which kind was shown.
+        return _same(shown, self.of_traffic(sandbox_id)) | self.opens(sandbox_id, shown)
+
+    def signs(self, sandbox_id: str, operation: str, query: Mapping[str, str]) -> str:
+        """Judge a signed URL: empty if it is valid, else what E2B says.
+
+        Args:
+            operation: `read` or `write`; a signature is good for one of them and one path.
+        """
+        path, until = query.get("path", ""), query.get("signature_expiration", "")
+        parts = [path, operation, query.get("username", ""), self.of(sandbox_id)]
+        text = ":".join([*parts, until] if until else parts)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        if not _same(query.get("signature", ""), f"v1_{digest}"):
+            return "invalid signature"
+        if until and (not until.isdecimal() or int(until[:18]) < time.time()):
+            return "signature is already expired"
+        return ""
+
+
+def _same(shown: str, kept: str) -> bool:
+    return hmac.compare_digest(shown.encode(), kept.encode())
+
+
+def _secret_in(directory: StateDirectory) -> bytes:
+    path = directory.file(_FILE)
+    try:
+        with open(path, "rb") as file:
+            secret = file.read()
+        if len(secret) == _SECRET_BYTES:
+            return secret
+    except FileNotFoundError:
+        pass
+    # Renamed into place: a file cut short by a crash would be a secret that is easy to guess.
+    secret, beside = os.urandom(_SECRET_BYTES), f"{path}.new"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    return secret

@@ -1,0 +1,164 @@
+"""Watches of directories, streamed or kept between two polls; bounded in number, events and time."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import secrets
+import time
+from collections import deque
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ..api.service import Service
+from ..api.streaming.pipes import Running
+from ..errors import RingfenceError, TimeoutExceeded
+from ..model.base.jsonform import loads
+from ..model.found import MOST_LINE_BYTES, FileChange
+from ..sessions.live import Live
+from .codec import RpcError
+
+_READ_BYTES, _READ_S = 8 << 10, 0.001
+_MOST_EVENTS = 10_000  # of one watcher, between two polls
+_IDLE_S = 600.0  # that a watcher is kept for without being asked
+_KINDS = {
+    "created": "EVENT_TYPE_CREATE",
+    "written": "EVENT_TYPE_WRITE",
+    "modified": "EVENT_TYPE_WRITE",
+    "attributes": "EVENT_TYPE_CHMOD",
+    "deleted": "EVENT_TYPE_REMOVE",
+    "moved_from": "EVENT_TYPE_RENAME",
+    "moved_to": "EVENT_TYPE_CREATE",
+}
+
+
+class Watch:
+    """A watch by a helper inside, as E2B's events. `close` it."""
+
+    def __init__(self, service: Service, live: Live, path: str, *, is_recursive: bool) -> None:
+        self._service, self.live, self._path = service, live, path
+        options = '{"recursive":true}' if is_recursive else '{"recursive":false}'
+        self._helper = Running(service.thread_pools, live, "watch", path, options)
+        self._stack, self._left, self._is_over = AsyncExitStack(), b"", False
+
+    async def begin(self) -> None:
+        """Start; what changes from now on is told.
+
+        Raises:
+            RingfenceError: It cannot be watched.
+        """
+        self._running = await self._stack.enter_async_context(self._helper)
+        try:
+            first = await self._running.read()
+            if not first:
+                await self._running.finish()
+            self._early = self._events(first)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def next(self, wait_s: float) -> list[dict[str, Any]] | None:
+        """Wait for changes: none within `wait_s` is an empty list, None that there is no more."""
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        if self._is_over:
+            return None
+        await self._service.share.take(_READ_S)
+        try:
+            data = await self._running.read(wait_s, _READ_BYTES)
+        except TimeoutExceeded:
+            return []
+        if not data:
+            self._is_over = True
+            return None
+        return self._events(data)
+
+    def _events(self, data: bytes) -> list[dict[str, Any]]:
+        *lines, self._left = (self._left + data).split(b"\n")
+        if len(self._left) > MOST_LINE_BYTES:
+            raise RpcError("internal", "the helper inside sent a line that is too long")
+        found = []
+        for line in lines:
+            change = FileChange.from_json(loads(line))
+            if change.kind == "overflow":
+                raise RpcError("resource_exhausted", "changes were lost: more came than was read")
+            if kind := _KINDS.get(change.kind):
+                name = posixpath.relpath(change.path, self._path)
+                found.append({"name": name, "type": kind})
+        return found
+
+    async def close(self) -> None:
+        """End it."""
+        await self._stack.aclose()
+
+
+class _Watcher:
+    """A watch and what it has told since it was last asked."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self.asked = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        try:
+            while (found := await self.watch.next(_IDLE_S / 4)) is not None:
+                self.events.extend(found)
+                if time.monotonic() > self.asked + _IDLE_S:
+                    return
+        except (RingfenceError, RpcError, OSError):
+            pass  # its sandbox has ended
+        finally:
+            await self.watch.close()
+
+
+class Watchers:
+    """Watches that are kept between two polls. They end with their sandbox, or unasked for."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._known: dict[str, _Watcher] = {}
+
+    async def add(self, watch: Watch) -> str:
+        """Begin one; return its id.
+
+        Raises:
+            TooManyRequests: The sandbox has as many as it may.
+        """
+        await watch.begin()
+        watcher, watcher_id = _Watcher(watch), secrets.token_hex(16)
+        self._known[watcher_id] = watcher
+        watcher.task = asyncio.ensure_future(watcher.follow())
+        watcher.task.add_done_callback(lambda _task: self._known.pop(watcher_id, None))
+        return watcher_id
+
+    def events(self, sandbox_id: str, watcher_id: str) -> list[dict[str, Any]]:
+        """Return what has changed since the last time.
+
+        Raises:
+            RpcError: There is no such watcher.
+        """
+        watcher = self._need(sandbox_id, watcher_id)
+        watcher.asked = time.monotonic()
+        found = [*watcher.events]
+        watcher.events.clear()
+        return found
+
+    async def remove(self, sandbox_id: str, watcher_id: str) -> None:
+        """End one.
+
+        Raises:
+            RpcError: There is no such watcher.
+        """
+        watcher = self._need(sandbox_id, watcher_id)
+        del self._known[watcher_id]
+        if watcher.task is not None:
+            watcher.task.cancel()
+
+    def _need(self, sandbox_id: str, watcher_id: str) -> _Watcher:
+        watcher = self._known.get(watcher_id)
+        if watcher is None or watcher.watch.live.sandbox_id != sandbox_id:
+            raise RpcError("not_found", f"watcher {watcher_id} not found")
+        return watcher

@@ -1,0 +1,160 @@
+"""Keys, tokens and signatures of others open nothing; what is sent is bounded."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2b.conftest import Box, Client, MakeClient, frames_of
+
+
+@pytest.fixture(scope="module")
+def other(make_client: MakeClient) -> Client:
+    """A client of another owner."""
+    return make_client("bob")
+
+
+@pytest.fixture(scope="module")
+def others_box(other: Client) -> Iterator[Box]:
+    """A sandbox of another owner."""
+    made = other.create(timeout=600)
+    yield made
+    other.api("DELETE", f"/sandboxes/{made.id}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/timeout"),
+        ("POST", "/connect"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/fork"),
+        ("POST", "/snapshots"),
+        ("PUT", "/network"),
+    ],
+)
+def test_another_owners_id_opens_nothing(
+    client: Client, box: Box, others_box: Box, method: str, path: str
+) -> None:
+    form = {} if method in ("GET", "DELETE") else {"json": {"timeout": 30}}
+    refused = client.api(method, f"/sandboxes/{others_box.id}{path}", **form)
+
+    assert (404, f"sandbox '{others_box.id}' not found") == (
+        refused.status_code,
+        refused.json()["message"],
+    )
+
+
+def test_another_sandboxes_token_opens_nothing(box: Box, others_box: Box) -> None:
+    mixed = {**others_box.headers, "X-Access-Token": box.made["envdAccessToken"]}
+    for token in (box.made["envdAccessToken"], "", others_box.made["trafficAccessToken"]):
+        headers = {**mixed, "X-Access-Token": token}
+        answers = [
+            box.http.post("/process.Process/List", json={}, headers=headers),
+            box.http.get("/files?path=/etc/passwd", headers=headers),
+            box.http.get("/envs", headers=headers),
+        ]
+        assert [401] * 3 == [each.status_code for each in answers]
+        assert "unauthenticated" == answers[0].json()["code"]
+    assert 200 == others_box.rpc("/process.Process/List", {}).status_code
+
+
+def test_an_invented_key_opens_nothing(client: Client) -> None:
+    for key in ("", "e2b_00", "e2b_zz", client.key[:-2] + "00", "rf_" + client.key):
+        answer = client.http.get("/v2/sandboxes", headers={"X-API-Key": key})
+        assert (401, 401) == (answer.status_code, answer.json()["code"])
+    assert 200 == client.api("GET", "/v2/sandboxes").status_code
+
+
+def test_a_key_that_reads_changes_nothing(make_client: MakeClient) -> None:
+    reader = make_client("ann", "read_only")
+
+    assert 200 == reader.api("GET", "/v2/sandboxes").status_code
+    assert 403 == reader.api("POST", "/v2/sandboxes", json={}).status_code
+
+
+def _signed(box: Box, path: str, operation: str = "read", until: str = "") -> dict[str, str]:
+    text = ":".join([path, operation, "", box.made["envdAccessToken"], *([until] if until else [])])
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    query = {"path": path, "signature": f"v1_{digest}"}
+    return {**query, "signature_expiration": until} if until else query
+
+
+def test_a_signature_is_for_one_path_and_one_operation(box: Box) -> None:
+    box.call("POST", "/files?path=/home/user/a", content=b"a")
+    box.call("POST", "/files?path=/home/user/b", content=b"b")
+    named = {"E2b-Sandbox-Id": box.id}
+    query = _signed(box, "/home/user/a")
+
+    assert b"a" == box.http.get("/files", params=query, headers=named).content
+    assert b"a" == box.http.get("/files", params=query).content, "without the sandbox's id"
+    for path in ("/home/user/b", "/home/user/a/../b", "/home/user/a/", "/home/user//a"):
+        changed = {**query, "path": path}
+        assert 401 == box.http.get("/files", params=changed, headers=named).status_code
+        assert 401 == box.http.get("/files", params=changed).status_code
+    assert 401 == box.http.post("/files", params=query, content=b"x", headers=named).status_code
+    until = str(int(time.time()) - 1)
+    late = box.http.get("/files", params=_signed(box, "/home/user/a", "read", until), headers=named)
+    assert (401, "signature is already expired") == (late.status_code, late.json()["message"])
+    longer = {**_signed(box, "/home/user/a", "read", until), "signature_expiration": "9" * 10}
+    assert 401 == box.http.get("/files", params=longer, headers=named).status_code
+
+
+def test_a_removed_key_takes_its_sandboxes_tokens_along(
+    make_client: MakeClient, daemon: object
+) -> None:
+    gone = make_client("carol")
+    box = gone.create()
+    key_id = bytes.fromhex(gone.key.removeprefix("e2b_")).decode().partition(".")[0]
+    assert 200 == box.rpc("/process.Process/List", {}).status_code
+    with daemon.client() as admin:  # type: ignore[attr-defined]
+        assert 204 == admin.delete(f"/v1/keys/{key_id}").status_code
+        refused = box.rpc("/process.Process/List", {})
+        admin.delete(f"/v1/sandboxes/{box.id}")
+
+    assert (401, "unauthenticated") == (refused.status_code, refused.json()["code"])
+
+
+def test_a_frame_of_four_gibibytes_is_refused_by_its_head(box: Box) -> None:
+    headers = {"content-type": "application/connect+json"}
+    body = b"\0\xff\xff\xff\xff" + b"{"
+    answer = box.call("POST", "/process.Process/Start", content=body, headers=headers)
+
+    (last,) = frames_of(answer.content)
+    assert "resource_exhausted" == last["error"]["code"]
+
+
+def test_a_bomb_of_gzip_ends_at_the_bound(box: Box) -> None:
+    bomb = gzip.compress(bytes(200 << 20))
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    answer = box.call("POST", "/process.Process/List", content=bomb, headers=headers)
+
+    assert 413 == answer.status_code
+    assert 200 == box.rpc("/process.Process/List", {}).status_code
+
+
+def test_watchers_are_bounded(box: Box) -> None:
+    made = [
+        box.rpc("/filesystem.Filesystem/CreateWatcher", {"path": "/home/user"}) for _ in range(40)
+    ]
+    ids = [each.json()["watcherId"] for each in made if each.status_code == 200]
+
+    assert 0 < len(ids) < 40
+    assert {"resource_exhausted"} == {each.json()["code"] for each in made[len(ids) :]}
+    for watcher_id in ids:
+        box.rpc("/filesystem.Filesystem/RemoveWatcher", {"watcherId": watcher_id})
+
+
+def test_a_web_page_calls_nothing(client: Client, box: Box) -> None:
+    page = {"Origin": "https://evil.example"}
+    assert 403 == client.api("GET", "/v2/sandboxes", headers=page).status_code
+    assert 403 == box.call("GET", "/envs", headers=page).status_code
+    assert 403 == client.api("GET", "/v2/sandboxes", headers={"Host": "evil.test"}).status_code

@@ -1,0 +1,212 @@
+"""E2B's API byte by byte: what its SDKs send, and what they look for in the answers."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import time
+
+import pytest
+
+from tests.api.conftest import Daemon
+from tests.e2b.conftest import Box, Client
+
+
+def _text(messages: list[dict[str, object]], name: str = "stdout") -> str:
+    pieces = [each["event"].get("data", {}).get(name) for each in messages if "event" in each]  # type: ignore[attr-defined]
+    return b"".join(base64.b64decode(each) for each in pieces if each).decode()
+
+
+def test_both_apis_show_the_same_sandbox(client: Client, box: Box, daemon: Daemon) -> None:
+    shown = client.api("GET", f"/sandboxes/{box.id}").json()
+    with daemon.client() as ours:
+        view = ours.get(f"/v1/sandboxes/{box.id}").json()
+
+    assert ("running", "base") == (shown["state"], shown["templateID"])
+    assert {"a": "b c", "x": "1"} == shown["metadata"]
+    assert "b c" == view["metadata"]["a"]
+    assert ("kill", False) == (shown["lifecycle"]["onTimeout"], shown["lifecycle"]["autoResume"])
+
+
+def test_lists_are_filtered_and_come_in_pages(client: Client, box: Box) -> None:
+    others = [client.create(metadata={"n": str(i)}) for i in range(3)]
+    first = client.api("GET", "/v2/sandboxes?limit=2")
+    token = first.headers["x-next-token"]
+    second = client.api("GET", f"/v2/sandboxes?limit=2&nextToken={token}")
+    found = [each["sandboxID"] for each in first.json() + second.json()]
+
+    assert [each.id for each in reversed(others)] == found[:3]
+    assert box.id == found[3]
+    assert "x-next-token" not in second.headers
+    ours = client.api("GET", "/v2/sandboxes?metadata=a%3Db%2Bc").json()
+    assert [box.id] == [each["sandboxID"] for each in ours]
+    assert [] == client.api("GET", "/v2/sandboxes?state=paused").json()
+    for each in others:
+        assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
+        assert 404 == client.api("GET", f"/sandboxes/{each.id}").status_code
+        assert 404 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
+
+
+def test_a_command_tells_start_output_and_end(box: Box) -> None:
+    messages = box.run("echo $GREETING; echo no >&2; pwd; exit 3")
+
+    assert messages[0]["event"]["start"]["pid"] > 0
+    assert "hi\n/home/user\n" == _text(messages)
+    assert "no\n" == _text(messages, "stderr")
+    end = messages[-2]["event"]["end"]
+    assert (3, True, "exit status 3") == (end["exitCode"], end["exited"], end["status"])
+    assert {} == messages[-1]
+
+
+def test_the_deadline_is_the_servers(box: Box) -> None:
+    messages = box.run("sleep 60", headers={"connect-timeout-ms": "300"})
+
+    assert "deadline_exceeded" == messages[-1]["error"]["code"]
+    assert {"processes": []} == box.rpc("/process.Process/List", {}).json()
+
+
+@pytest.mark.parametrize(
+    ("form", "code", "text"),
+    [
+        ({"process": {"cmd": "/bin/true", "cwd": "/nowhere"}}, "invalid_argument", "'/nowhere'"),
+        ({"process": {"cmd": 5}}, "invalid_argument", "cmd"),
+    ],
+)
+def test_a_start_that_fails_says_why(
+    box: Box, form: dict[str, object], code: str, text: str
+) -> None:
+    (last,) = box.stream("/process.Process/Start", form)
+
+    assert code == last["error"]["code"]
+    assert text in last["error"]["message"]
+
+
+def test_input_reaches_the_process_and_ends(box: Box) -> None:
+    import threading
+
+    messages: list[dict[str, object]] = []
+    process = {"cmd": "cat", "args": []}
+    form = {"process": process, "tag": "reader"}
+    thread = threading.Thread(
+        target=lambda: messages.extend(box.stream("/process.Process/Start", form))
+    )
+    thread.start()
+    selector = {"process": {"tag": "reader"}}
+    given = {"input": {"stdin": base64.b64encode(b"line\n").decode()}, **selector}
+    until = time.monotonic() + 20
+    while box.rpc("/process.Process/SendInput", given).status_code != 200:
+        assert time.monotonic() < until
+    (listed,) = box.rpc("/process.Process/List", {}).json()["processes"]
+    assert ("cat", "reader") == (listed["config"]["cmd"], listed["tag"])
+    assert 200 == box.rpc("/process.Process/CloseStdin", selector).status_code
+    thread.join(20)
+
+    assert "line\n" == _text(messages)
+    gone = box.rpc("/process.Process/SendInput", given)
+    assert (404, "not_found") == (gone.status_code, gone.json()["code"])
+
+
+def test_files_are_written_read_and_described(box: Box) -> None:
+    form = {"file": ("deep/er/a.txt", b"first"), "other": ("/home/user/b", b"x" * 300_000)}
+    written = box.call("POST", "/files", files=form).json()
+    assert ["/home/user/deep/er/a.txt", "/home/user/b"] == [each["path"] for each in written]
+
+    assert b"first" == box.call("GET", "/files", params={"path": "deep/er/a.txt"}).content
+    assert b"x" * 300_000 == box.call("GET", "/files?path=/home/user/b").content
+    gone = box.call("GET", "/files?path=/nowhere")
+    assert (404, "path '/nowhere' does not exist") == (gone.status_code, gone.json()["message"])
+    assert 400 == box.call("GET", "/files?path=/home/user").status_code
+    entry = box.rpc("/filesystem.Filesystem/Stat", {"path": "deep/er/a.txt"}).json()["entry"]
+    assert ("a.txt", "5", "-rw-r--r--") == (entry["name"], entry["size"], entry["permissions"])
+    found = box.rpc("/filesystem.Filesystem/ListDir", {"path": "deep", "depth": 2}).json()
+    assert ["er", "a.txt"] == [each["name"] for each in found["entries"]]
+    again = box.rpc("/filesystem.Filesystem/MakeDir", {"path": "deep"})
+    assert (409, "already_exists") == (again.status_code, again.json()["code"])
+    for _ in range(2):
+        assert 200 == box.rpc("/filesystem.Filesystem/Remove", {"path": "deep"}).status_code
+
+
+def test_bodies_are_compressed_both_ways(box: Box) -> None:
+    headers = {"content-encoding": "gzip", "content-type": "application/octet-stream"}
+    data = b"zip" * 100_000
+    sent = box.call("POST", "/files?path=z", content=gzip.compress(data), headers=headers)
+    assert 200 == sent.status_code, sent.text
+
+    came = box.call("GET", "/files?path=z", headers={"accept-encoding": "gzip"})
+    assert "gzip" == came.headers["content-encoding"]
+    assert data == came.content
+    half = gzip.compress(data)[:100]
+    assert 400 == box.call("POST", "/files?path=h", content=half, headers=headers).status_code
+
+
+def test_a_watch_tells_events_between_two_polls(box: Box) -> None:
+    box.rpc("/filesystem.Filesystem/MakeDir", {"path": "watched"})
+    made = box.rpc("/filesystem.Filesystem/CreateWatcher", {"path": "watched"}).json()
+    box.call("POST", "/files?path=watched/new", content=b"1")
+    found: list[dict[str, str]] = []
+    until = time.monotonic() + 20
+    while not any("WRITE" in each["type"] for each in found) and time.monotonic() < until:
+        found += box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).json()["events"]
+
+    assert {"name": "new", "type": "EVENT_TYPE_CREATE"} == found[0]
+    assert 200 == box.rpc("/filesystem.Filesystem/RemoveWatcher", made).status_code
+    assert 404 == box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).status_code
+
+
+def test_a_paused_sandbox_keeps_its_id_and_processes(client: Client) -> None:
+    box = client.create()
+    box.run("echo kept > /tmp/kept")
+    assert 204 == client.api("POST", f"/sandboxes/{box.id}/pause", json={}).status_code
+    assert 409 == client.api("POST", f"/sandboxes/{box.id}/pause", json={}).status_code
+    assert "paused" == client.api("GET", f"/sandboxes/{box.id}").json()["state"]
+    assert 502 == box.call("GET", "/health").status_code
+    gone = box.rpc("/process.Process/List", {})
+    assert (502, "The sandbox was not found") == (gone.status_code, gone.json()["message"])
+
+    opened = client.api("POST", f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60})
+    assert 201 == opened.status_code
+    assert box.made["envdAccessToken"] == opened.json()["envdAccessToken"]
+    assert "kept\n" == _text(box.run("cat /tmp/kept"))
+    again = client.api("POST", f"/v2/sandboxes/{box.id}/connect", json={"timeout": 1})
+    assert 200 == again.status_code
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_the_end_of_its_time_pauses_and_a_request_wakes(client: Client) -> None:
+    box = client.create(timeout=1, autoPause=True, autoResume={"enabled": True})
+    until = time.monotonic() + 20
+    while "paused" != client.api("GET", f"/sandboxes/{box.id}").json()["state"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+    assert "back\n" == _text(box.run("echo back"))
+    assert "running" == client.api("GET", f"/sandboxes/{box.id}").json()["state"]
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_a_snapshot_has_a_name_and_is_a_template(client: Client, box: Box) -> None:
+    box.call("POST", "/files?path=saved", content=b"yes")
+    made = client.api("POST", f"/sandboxes/{box.id}/snapshots", json={"name": "base2"}).json()
+    assert (["base2:default"], "ringfence/base2:default") == (made["names"], made["snapshotID"])
+
+    restored = client.create(templateID=made["snapshotID"])
+    assert b"yes" == restored.call("GET", "/files?path=saved").content
+    (fork,) = client.api("POST", f"/sandboxes/{restored.id}/fork", json={"count": 1}).json()
+    assert Box(client.http, fork["sandbox"]).call("GET", "/files?path=saved").content == b"yes"
+    for each in (restored.id, fork["sandbox"]["sandboxID"]):
+        client.api("DELETE", f"/sandboxes/{each}")
+    path = f"/templates/{made['snapshotID']}"
+    assert [204, 404] == [client.api("DELETE", path).status_code for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/volumes"), ("POST", "/secrets"), ("POST", "/v3/templates"), ("GET", "/nodes")],
+)
+def test_a_refusal_says_so(client: Client, method: str, path: str) -> None:
+    answer = client.api(method, path, **({"json": {}} if method == "POST" else {}))
+
+    assert 501 == answer.status_code
+    assert "not" in answer.json()["message"]
+    refused = client.api("POST", "/v2/sandboxes", json={"volumeMounts": [{"name": "v"}]})
+    assert (501, 501) == (refused.status_code, refused.json()["code"])
