@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,7 +48,14 @@ class Shared:
         self.tokens = Tokens(service.manager.store.directory)
         self.watchers = Watchers(service)
         self.tags: dict[str, tuple[str, dict[str, str]]] = {}
-        self.inputs: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """Return the lock of this name; it lives for as long as it is held or waited for."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ..errors import RingfenceError, TooManyRequests
 from ..execs.execs import Execs
 from ..model.client_session import SessionState
 from ..sessions.live import Live
-from . import control, envd, lives
+from . import control, envd, interpreter, lives, ports
 from .call import ApiError, Call, Route, Shared, find_route, not_running, unauthorized
 from .codec import STATUS, RpcError, rpc_error
 from .notes import notes_of
@@ -33,7 +33,11 @@ from .settings import E2BSettings
 logger = logging.getLogger("ringfence.e2b")
 
 ENVD_PORT, INTERPRETER_PORT = 49983, 49999
-_BY_PORT = {0: control.ROUTES, ENVD_PORT: envd.ROUTES}
+_BY_PORT = {
+    0: control.ROUTES,
+    ENVD_PORT: envd.ROUTES,
+    INTERPRETER_PORT: interpreter.ROUTES,
+}
 _CONTROL = re.compile(
     r"/(?:v[23]/)?(?:sandboxes|templates|snapshots|teams|volumes|secrets|nodes|access-tokens"
     r"|api-keys)(?:/|\Z)"
@@ -150,10 +154,26 @@ class _Passing:
             await self._handle(control.ROUTES, self._with_key(), None)
             return
         live = await self._live()
-        caller = self._with_token(live) if routes is not None else self._at_port(live)
-        if routes is None:
-            raise ApiError(501, "ports and the interpreter are not served by Ringfence yet")
-        await self._handle(routes, caller, live)
+        if routes is not None:
+            has_token = self._with_token if self._port == ENVD_PORT else self._at_port
+            await self._handle(routes, has_token(live), live)
+            return
+        await self._carry(self._at_port(live), live)
+
+    async def _carry(self, caller: Caller, live: Live) -> None:
+        """Pass a request on to a server inside."""
+        self._caller, self._route = caller, "e2b:port"
+        admission = self._service.admission
+        admission.begin(caller)
+        body = Body(self._receive, admission, caller, streamed=True)
+        receive = self._receive if self._scope["type"] == "websocket" else body
+        kept = self._service.open_requests.begin(caller, "GET", None)
+        try:
+            await ports.carry(self._service, live, self._port, self._scope, receive, self.send)
+        finally:
+            self._service.open_requests.end(kept)
+            body.close()
+            admission.end(caller)
 
     async def _handle(self, routes: Sequence[Route], caller: Caller, live: Live | None) -> None:
         self._caller = caller
@@ -213,7 +233,7 @@ class _Passing:
             if is_health or not notes_of(live.metadata).auto_resume:
                 raise not_running(self._sandbox)
             # A stranger wakes nothing.
-            (self._with_token if self._port in _BY_PORT else self._at_port)(live)
+            (self._with_token if self._port == ENVD_PORT else self._at_port)(live)
             await self._service.thread_pools.call(lives.wake, manager, live, key=live.sandbox_id)
         return live
 

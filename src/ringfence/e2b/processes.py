@@ -31,12 +31,17 @@ _SIGNALS = {
     9: signal.SIGKILL,
     15: signal.SIGTERM,
 }
-_ENV = {"E2B_SANDBOX": "true"}
 
 
 def pid_of(exec_id: str) -> int:
     """A number for an exec. It follows from the id, so that it is the same after a restart."""
     return _FIRST_PID + zlib.crc32(exec_id.encode()) % (1 << 30)
+
+
+def environment(call: Call) -> dict[str, str]:
+    """Variables that tell a program inside where it is."""
+    found = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": call.inside.sandbox_id}
+    return {**found, "E2B_TEMPLATE_ID": call.notes.template}
 
 
 def _find(call: Call, form: dict[str, Any]) -> Run:
@@ -69,8 +74,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     request = ExecRequest(
         argv,
         cwd=absolute(cwd) if cwd else None,
-        env={**_ENV, "E2B_SANDBOX_ID": live.sandbox_id, "E2B_TEMPLATE_ID": call.notes.template}
-        | {str(key): value for key, value in env.items()},
+        env=environment(call) | {str(key): value for key, value in env.items()},
         user=user_of(call),
         timeout_s=timeout_s,
         pty=_size_of(pty) if pty is not None else None,
@@ -192,19 +196,9 @@ async def _give(run: Run, given: dict[str, Any]) -> None:
 async def send_input(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Write to a process's stdin or terminal."""
     run = _find(call, form)
-    async with _turn(call, run):
+    async with call.shared.lock(run.id):
         await _give(run, field(form, "input", dict, {}))
     return {}
-
-
-def _turn(call: Call, run: Run) -> asyncio.Lock:
-    """A lock by which pieces of input do not mix."""
-    locks = call.shared.inputs
-    lock = locks.get(run.id)
-    if lock is None:
-        lock = locks[run.id] = asyncio.Lock()
-        run.at_end(lambda: _forget(locks, run.id))
-    return lock
 
 
 async def stream_input(call: Call) -> dict[str, Any]:
@@ -216,7 +210,7 @@ async def stream_input(call: Call) -> dict[str, Any]:
         elif "data" in each:
             if run is None:
                 raise RpcError("invalid_argument", "the first message names no process")
-            async with _turn(call, run):
+            async with call.shared.lock(run.id):
                 await _give(run, field(field(each, "data", dict, {}), "input", dict, {}))
     return {}
 

@@ -20,7 +20,7 @@ from .. import bodies, schemas
 from ..models import json_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
-from ..streaming.cells import Events, Sending, begin, cell_offset, new_cell
+from ..streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..streaming.lines import NDJSON
 from ..streaming.runs import TheExecs, find_run, sandbox_of, wait_for
 
@@ -86,11 +86,6 @@ def _form(run: Run) -> dict[str, Any]:
     }
 
 
-def _sending(service: Service) -> Sending:
-    found: Sending = service.__dict__.setdefault("sending", Sending())
-    return found
-
-
 async def _find(
     service: Service, execs: Execs, caller: TheCaller, sandbox_id: str, context_id: str
 ) -> Run:
@@ -122,7 +117,7 @@ async def _begin(
     )
     wanted = service.permissions.judge(caller, command)
     run = await service.thread_pools.call(execs.start, live, wanted, key=live.sandbox_id)
-    await begin(run, _sending(service))
+    await begin(run, sending_of(service))
     return run
 
 
@@ -193,7 +188,7 @@ async def interrupt(
 ) -> Response:
     """Raise KeyboardInterrupt in the cell that runs, or in `cell_id` only if that runs."""
     run = await _live(service, execs, caller, sandbox_id, context_id)
-    await _sending(service).send(run, request("interrupt", cell=cell_id or None))
+    await sending_of(service).send(run, request("interrupt", cell=cell_id or None))
     return Response(status_code=204)
 
 
@@ -208,7 +203,7 @@ async def give_input(
 ) -> Response:
     """Answer an event `input` of the cell that runs."""
     run = await _live(service, execs, caller, sandbox_id, context_id)
-    await _sending(service).send(run, request("answer", text=body.text))
+    await sending_of(service).send(run, request("answer", text=body.text))
     return Response(status_code=204)
 
 
@@ -232,7 +227,7 @@ async def run_cell(
     run one after the other, `timeout_s` counts from the request.
     """
     run = await _live(service, execs, caller, sandbox_id, context_id)
-    sending, cell_id = _sending(service), new_cell(run)
+    sending, cell_id = sending_of(service), new_cell(run)
     data = request("run", cell=cell_id, code=body.code, input=body.input)
     await sending.send(run, data)
     offset = cell_offset(run, cell_id)
@@ -254,7 +249,7 @@ async def events(
     """Stream the events of a cell after `cursor`, or all of them, also after a restart of the server."""
     run = await _find(service, execs, caller, sandbox_id, context_id)
     offset = max(cursor, cell_offset(run, cell_id))
-    events = Events(service, _sending(service), run, cell_id, offset)
+    events = Events(service, sending_of(service), run, cell_id, offset)
     return StreamingResponse(events.stream(heartbeat_s), media_type=NDJSON, headers=_DONE)
 
 
@@ -266,7 +261,7 @@ async def variables(
     run = await _live(service, execs, caller, sandbox_id, context_id)
     if language_of(run.view().argv) != PYTHON:
         raise Unsupported("variables are listed for Python only", hint="run `declare -p`")
-    sending, cell_id = _sending(service), new_cell(run)
+    sending, cell_id = sending_of(service), new_cell(run)
     await sending.send(run, request("variables", cell=cell_id))
     found = Events(service, sending, run, cell_id, cell_offset(run, cell_id), _VARIABLES_S)
     items: list[dict[str, str]] | None = None

@@ -57,6 +57,12 @@ class Sending:
                 self._locks[run.id] = lock, users - 1
 
 
+def sending_of(service: Service) -> Sending:
+    """Return the one that all routes of a service share."""
+    found: Sending = service.__dict__.setdefault("sending", Sending())
+    return found
+
+
 async def begin(run: Run, sending: Sending) -> None:
     """Send the kernel, and wait until it is ready.
 

@@ -70,10 +70,14 @@ async def ask(
     prefix: bytes,
     share: LoopShare,
     gone: Callable[[], Awaitable[object]],
+    *,
+    withheld: frozenset[bytes] | None = None,
 ) -> Answer:
     """Pass a request on; `inside` is ours from then on, and for the client all is below `prefix`.
 
     Args:
+        withheld: Where the sandbox has an origin of its own: header fields that it is not shown. All
+            others pass both ways, cookies too, and `prefix` is not used.
         share: What reading the answer may take of the event loop's time.
         gone: Awaited after the body: returns when the client has gone away.
 
@@ -85,7 +89,8 @@ async def ask(
     reader, writer = await asyncio.open_connection(sock=inside)
     exchange = _Exchange(reader, writer, share)
     try:
-        exchange.begin(method, target, request_fields(fields, port), body, gone)
+        asked = request_fields(fields, port, withheld)
+        exchange.begin(method, target, asked, body, gone)
         async with asyncio.timeout(_ANSWER_S):
             head = await exchange.head()
     except BaseException as exc:
@@ -95,18 +100,24 @@ async def ask(
         if isinstance(exc, (h11.ProtocolError, OSError)):
             raise ConnectError(f"port {port} does not speak HTTP: {exc}", field="port") from exc
         raise
-    fields = answer_fields(list(head.headers), port, prefix)
+    fields = list(head.headers)
+    if withheld is None:
+        fields = answer_fields(fields, port, prefix)
+    else:
+        fields = [(name, value) for name, value in fields if name not in _HOP]
     return Answer(head.status_code, fields, exchange.body())
 
 
-def request_fields(fields: Fields, port: int) -> Fields:
+def request_fields(fields: Fields, port: int, withheld: frozenset[bytes] | None = None) -> Fields:
     """Return the client's header fields without those that the sandbox must not see."""
-    kept = [(name, value) for name, value in fields if name.lower() not in _OURS]
+    hidden = _OURS if withheld is None else _HOP | withheld
+    kept = [(name, value) for name, value in fields if name.lower() not in hidden]
     framed = any(name.lower() == b"transfer-encoding" for name, _ in fields)
     if framed:
         kept = [(name, value) for name, value in kept if name.lower() != b"content-length"]
         kept.append((b"transfer-encoding", b"chunked"))
-    return [(b"host", b"localhost:%d" % port), *kept, (b"connection", b"close")]
+    host = [(b"host", b"localhost:%d" % port)] if withheld is None else []
+    return [*host, *kept, (b"connection", b"close")]
 
 
 def answer_fields(fields: Fields, port: int, prefix: bytes) -> Fields:

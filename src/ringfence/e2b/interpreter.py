@@ -1,0 +1,264 @@
+"""E2B's code interpreter on our contexts. A context's id is a part of its command, and so outlives all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import shlex
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ..api.streaming.cells import Events, begin, cell_offset, new_cell, sending_of
+from ..api.streaming.runs import wait_for
+from ..contexts.context import BASH, PYTHON
+from ..contexts.frames import MARK, argv_of, language_of, request
+from ..errors import RingfenceError
+from ..execs.run import Run
+from ..model.execs.exec import ExecRequest
+from .call import ApiError, Call, Route
+from .codec import field
+from .paths import absolute
+from .processes import environment
+from .settings import HOME
+
+_MOST = 100  # contexts of a sandbox
+_ENDING_S = 30.0
+_PING_S = 15.0
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LANGUAGES = {PYTHON: PYTHON, "py": PYTHON, "python3": PYTHON, BASH: BASH, "sh": BASH}
+_DEFAULT = "default"
+_FIELDS = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/javascript": "javascript",
+    "e2b/data": "data",
+    "e2b/chart": "chart",
+}
+_OBJECTS = ("json", "data", "chart")
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _language(name: str | None) -> str:
+    found = _LANGUAGES.get((name or PYTHON).lower())
+    if found is None:
+        raise ApiError(501, f"language '{name}' is not supported by Ringfence: use python or bash")
+    return found
+
+
+def _id_of(run: Run) -> str:
+    """The id of a context; empty for one of `/v1`, which E2B's clients do not see."""
+    argv = run.view().argv
+    return argv[-3] if language_of(argv) and len(argv) > len(argv_of(PYTHON)) else ""
+
+
+def _form(run: Run) -> dict[str, Any]:
+    view = run.view()
+    return {"id": _id_of(run), "language": language_of(view.argv), "cwd": view.cwd or HOME}
+
+
+def _running(call: Call) -> list[Run]:
+    runs = call.shared.execs.running_of(call.inside.sandbox_id)
+    return [each for each in runs if _id_of(each)]
+
+
+def _find(call: Call, context_id: str) -> Run:
+    for run in _running(call):
+        if context_id == _id_of(run):
+            return run
+    raise ApiError(404, f"Context {context_id} not found")
+
+
+async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
+    if len(_running(call)) >= _MOST:
+        raise ApiError(429, f"{_MOST} contexts run in this sandbox: remove one")
+    command = argv_of(language)
+    at = command.index(MARK)
+    argv = (*command[:at], context_id, *command[at:])
+    asked = ExecRequest(argv, cwd=cwd, env=environment(call), stream_stdin=True)
+    wanted = call.service.permissions.judge(call.caller, asked)
+    run: Run = await call.call(call.shared.execs.start, call.inside, wanted)
+    await begin(run, sending_of(call.service))
+    return run
+
+
+async def _default(call: Call, language: str) -> Run:
+    """The context of a language that is used where none is named, made when it is first."""
+    key = f"{call.inside.sandbox_id}:{language}"
+    lock = call.shared.lock(key)
+    async with lock:
+        context_id = f"{language}-{_DEFAULT}"
+        try:
+            return _find(call, context_id)
+        except ApiError:
+            return await _begin(call, context_id, language, HOME)
+
+
+async def execute(call: Call) -> Response:
+    """Run code, and stream what it shows. A client that leaves interrupts it."""
+    form = await call.form()
+    context_id, language = field(form, "contextId", str), field(form, "language", str)
+    code, env = field(form, "code", str, ""), field(form, "envVars", dict, {})
+    if context_id and language:
+        raise ApiError(400, "Only one of context_id or language can be provided")
+    run = _find(call, context_id) if context_id else await _default(call, _language(language))
+    before, after = _around(language_of(run.view().argv), env)
+    sending, cell_id = sending_of(call.service), new_cell(run)
+    for each in before:
+        await sending.send(run, request("run", cell=new_cell(run), code=each, input=False))
+    await sending.send(run, request("run", cell=cell_id, code=code, input=False))
+    for each in after:
+        await sending.send(run, request("run", cell=new_cell(run), code=each, input=False))
+    events = Events(call.service, sending, run, cell_id, cell_offset(run, cell_id))
+    return StreamingResponse(_lines(call, run, cell_id, events), media_type="application/json")
+
+
+def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Code that sets variables of one cell, and code that puts back what was there."""
+    pairs = {str(key): str(value) for key, value in env.items()}
+    if not pairs:
+        return [], []
+    if not all(_NAME.fullmatch(key) for key in pairs):
+        raise ApiError(400, "env_vars: a name of letters, digits and _ is needed")
+    if language == PYTHON:
+        put = "__import__('os').environ"
+        names = [*pairs]
+        before = f"__e2b = {{k: {put}.get(k) for k in {names!r}}}; {put}.update({pairs!r})"
+        after = (
+            f"[{put}.pop(k, None) if v is None else {put}.__setitem__(k, v)"
+            " for k, v in globals().pop('__e2b', {}).items()] and None"
+        )
+        return [before], [after]
+    before = "\n".join(
+        f"__e2b_{key}=${{{key}-}} __e2b_had_{key}=${{{key}+x}}; export {key}={shlex.quote(value)}"
+        for key, value in pairs.items()
+    )
+    after = "\n".join(
+        f'if [ "$__e2b_had_{key}" ]; then export {key}="$__e2b_{key}"; else unset {key}; fi'
+        for key in pairs
+    )
+    return [before], [after]
+
+
+async def _lines(call: Call, run: Run, cell_id: str, events: Events) -> AsyncIterator[bytes]:
+    is_over = False
+    try:
+        async for text in events.stream(_PING_S):
+            lines = [each for line in text.splitlines() for each in _translated(json.loads(line))]
+            is_over = is_over or b'"type":"end"' in text
+            if lines:
+                yield b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+    finally:
+        if not is_over:
+            task = asyncio.get_running_loop().create_task(_interrupt(call, run, cell_id))
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
+
+
+async def _interrupt(call: Call, run: Run, cell_id: str) -> None:
+    try:
+        await sending_of(call.service).send(run, request("interrupt", cell=cell_id))
+    except RingfenceError:
+        pass  # it has ended
+
+
+def _translated(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """An event of ours as the lines that E2B's clients read."""
+    kind = event["type"]
+    if kind in ("stdout", "stderr"):
+        return [{"type": kind, "text": event["text"], "timestamp": time.time_ns()}]
+    if kind == "result":
+        return [{"type": "result", "is_main_result": event["is_main"], **_shown(event["data"])}]
+    if kind == "dropped":
+        text = f"[{event['bytes']} bytes of output were dropped]\n"
+        return [{"type": "stderr", "text": text, "timestamp": time.time_ns()}]
+    if kind == "heartbeat":
+        return [{"type": "keepalive"}]
+    if kind != "end":
+        return []
+    lines: list[dict[str, Any]] = []
+    if error := event.get("error"):
+        lines.append({"type": "error", **error})
+    if (count := event.get("execution_count")) is not None:
+        lines.append({"type": "number_of_executions", "execution_count": count})
+    lines.append({"type": "end_of_execution"})
+    return lines
+
+
+def _shown(data: dict[str, str]) -> dict[str, Any]:
+    """Values by E2B's names; MIME types that it has no name for are in `extra`."""
+    found: dict[str, Any] = {}
+    extra: dict[str, str] = {}
+    for mime, text in data.items():
+        name = _FIELDS.get(mime)
+        if name is None:
+            extra[mime] = text
+            continue
+        try:
+            found[name] = json.loads(text) if name in _OBJECTS else text
+        except ValueError:
+            extra[mime] = text
+    return {**found, **({"extra": extra} if extra else {})}
+
+
+async def create(call: Call) -> Response:
+    """Begin a context."""
+    form = await call.form()
+    language = _language(field(form, "language", str))
+    cwd = absolute(field(form, "cwd", str) or HOME)
+    if not await call.call(call.inside.sandbox.files.exists, cwd):
+        raise ApiError(400, f"cwd '{cwd}' does not exist")
+    run = await _begin(call, f"{language}-{secrets.token_hex(8)}", language, cwd)
+    return JSONResponse(_form(run))
+
+
+async def list_(call: Call) -> Response:
+    """List the contexts that run."""
+    return JSONResponse([_form(each) for each in _running(call)])
+
+
+async def remove(call: Call) -> Response:
+    """End a context."""
+    await _end(call, _find(call, call.params["context_id"]))
+    return Response(status_code=204)
+
+
+async def _end(call: Call, run: Run) -> None:
+    await call.call(run.kill)
+    await wait_for(run, _ENDING_S)
+
+
+async def restart(call: Call) -> Response:
+    """End a context, and begin it afresh under its id."""
+    run = _find(call, call.params["context_id"])
+    form = _form(run)
+    await _end(call, run)
+    again = await _begin(call, form["id"], form["language"], form["cwd"])
+    return JSONResponse(_form(again))
+
+
+async def health(_call: Call) -> Response:
+    """Say that interpreters can be used."""
+    return JSONResponse("OK")
+
+
+_CONTEXT = "/contexts/{context_id}"
+ROUTES = [
+    Route("POST", "/execute", execute),
+    Route("POST", "/contexts", create),
+    Route("GET", "/contexts", list_),
+    Route("DELETE", _CONTEXT, remove),
+    Route("POST", f"{_CONTEXT}/restart", restart),
+    Route("GET", "/health", health),
+]

@@ -1,0 +1,71 @@
+"""Servers inside a sandbox at a host name of their own: HTTP and WebSockets, cookies and all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ..api.service import Service
+from ..api.streaming.breaking import BreakableResponse
+from ..api.streaming.preview import Answer, ask
+from ..api.streaming.runs import Watching
+from ..api.streaming.tunnel import carry_messages, open_websocket
+from ..errors import ConnectError
+from ..sessions.live import Live
+from .call import ApiError
+
+_WITHHELD = frozenset(
+    (b"e2b-traffic-access-token", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
+)
+"""Header fields that are for the server; the sandbox's programs must not learn its tokens."""
+
+
+async def carry(
+    service: Service, live: Live, port: int, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Carry one request to a server inside, and its answer back.
+
+    Raises:
+        ApiError: No server listens there, or it does not speak HTTP.
+    """
+    try:
+        inside = await service.thread_pools.call(live.sandbox.connect, port, key=live.sandbox_id)
+        target: bytes = scope["raw_path"].partition(b"?")[0]
+        if query := scope.get("query_string", b""):
+            target += b"?" + query
+        if scope["type"] == "websocket":
+            subprotocols = scope.get("subprotocols", [])
+            opened = await open_websocket(
+                inside, port, target.decode("ascii"), subprotocols, service.share
+            )
+        else:
+            request = Request(scope, receive)
+            fields, body = request.headers.raw, request.stream()
+            with Watching(service, live.sandbox_id):
+                asked = request.method, target, fields, body, b""
+                answer = await ask(inside, port, *asked, service.share, receive, withheld=_WITHHELD)
+    except ConnectError as exc:
+        message = "The sandbox is running but port is not open"
+        raise ApiError(502, message, sandboxId=live.sandbox_id, port=port) from exc
+    if scope["type"] == "http":
+        response = BreakableResponse(_watched(service, live, answer), answer.status)
+        response.raw_headers = answer.fields
+        await response(scope, receive, send)
+        return
+    outside = WebSocket(scope, receive, send)
+    try:
+        await outside.accept(opened.subprotocol)
+        with suppress(WebSocketDisconnect), Watching(service, live.sandbox_id):
+            await carry_messages(outside, opened, service.share)
+    finally:
+        await opened.close()
+
+
+async def _watched(service: Service, live: Live, answer: Answer) -> AsyncIterator[bytes]:
+    with Watching(service, live.sandbox_id):
+        async for piece in answer.body:
+            yield piece

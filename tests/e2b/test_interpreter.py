@@ -1,0 +1,97 @@
+"""The code interpreter as E2B's SDK calls it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2b.conftest import Box, Client
+
+PORT = {"E2b-Sandbox-Port": "49999"}
+
+
+def _execute(box: Box, code: str, **form: Any) -> list[dict[str, Any]]:
+    answer = box.call("POST", "/execute", json={"code": code, **form}, headers=PORT)
+    assert 200 == answer.status_code, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def _of(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in lines if each["type"] == kind]
+
+
+def test_a_cell_tells_output_results_and_its_count(box: Box) -> None:
+    lines = _execute(box, "x = 20\nprint('out')\nx + 1")
+
+    assert "out\n" == "".join(each["text"] for each in _of(lines, "stdout"))
+    (result,) = _of(lines, "result")
+    assert ("21", True) == (result["text"], result["is_main_result"])
+    assert 1 == _of(lines, "number_of_executions")[0]["execution_count"]
+    assert "20" == _of(_execute(box, "x"), "result")[0]["text"]
+    (error,) = _of(_execute(box, "1/0"), "error")
+    assert ("ZeroDivisionError", "division by zero") == (error["name"], error["value"])
+
+
+def test_values_come_by_their_type(box: Box) -> None:
+    code = "class V:\n _repr_html_ = lambda s: '<b>'\n _repr_json_ = lambda s: {'a': [1]}\nV()"
+    (result,) = _of(_execute(box, code), "result")
+
+    assert ("<b>", {"a": [1]}) == (result["html"], result["json"])
+
+
+@pytest.mark.parametrize("language", ["python", "bash"])
+def test_variables_of_one_cell_are_taken_back(box: Box, language: str) -> None:
+    show = {"python": "import os; print(os.environ.get('GREETING'), os.environ.get('NEW'))"}
+    show["bash"] = "echo $GREETING ${NEW:-None}"
+    env = {"GREETING": "it's", "NEW": "1"}
+    inside = _execute(box, show[language], language=language, env_vars=env)
+    after = _execute(box, show[language], language=language)
+
+    assert "it's 1" == _of(inside, "stdout")[0]["text"].strip()
+    assert "hi None" == _of(after, "stdout")[0]["text"].strip()
+
+
+def test_contexts_are_apart_and_keep_their_id(box: Box) -> None:
+    made = box.call("POST", "/contexts", json={"cwd": "/tmp"}, headers=PORT).json()
+    assert ("python", "/tmp") == (made["language"], made["cwd"])
+    _execute(box, "y = 1", context_id=made["id"])
+    assert _of(_execute(box, "y"), "error")
+
+    again = box.call("POST", f"/contexts/{made['id']}/restart", headers=PORT)
+    assert made == again.json()
+    assert _of(_execute(box, "y", context_id=made["id"]), "error")
+    listed = box.call("GET", "/contexts", headers=PORT).json()
+    assert made in listed
+    path = f"/contexts/{made['id']}"
+    gone = [box.call("DELETE", path, headers=PORT).status_code for _ in range(2)]
+    assert [204, 404] == gone
+
+
+def test_a_client_that_leaves_interrupts_its_cell(box: Box) -> None:
+    form = {"code": "import time\nfor _ in range(600): time.sleep(0.1)"}
+    with pytest.raises(httpx.ReadTimeout):
+        box.call("POST", "/execute", json=form, headers=PORT, timeout=0.5)
+    began = time.monotonic()
+
+    assert "2" == _of(_execute(box, "1 + 1"), "result")[0]["text"]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("language", ["r", "java", "javascript"])
+def test_a_language_that_is_missing_is_named(box: Box, language: str) -> None:
+    answer = box.call("POST", "/execute", json={"code": "1", "language": language}, headers=PORT)
+
+    assert 501 == answer.status_code
+    assert f"'{language}'" in answer.json()["message"]
+
+
+def test_a_token_is_needed(client: Client, box: Box) -> None:
+    named = {"E2b-Sandbox-Id": box.id, **PORT}
+    for headers in (named, {**named, "X-Access-Token": "0" * 64}):
+        assert 401 == client.http.get("/contexts", headers=headers).status_code
+    traffic = {**named, "E2B-Traffic-Access-Token": box.made["trafficAccessToken"]}
+    assert 200 == client.http.get("/contexts", headers=traffic).status_code

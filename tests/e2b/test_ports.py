@@ -1,0 +1,123 @@
+"""Servers inside, by headers and by host names of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.api.conftest import Daemon
+from tests.e2b.conftest import Box, Client
+
+SERVER = """
+import http.server, json
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Set-Cookie", "seen=1; Path=/")
+        self.end_headers()
+        self.wfile.write(json.dumps({"path": self.path, **dict(self.headers)}).encode())
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Handler).serve_forever()
+"""
+
+
+def _serve(box: Box) -> None:
+    box.call("POST", "/files?path=server.py", content=SERVER.encode())
+    box.run("setsid -f python3 server.py >/dev/null 2>&1")
+    headers = {"E2b-Sandbox-Port": "3000"}
+    until = time.monotonic() + 20
+    while box.call("GET", "/", headers=headers).status_code != 200 and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def serving(client: Client) -> Iterator[Box]:
+    """A sandbox in which a server listens on port 3000."""
+    box = client.create(timeout=600)
+    _serve(box)
+    yield box
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_a_host_name_is_an_origin_of_its_own(client: Client, serving: Box) -> None:
+    host = f"3000-{serving.id}.sbx.test"
+    headers = {"Host": host, "Cookie": "mine=2", "Origin": f"https://{host}"}
+    answer = client.http.get("/a%2Fb?c=d", headers=headers)
+    seen = {key.lower(): value for key, value in answer.json().items()}
+
+    assert "/a%2Fb?c=d" == seen["path"]
+    assert (host, "mine=2", f"https://{host}") == (seen["host"], seen["cookie"], seen["origin"])
+    assert "seen=1; Path=/" == answer.headers["set-cookie"]
+    assert "content-security-policy" not in answer.headers
+
+
+def test_the_program_inside_learns_no_token(serving: Box) -> None:
+    headers = {"E2b-Sandbox-Port": "3000", "E2B-Traffic-Access-Token": "x", "Authorization": "a b"}
+    seen = {key.lower() for key in serving.call("GET", "/", headers=headers).json()}
+
+    assert not {"x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id"} & seen
+    assert "authorization" in seen, "the client's own, for the program inside"
+
+
+def test_a_port_on_which_nothing_listens_says_so(client: Client, serving: Box) -> None:
+    answer = client.http.get("/", headers={"Host": f"3001-{serving.id}.sbx.test"})
+
+    assert 502 == answer.status_code
+    assert "port is not open" in answer.json()["message"]
+    gone = client.http.get("/", headers={"Host": "3000-sbx-0.sbx.test"})
+    assert (502, "The sandbox was not found") == (gone.status_code, gone.json()["message"])
+
+
+def test_ports_that_are_not_public_need_a_token(client: Client) -> None:
+    box = client.create(network={"allowPublicTraffic": False})
+    _serve(box)
+    host = {"Host": f"3000-{box.id}.sbx.test"}
+    token = {"E2B-Traffic-Access-Token": box.made["trafficAccessToken"]}
+
+    assert 401 == client.http.get("/", headers=host).status_code
+    wrong = {"E2B-Traffic-Access-Token": "0" * 64}
+    assert 401 == client.http.get("/", headers={**host, **wrong}).status_code
+    assert 200 == client.http.get("/", headers={**host, **token}).status_code
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_the_api_has_a_host_name_and_others_are_refused(client: Client) -> None:
+    assert 200 == client.api("GET", "/v2/sandboxes", headers={"Host": "api.sbx.test"}).status_code
+    other = client.api("GET", "/v2/sandboxes", headers={"Host": "api.other.test"})
+    assert 403 == other.status_code
+
+
+ECHO = """
+import asyncio, base64, hashlib
+async def main(reader, writer):
+    head = (await reader.readuntil(b"\\r\\n\\r\\n")).decode()
+    key = [l.split(": ")[1] for l in head.split("\\r\\n") if l.lower().startswith("sec-websocket-key")][0]
+    accept = base64.b64encode(hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest())
+    writer.write(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                 b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n\\x81\\x05hello")
+    await writer.drain(); await reader.read(100)
+async def serve():
+    async with await asyncio.start_server(main, "127.0.0.1", 3002) as server:
+        await server.serve_forever()
+asyncio.run(serve())
+"""
+
+
+def test_a_websocket_is_carried(serving: Box, daemon: Daemon) -> None:
+    serving.call("POST", "/files?path=echo.py", content=ECHO.encode())
+    serving.run("setsid -f python3 echo.py >/dev/null 2>&1")
+    headers = {"E2b-Sandbox-Id": serving.id, "E2b-Sandbox-Port": "3002"}
+    address = daemon.tcp.replace("http:", "ws:")
+    until = time.monotonic() + 20
+    while True:
+        try:
+            with connect(address, additional_headers=headers) as socket:
+                assert "hello" == socket.recv(10)
+            return
+        except Exception:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
