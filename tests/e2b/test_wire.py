@@ -139,6 +139,46 @@ def test_bodies_are_compressed_both_ways(box: Box) -> None:
     assert 400 == box.call("POST", "/files?path=h", content=half, headers=headers).status_code
 
 
+def test_metadata_is_kept_replaced_and_bounded(box: Box) -> None:
+    path = "/files?path=noted"
+    form = box.call("POST", path, content=b"1", headers={"X-Metadata-Kind": "a b"}).json()
+    assert {"kind": "a b"} == form[0]["metadata"]
+    stat = box.rpc("/filesystem.Filesystem/Stat", {"path": "noted"}).json()["entry"]
+    assert {"kind": "a b"} == stat["metadata"]
+    box.call("POST", path, content=b"1", headers={"X-Metadata-Other": "c"})
+    stat = box.rpc("/filesystem.Filesystem/Stat", {"path": "noted"}).json()["entry"]
+    assert {"other": "c"} == stat["metadata"]
+    for bad in ({"X-Metadata-A": "x" * 5000}, {"X-Metadata-" + "n" * 300: "v"}):
+        assert 400 == box.call("POST", path, content=b"1", headers=bad).status_code
+
+
+def test_metrics_are_points_in_a_range(client: Client, box: Box) -> None:
+    now = int(time.time())
+    (point, *_rest) = client.api("GET", f"/sandboxes/{box.id}/metrics").json()
+    assert point["memUsed"] > 0
+    assert abs(point["timestampUnix"] - now) < 3600
+    path = f"/sandboxes/{box.id}/metrics"
+    assert [] == client.api("GET", f"{path}?start={now - 900}&end={now - 800}").json()
+    assert 400 == client.api("GET", f"{path}?start=now").status_code
+
+
+def test_network_options_are_a_policy(client: Client, daemon: Daemon) -> None:
+    network = {"allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"]}
+    box = client.create(network=network)
+    assert ["example.com"] == client.api("GET", f"/sandboxes/{box.id}").json()["network"][
+        "allowOut"
+    ]
+    with daemon.client() as ours:
+        assert ["example.com"] == ours.get(f"/v1/sandboxes/{box.id}/network").json()[
+            "allowed_hosts"
+        ]
+        assert 204 == client.api("PUT", f"/sandboxes/{box.id}/network", json={}).status_code
+        assert [] == ours.get(f"/v1/sandboxes/{box.id}/network").json()["allowed_hosts"]
+    refused = client.api("PUT", f"/sandboxes/{box.id}/network", json={"rules": {"a": []}})
+    assert 501 == refused.status_code
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
 def test_a_watch_tells_events_between_two_polls(box: Box) -> None:
     box.rpc("/filesystem.Filesystem/MakeDir", {"path": "watched"})
     made = box.rpc("/filesystem.Filesystem/CreateWatcher", {"path": "watched"}).json()

@@ -19,6 +19,7 @@ from ..api.service import Service
 from ..execs.execs import Execs
 from ..sessions.live import Live
 from .codec import Inflate, json_object
+from .metering import Meter
 from .notes import Notes, notes_of
 from .settings import E2BSettings
 from .tokens import Tokens
@@ -46,7 +47,7 @@ class Shared:
     def __init__(self, service: Service, execs: Execs, settings: E2BSettings) -> None:
         self.service, self.execs, self.settings = service, execs, settings
         self.tokens = Tokens(service.manager.store.directory)
-        self.watchers = Watchers(service)
+        self.watchers, self.meter = Watchers(service), Meter(service)
         self.tags: dict[str, tuple[str, dict[str, str]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

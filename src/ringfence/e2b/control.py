@@ -73,7 +73,7 @@ async def create(call: Call) -> Response:
         )
 
     live = await call.call(make)
-    call.request.state.made = live.sandbox_id
+    call.shared.meter.begin()
     return JSONResponse(_opened(call, live), 201)
 
 
@@ -251,6 +251,16 @@ async def pause(call: Call) -> Response:
     return Response(status_code=204)
 
 
+async def metrics(call: Call) -> Response:
+    """Return what a sandbox used, sampled every five seconds."""
+    live, query = _live(call), call.request.query_params
+    times = [query.get("start", "0"), query.get("end", "")]
+    if not all(each.isdecimal() and len(each) < 12 for each in times if each):
+        raise ApiError(400, "start, end: must be seconds since 1970")
+    start, end = int(times[0] or 0), int(times[1]) + 1 if times[1] else time.time() + 60
+    return JSONResponse(await call.shared.meter.points(live, start, end))
+
+
 # -- snapshots -------------------------------------------------------------------------------------
 
 
@@ -361,11 +371,12 @@ async def fork(call: Call) -> Response:
 async def set_network(call: Call) -> Response:
     """Replace what a sandbox may reach; a field that is not given is cleared."""
     live, form = _live(call), await call.form()
-    internet = field(form, "allow_internet_access", bool)
-    settings = call.shared.settings
+    settings, notes = call.shared.settings, notes_of(live.metadata)
+    internet = field(form, "allow_internet_access", bool, notes.internet)
+    template = settings.spec_of(notes.template) or SandboxSpec()
 
     def change() -> None:
-        policy = network.policy_of(form, internet, settings.internet, live.spec)
+        policy = network.policy_of(form, internet, settings.internet, template)
         judged = call.service.permissions.judge(call.caller, policy)
         live.sandbox.apply_network_policy(judged)
         call.service.manager.events.add("network", live)
@@ -427,6 +438,7 @@ ROUTES = [
     Route("POST", f"{_SANDBOX}/fork", fork),
     Route("POST", f"{_SANDBOX}/snapshots", snapshot),
     Route("PUT", f"{_SANDBOX}/network", set_network),
+    Route("GET", f"{_SANDBOX}/metrics", metrics),
     Route("GET", "/snapshots", snapshots),
     Route("GET", "/templates", templates),
     Route("GET", "/v2/templates", templates),

@@ -14,7 +14,7 @@ from ..api.routes import files as our_files
 from ..api.thread_pools import COPIES
 from ..errors import FileError, FileNotFound, IsADirectory, NotADirectory
 from ..model.files import DIRECTORY
-from . import filesystem, multipart, processes
+from . import filesystem, metadata, multipart, processes
 from .call import ApiError, Call, Route
 from .paths import absolute
 from .rpc import user_of
@@ -65,16 +65,16 @@ async def _deflated(pieces: Any) -> AsyncIterator[bytes]:
 async def upload(call: Call) -> Response:
     """Write files: one as the body itself, or several as a form."""
     user_of(call, call.request.query_params.get("username"))
-    for name in call.request.headers:
-        if name.startswith("x-metadata-"):
-            raise ApiError(501, "metadata of files is not supported by Ringfence")
+    notes = metadata.given(call.request.headers)
     kind = call.request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         boundary = multipart.boundary_of(kind)
-        return JSONResponse(await _write_parts(call, multipart.parts(call.stream(), boundary)))
+        return JSONResponse(
+            await _write_parts(call, multipart.parts(call.stream(), boundary), notes)
+        )
     if not call.request.query_params.get("path"):
         raise ApiError(400, "the query has no path")
-    writing = _Writing(call, _path(call))
+    writing = _Writing(call, _path(call), notes)
     try:
         await writing.begin()
         async for data in call.stream():
@@ -86,7 +86,7 @@ async def upload(call: Call) -> Response:
 
 
 async def _write_parts(
-    call: Call, pieces: AsyncIterator[tuple[str | None, bytes]]
+    call: Call, pieces: AsyncIterator[tuple[str | None, bytes]], notes: dict[str, str]
 ) -> list[dict[str, Any]]:
     given = call.request.query_params.get("path")
     written: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ async def _write_parts(
                 continue  # a field that is no file
             if given and written:
                 raise ApiError(400, "several files were sent for one path")
-            writing = _Writing(call, absolute(path))
+            writing = _Writing(call, absolute(path), notes)
             await writing.begin()
         if writing is not None:
             written.append(await writing.done())
@@ -123,8 +123,8 @@ async def _write_parts(
 class _Writing:
     """A file that is being written in place, as E2B does: who watches it sees it so."""
 
-    def __init__(self, call: Call, path: str) -> None:
-        self._call, self._path = call, path
+    def __init__(self, call: Call, path: str, notes: dict[str, str]) -> None:
+        self._call, self._path, self._notes = call, path, notes
         self._file: BinaryIO | None = None
         self._waiting: list[bytes] = []
         self._size = 0
@@ -169,9 +169,12 @@ class _Writing:
 
     async def done(self) -> dict[str, Any]:
         await self._flush()
-        assert self._file is not None
-        await self._call.call(self._file.close)
-        return {"name": posixpath.basename(self._path), "type": "file", "path": self._path}
+        file = self._file
+        assert file is not None
+        await self._call.call(metadata.put, file, self._notes)
+        await self._call.call(file.close)
+        form = {"name": posixpath.basename(self._path), "type": "file", "path": self._path}
+        return {**form, "metadata": self._notes} if self._notes else form
 
     def abandon(self) -> None:
         if self._file is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import FileError
 from ..model.files import DIRECTORY, FILE, SYMLINK, FileInfo
 from ..sandbox.files import Files
+from . import metadata
 from .codec import timestamp
 from .settings import HOME, USER
 
@@ -33,6 +34,7 @@ def entry(files: Files, info: FileInfo) -> dict[str, Any]:
         except FileError:
             parent = posixpath.dirname(info.path)
             more = {"symlinkTarget": posixpath.normpath(f"{parent}/{info.link_target}")}
+    notes = metadata.at(files, info.path) if info.kind == FILE else {}
     bits = stat.filemode(info.mode)[1:]
     return {
         "name": info.name,
@@ -45,4 +47,5 @@ def entry(files: Files, info: FileInfo) -> dict[str, Any]:
         "group": USER,
         "modifiedTime": timestamp(info.mtime_s),
         **more,
+        **({"metadata": notes} if notes else {}),
     }
