@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,15 +17,36 @@ def serving() -> Iterator[str]:
     That state is not below a test's own directory: the path of a socket must be short.
     """
     with tempfile.TemporaryDirectory(prefix="rf-") as place:
-        yield from _serving(["ringfence", "serve", "--json", "--state-dir", f"{place}/state"])
+        command = ["ringfence", "serve", "--json", "--state-dir", f"{place}/state"]
+        for (address,) in _serving(command):
+            yield address
 
 
-def _serving(command: list[str]) -> Iterator[str]:
+@contextmanager
+def serving_e2b() -> Iterator[None]:
+    """A server with E2B's API, and the variables by which E2B's SDKs find it."""
+    from ringfence.client import Client
+
+    with tempfile.TemporaryDirectory(prefix="rf-") as place:
+        command = ["ringfence", "serve", "--json", "--e2b", "--listen", "127.0.0.1:0"]
+        for unix, tcp in _serving([*command, "--state-dir", f"{place}/state"]):
+            with Client(unix) as admin:
+                key = admin.make_key("ann")["key"].removeprefix("rf_").encode().hex()
+            names = {"E2B_API_URL": tcp, "E2B_SANDBOX_URL": tcp, "E2B_API_KEY": f"e2b_{key}"}
+            before = {name: os.environ.get(name) for name in names}
+            os.environ.update(names)
+            try:
+                yield
+            finally:
+                for name, value in before.items():
+                    os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _serving(command: list[str]) -> Iterator[list[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            (address,) = json.loads(server.stdout.readline())["listening"]
-            yield address
+            yield json.loads(server.stdout.readline())["listening"]
         finally:
             server.terminate()
             server.wait(30)

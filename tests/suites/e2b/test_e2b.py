@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from e2b import (
     SandboxQuery,
     TimeoutException,
 )
-from ringfence.client import Client
+from tests.suites.remote import serving_e2b
 
 # The SDKs leave the connections of threads to the garbage collector.
 pytestmark = [
@@ -42,27 +41,9 @@ NEXT = os.environ.get("RINGFENCE_SUITE", "").startswith("e2b-next")
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     """A server, and the variables that a user sets."""
-    with tempfile.TemporaryDirectory(prefix="rf-") as place:
-        state = f"{place}/state"
-        command = ["ringfence", "serve", "--json", "--e2b", "--listen", "127.0.0.1:0"]
-        with subprocess.Popen(
-            [*command, "--state-dir", state], stdout=subprocess.PIPE, text=True
-        ) as server:
-            assert server.stdout is not None
-            unix, tcp = json.loads(server.stdout.readline())["listening"]
-            with Client(unix) as admin:
-                key = admin.make_key("ann")["key"].removeprefix("rf_").encode().hex()
-            patch = pytest.MonkeyPatch()
-            patch.setenv("E2B_API_URL", tcp)
-            patch.setenv("E2B_SANDBOX_URL", tcp)
-            patch.setenv("E2B_API_KEY", f"e2b_{key}")
-            try:
-                yield
-            finally:
-                patch.undo()
-                gc.collect()
-                server.terminate()
-                server.wait(30)
+    with serving_e2b():
+        yield
+        gc.collect()
 
 
 @pytest.fixture
