@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -23,15 +24,18 @@ def serving() -> Iterator[str]:
 
 
 @contextmanager
-def serving_e2b() -> Iterator[None]:
-    """A server with E2B's API, and the variables by which E2B's SDKs find it."""
+def serving_e2b(templates: dict[str, Any] | None = None) -> Iterator[None]:
+    """A server with E2B's API, and the variables by which E2B's SDKs find it. Its key is an admin's."""
     from ringfence.client import Client
 
     with tempfile.TemporaryDirectory(prefix="rf-") as place:
         command = ["ringfence", "serve", "--json", "--e2b", "--listen", "127.0.0.1:0"]
-        for unix, tcp in _serving([*command, "--state-dir", f"{place}/state"]):
+        with open(f"{place}/config.json", "w", encoding="utf-8") as file:
+            json.dump({"e2b": {"templates": templates or {}}}, file)
+        command += ["--state-dir", f"{place}/state", "--config", f"{place}/config.json"]
+        for unix, tcp in _serving(command):
             with Client(unix) as admin:
-                key = admin.make_key("ann")["key"].removeprefix("rf_").encode().hex()
+                key = admin.make_key("ann", scope="admin")["key"].removeprefix("rf_").encode().hex()
             names = {"E2B_API_URL": tcp, "E2B_SANDBOX_URL": tcp, "E2B_API_KEY": f"e2b_{key}"}
             before = {name: os.environ.get(name) for name in names}
             os.environ.update(names)

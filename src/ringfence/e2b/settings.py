@@ -18,8 +18,9 @@ else:
 
 USER, HOME = "user", "/home/user"
 _OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}
-BASE = SandboxSpec(mounts=(Mount(HOME, "", READ_WRITE, protect=()),), workdir=HOME, env=_OF_USER)
-"""The templates `base` and `code-interpreter-v1` unless the configuration says otherwise."""
+_HOME_MOUNT = Mount(HOME, "", READ_WRITE, protect=())
+# E2B's files are written by root, and OpenAI Agents makes this directory so.
+_BUILT_IN_SPEC = SandboxSpec(mounts=(Mount("/workspace", "", READ_WRITE, protect=()),))
 _BUILT_IN = ("base", "code-interpreter-v1")
 
 
@@ -48,9 +49,22 @@ class E2BSettings(Model):
         object.__setattr__(self, "domain", domain)
 
     def spec_of(self, template: str) -> SandboxSpec | None:
-        """Return what a template name stands for; `NAME:TAG` is the same as `NAME`."""
+        """Return what a template name stands for; `NAME:TAG` is the same as `NAME`.
+
+        Each has E2B's home directory: clients write paths that begin there.
+        """
         name = template.partition(":")[0]
-        return self.templates.get(name, BASE if name in _BUILT_IN else None)
+        spec = self.templates.get(name)
+        if spec is None:
+            if name not in _BUILT_IN:
+                return None
+            spec = _BUILT_IN_SPEC
+        has_home = any(each.target == HOME for each in spec.mounts)
+        return spec.altered(
+            mounts=spec.mounts if has_home else (*spec.mounts, _HOME_MOUNT),
+            workdir=spec.workdir or HOME,
+            env={**_OF_USER, **spec.env},
+        )
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
