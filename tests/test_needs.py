@@ -41,3 +41,11 @@ def test_the_list_is_in_one_place() -> None:
         text = (ROOT / script).read_text(encoding="utf-8")
         assert "add_needs" in text
         assert "postgresql" not in text
+
+
+def test_a_tmp_that_users_cannot_write_to_is_opened(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    (said,) = _bash(f"open_tmp {tmp_path}; open_tmp {tmp_path}")
+    assert "mode 1777" in said
+    assert 0o1777 == tmp_path.stat().st_mode & 0o7777

@@ -31,12 +31,19 @@ add_packages() {
 add_needs() {
   may_install || return 0
   mkdir -p build
+  open_tmp
   add_packages
   # A kernel for the guests of microVMs, where tests look for it and users do not.
   tools/guest_kernel.sh /var/cache/ringfence-tests/kernel || true
   # A real launcher for the command backend, and those of browsers; where they cannot be had, their tests say so.
   command -v codex >/dev/null || tools/conformance.sh codex --install || true
   add_browser_launchers || true
+}
+
+# The tests of ordinary users need it as Debian makes it; images of machines have been seen with 755.
+open_tmp() {  # [DIRECTORY]
+  local tmp=${1:-/tmp}
+  [ "$(stat -c %a "$tmp")" = 1777 ] || { say "$tmp: mode 1777, so that every user can write to it"; chmod 1777 "$tmp"; }
 }
 
 # Where a sandbox sees them, too. Neither brings a browser along: the tests start Debian's Chromium.

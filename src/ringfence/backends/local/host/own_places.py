@@ -29,9 +29,11 @@ def place_in(shared: str, name: str, mode: int = 0o700) -> str:
                 os.rmdir(made)
         return there[0]
     except (OSError, IndexError) as exc:
+        is_there = os.path.lexists(base)
+        why = "belongs to another user" if is_there else "cannot be made"
         raise IsolationError(
-            f"{base} belongs to another user, and no directory can be made beside it: {exc}",
-            hint=f"remove {base}, or make {shared} writable for this user",
+            f"{base} {why}, and no directory can be made beside it: {exc}",
+            hint=f"{f'remove {base}, or ' if is_there else ''}make {shared} writable for this user",
         ) from exc
 
 
