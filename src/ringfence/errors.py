@@ -411,18 +411,23 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
     errno.EROFS: PermissionDenied,
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def file_error(number: int, path: str, text: str = "", hint: str = "") -> RingfenceError:
     """The typed error for errno `number` met at `path` inside a sandbox.
 
-    A full disk or quota becomes `StorageFull`: the path is not at fault.
+    A full disk or quota becomes `StorageFull`, a lack of descriptors or of inotify instances
+    `ResourceExhausted`: the path is not at fault.
     """
     import os
 
     message = f"{path}: {text or os.strerror(number)}"
     if number in _NO_ROOM:
         return StorageFull(message, hint="free space in the sandbox or raise disk/inodes")
+    if number in _NO_DESCRIPTOR:
+        more = "close files or watches, or raise `ulimit -n` and fs.inotify.max_user_instances"
+        return ResourceExhausted(message, hint=more)
     return _FILE_ERRORS.get(number, FileError)(message, path=path, hint=hint)
 
 

@@ -65,6 +65,8 @@ class Terminal:
             ready = is_readable(self.master, 0.05)
             if ready:
                 self.seen += os.read(self.master, 4096)
+        while is_readable(self.master, 0):  # what came after the last look, before the end
+            self.seen += os.read(self.master, 4096)
         return self.process.returncode
 
     @property
