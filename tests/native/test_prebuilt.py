@@ -275,8 +275,8 @@ def test_it_is_discarded_when_its_time_is_up(tmp_path: Path) -> None:
             assert until(lambda: quick.prebuilder._prebuilt is None, GONE_WITHIN_S)
             assert until(lambda: not children_of(zygote), GONE_WITHIN_S)
             assert until(lambda name=name: not name or [] == cgroups_of(name), GONE_WITHIN_S)  # type: ignore[misc]
-            assert until(lambda: before == lasting_fds(zygote))
-            assert free == len(quick.host_ids()._free)
+            assert until(lambda: lasting_fds(zygote) <= before)
+            assert free <= len(quick.host_ids()._free)
     finally:
         quick.close()
 
