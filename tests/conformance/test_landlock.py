@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from tests.features import require
 
 from ringfence.backends.landlock.backend import LandlockBackend
+from ringfence.errors import FileError
 from ringfence.testing.conformance import BackendConformance
+from ringfence.testing.lab import Lab
 
 pytestmark = pytest.mark.full
 
@@ -36,3 +41,11 @@ class TestLandlock(BackendConformance):
 
     def make_backend(self) -> LandlockBackend:
         return LandlockBackend()
+
+    def test_a_tree_may_be_deeper_than_a_path_is_long(self, sandbox: Lab, tmp_path: Path) -> None:
+        """As root only; an ordinary user is refused."""
+        if 0 == os.geteuid():
+            super().test_a_tree_may_be_deeper_than_a_path_is_long(sandbox, tmp_path)
+            return
+        with pytest.raises(FileError, match="File name too long"):
+            super().test_a_tree_may_be_deeper_than_a_path_is_long(sandbox, tmp_path)
