@@ -13,6 +13,7 @@ from ringfence.errors import (
     ConnectError,
     DirectoryNotEmpty,
     FileError,
+    FileExists,
     FileNotFound,
     InvalidRequest,
     IsADirectory,
@@ -102,6 +103,10 @@ def test_trees_go_in_and_out_whole(sandbox: RemoteSandbox, tmp_path: Path) -> No
     seen: list[int] = []
     sandbox.files.upload(str(tree), "copy", progress=lambda count, _name: seen.append(count))
     sandbox.files.download("copy", str(tmp_path / "back"))
+    for what, local in (("copy", "back"), ("copy/below/tool", "back/below/tool")):
+        with pytest.raises(FileExists, match=r"tool|link"):
+            sandbox.files.download(what, str(tmp_path / local))
+        sandbox.files.download(what, str(tmp_path / local), overwrite=True)
 
     back = tmp_path / "back"
     assert (tree / "below" / "tool").read_bytes() == (back / "below" / "tool").read_bytes()

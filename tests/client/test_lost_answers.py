@@ -22,7 +22,7 @@ from ringfence.client._sync.files import RemoteFiles
 from ringfence.client._sync.process import RemoteProcess, RemoteStdin
 from ringfence.client._sync.sessions import RemoteSessions
 from ringfence.client._sync.stream import RemoteStream
-from ringfence.errors import ServerUnreachable
+from ringfence.errors import FileExists, ServerUnreachable
 from tests.api.conftest import Daemon
 from tests.daemon.servers import Server
 
@@ -308,6 +308,13 @@ def test_what_breaks_off_goes_on_where_it_was(bad_line: Line, tmp_path: Path) ->
         assert data == broken(3, process.stdout.getvalue)
         broken(2, lambda: files.download("tree", str(tmp_path / "again")))
         assert tree == {each.name: each.read_bytes() for each in (tmp_path / "again").iterdir()}
+        # Attempts after the first replace what it has made, and nothing that was there before.
+        last = tmp_path / "last" / "059"
+        last.parent.mkdir()
+        last.write_text("mine")
+        with pytest.raises(FileExists, match="059"):
+            broken(2, lambda: files.download("tree", str(last.parent)))
+        assert "mine" == last.read_text()
 
 
 def test_half_of_each_of_two_files_is_none(bad_line: Line, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.client.unpack import unpack
 from ringfence.errors import (
     FileError,
+    FileExists,
     IoError,
     RingfenceError,
 )
@@ -517,6 +518,8 @@ def test_a_link_left_in_a_mounted_directory_leads_nobody(tmp_path: Path, below: 
 
         for source in ("t", "t/x"):
             with pytest.raises(FileError, match="symlink"):
+                sandbox.files.download(source, str(shared / below), overwrite=True)
+            with pytest.raises(FileError):
                 sandbox.files.download(source, str(shared / below))
         with pytest.raises(FileError, match="symlink"):
             sandbox.files.upload(str(shared / "out" / "secret"), "copy")
@@ -536,6 +539,8 @@ def test_a_mounted_directory_is_copied_to_and_from(tmp_path: Path) -> None:
         assert sandbox.shell("mkdir -p t/deep; echo x > t/deep/x").ok
         sandbox.files.download("t", str(tmp_path / "a" / "b"))
         sandbox.files.download("t/deep/x", str(tmp_path / "a" / "y"))
+        with pytest.raises(FileExists):
+            sandbox.files.download("t/deep/x", str(tmp_path / "a" / "y"))
         sandbox.files.upload(
             str(tmp_path / "a"), "back", progress=lambda _count, name: told.append(name)
         )

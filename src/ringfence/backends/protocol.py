@@ -442,7 +442,14 @@ class BackendFiles(Protocol):
         """
         ...
 
-    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+    def download_tree(
+        self,
+        remote: str,
+        local: str,
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         """Copy file or directory `remote` to the host at `local`, made if need be.
 
         Nothing is written outside `local`, whatever the tree holds: symlinks are copied as
@@ -451,6 +458,7 @@ class BackendFiles(Protocol):
 
         Raises:
             FileNotFound: Nothing is at `remote`; then nothing is made on the host.
+            FileExists: A file that the copy would replace is there, and `overwrite` is not set.
             FileError: Something in the way cannot be replaced safely.
         """
         ...

@@ -238,26 +238,41 @@ def _unless(chunks: Iterator[bytes], problems: list[OSError], local: str) -> Ite
 
 
 def download(
-    transport: Transport, at: str, remote: str, local: str, progress: Progress | None
+    transport: Transport,
+    at: str,
+    remote: str,
+    local: str,
+    progress: Progress | None,
+    *,
+    overwrite: bool,
 ) -> None:
     """Copy a file or tree out of the sandbox. No name in it is trusted."""
     info = FileInfo.from_json(transport.json("GET", f"{at}/stat", params={"path": remote}))
     if info.kind == DIRECTORY:
+        made: set[tuple[str, ...]] = set()
+        options: dict[str, Any] = {"overwrite": overwrite, "made": made}
         for attempt in range(_PATIENCE):
             try:
-                return _download_tree(transport, at, remote, local, progress)
-            except ServerUnreachable:  # once more from the beginning: what is here is replaced
+                return _download_tree(transport, at, remote, local, progress, options)
+            except ServerUnreachable:  # again from the beginning: files in `made` are replaced
                 pause(pause_s(attempt, {}))
-        return _download_tree(transport, at, remote, local, progress)
+        return _download_tree(transport, at, remote, local, progress, options)
     try:
-        with open(local, "wb") as file:
+        with open(local, "wb" if overwrite else "xb") as file:
             _fetch(transport, at, remote, file, progress)
+    except FileExistsError as exc:
+        raise unpack.in_the_way(local) from exc
     except OSError as exc:
         raise host_file_error(exc.errno or 5, local) from exc
 
 
 def _download_tree(
-    transport: Transport, at: str, remote: str, local: str, progress: Progress | None
+    transport: Transport,
+    at: str,
+    remote: str,
+    local: str,
+    progress: Progress | None,
+    options: dict[str, Any],
 ) -> None:
     reading, writing = os.pipe()
     problems: list[BaseException] = []
@@ -281,7 +296,7 @@ def _download_tree(
     thread = threading.Thread(target=receive, name="ringfence-download")
     thread.start()
     try:
-        unpack.unpack(reading, local, progress)
+        unpack.unpack(reading, local, progress, **options)
     except IoError:
         os.close(reading)
         reading = -1

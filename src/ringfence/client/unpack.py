@@ -12,7 +12,7 @@ import os
 import tarfile
 from contextlib import closing
 
-from ..errors import FileError, IoError
+from ..errors import FileError, FileExists, IoError
 from ..launcher.helpers.descent import Descent
 from ..launcher.helpers.tars import Reader
 
@@ -26,10 +26,23 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
-    """Unpack `stream` below `local`, which is created; files that exist are replaced.
+def unpack(
+    stream: int,
+    local: str,
+    progress: Progress | None = None,
+    *,
+    overwrite: bool = True,
+    made: set[tuple[str, ...]] | None = None,
+) -> None:
+    """Unpack `stream` below `local`, which is created.
+
+    Args:
+        overwrite: Replace files and links that exist.
+        made: Receives the path of each new file. A path in it is replaced in any case: an
+            earlier attempt, which broke off, created it.
 
     Raises:
+        FileExists: A file is in the way. It is unchanged; what was copied before it stays.
         FileError: A name in the stream would lead outside, or through a symlink.
         IoError: Writing here failed, or the stream ended too early.
     """
@@ -37,8 +50,8 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         os.makedirs(local, exist_ok=True)
         root = os.open(local, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with Reader(stream) as tar, closing(_Unpacker(root, progress)) as unpacker:
-                unpacker.run(tar)
+            with Reader(stream) as tar, closing(_Unpacker(root, progress, made)) as unpacker:
+                unpacker.run(tar, overwrite=overwrite)
         finally:
             os.close(root)
     except tarfile.TarError as exc:
@@ -47,16 +60,28 @@ def unpack(stream: int, local: str, progress: Progress | None = None) -> None:
         raise IoError(f"{local}: {exc}") from exc
 
 
+def in_the_way(path: str) -> FileExists:
+    """Build the error for a file that a download would replace."""
+    return FileExists(
+        f"{path}: a file of this host is already there, and downloads replace none",
+        path=path,
+        hint="download to a new path, or pass overwrite=True",
+    )
+
+
 class _Unpacker:
-    def __init__(self, root: int, progress: Progress | None) -> None:
+    def __init__(
+        self, root: int, progress: Progress | None, made: set[tuple[str, ...]] | None
+    ) -> None:
+        self._made = made
         self._place, self._progress, self._copied = Descent(os.dup(root)), progress, 0
         self._here: list[str] = []  # where that is, below the root
         self._modes: list[tuple[tuple[str, ...], tarfile.TarInfo]] = []
         self._last: tuple[tuple[str, ...], int] | None = None  # a directory that is held open
 
-    def run(self, tar: Reader) -> None:
+    def run(self, tar: Reader, *, overwrite: bool) -> None:
         for member in tar:
-            self._one(tar, member, parts(member.name))
+            self._one(tar, member, parts(member.name), overwrite=overwrite)
         tar.drain()
         for path, member in reversed(self._modes):
             self._finish_directory(path, member)
@@ -70,7 +95,9 @@ class _Unpacker:
             os.close(self._last[1])
             self._last = None
 
-    def _one(self, tar: Reader, member: tarfile.TarInfo, path: tuple[str, ...]) -> None:
+    def _one(
+        self, tar: Reader, member: tarfile.TarInfo, path: tuple[str, ...], *, overwrite: bool
+    ) -> None:
         if member.isdir():
             os.close(self._open(path, create=True))
             self._modes.append((path, member))
@@ -78,15 +105,26 @@ class _Unpacker:
         if not path:
             raise FileError("the stream's root is not a directory")
         parent = self._parent(path[:-1])
-        if member.isreg():
-            self._file(tar, member, parent, path[-1])
-        elif member.issym():
+        try:
+            self._make(tar, member, parent, path[-1])
+        except FileExistsError as exc:
+            if not (overwrite or (self._made is not None and path in self._made)):
+                raise in_the_way("/".join(path)) from exc
             _clear(parent, path[-1])
-            os.symlink(member.linkname, path[-1], dir_fd=parent)
-        elif member.islnk():
-            self._hard_link(member, parent, path[-1])
+            self._make(tar, member, parent, path[-1])
+        if self._made is not None:
+            self._made.add(path)
         if self._progress:
             self._progress(self._copied, member.name)
+
+    def _make(self, tar: Reader, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        """Create one file or link; no content is read if something is in the way."""
+        if member.isreg():
+            self._file(tar, member, parent, name)
+        elif member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+        elif member.islnk():
+            self._hard_link(member, parent, name)
 
     def _parent(self, path: tuple[str, ...]) -> int:
         """A directory's descriptor, which is held until another one is asked for: files come together."""
@@ -97,11 +135,7 @@ class _Unpacker:
         return self._last[1]
 
     def _file(self, tar: Reader, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        try:
-            fd = os.open(name, _NEW, 0o600, dir_fd=parent)
-        except FileExistsError:
-            _clear(parent, name)
-            fd = os.open(name, _NEW, 0o600, dir_fd=parent)
+        fd = os.open(name, _NEW, 0o600, dir_fd=parent)
         try:
             self._copied += tar.copy(fd)
             os.fchmod(fd, member.mode & 0o777)  # never setuid on the host
@@ -115,7 +149,6 @@ class _Unpacker:
             raise FileError(f"{member.name!r} is a hard link to a directory")
         origin = self._open(source[:-1], create=False)
         try:
-            _clear(parent, name)
             os.link(source[-1], name, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(origin)

@@ -198,12 +198,12 @@ class RingfenceEnvironment(BaseEnvironment):
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file out."""
-        await self.sandbox.files.download(source_path, str(target_path))
+        await self.sandbox.files.download(source_path, str(target_path), overwrite=True)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy a directory out over one that may be there."""
         # Straight there: a copy of a copy would go through links that an earlier one has brought.
-        await self.sandbox.files.download(source_dir, str(target_dir))
+        await self.sandbox.files.download(source_dir, str(target_dir), overwrite=True)
 
 
 def _network(policy: NetworkPolicy) -> str | list[str]:

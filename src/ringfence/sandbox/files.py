@@ -163,19 +163,31 @@ class Files:
             except OSError as exc:
                 raise _typed(exc, remote) from exc
 
-    def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
-        """Copy a file or directory tree out of the sandbox; `local` is the copy's own path."""
+    def download(
+        self,
+        remote: str,
+        local: str,
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy a file or directory tree out of the sandbox; `local` is the copy's own path.
+
+        Raises:
+            FileExists: A file that the copy would replace is there, and `overwrite` is not set.
+        """
         from ..model.files import DIRECTORY
         from .shared import to_fill, to_write
 
         if self._inner.stat(remote).kind == DIRECTORY:
             with to_fill(local, self._mounts()) as place:
-                self._inner.download_tree(remote, place, progress=progress)
+                self._inner.download_tree(remote, place, overwrite=overwrite, progress=progress)
             return
         with (
             self._inner.open_read(remote) as source,
-            to_write(local, self._mounts()) as place,
-            _open_local(place, "wb") as target,
+            to_write(local, self._mounts(), overwrite=overwrite) as place,
+            # A path in /proc is of a file that `to_write` has just made.
+            _open_local(place, "wb" if overwrite or place != local else "xb") as target,
         ):
             _copy(source, target, remote, progress)
 
@@ -295,6 +307,10 @@ def _open_local(local: str, mode: str) -> BinaryIO:
     """A file of the host; its errors are typed as those of the sandbox are."""
     try:
         return open(local, mode)  # type: ignore[return-value]
+    except FileExistsError as exc:
+        from ..client.unpack import in_the_way
+
+        raise in_the_way(local) from exc
     except OSError as exc:
         from ..errors import host_file_error
 

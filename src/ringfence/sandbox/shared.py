@@ -10,6 +10,7 @@ import errno
 import os
 from contextlib import contextmanager
 
+from ..client.unpack import in_the_way
 from ..errors import FileError, host_file_error
 from ..linux.files import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, openat2
 from ..model.mount import READ_WRITE
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..model.session import ResolvedMount
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_MAKE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
 
 
 @contextmanager
@@ -36,9 +37,9 @@ def to_read(local: str, mounts: Iterable[ResolvedMount]) -> Iterator[str]:
 
 
 @contextmanager
-def to_write(local: str, mounts: Iterable[ResolvedMount]) -> Iterator[str]:
-    """A path by which to write the file `local`; raises as `to_read`."""
-    with _held(local, mounts, _MAKE | os.O_NONBLOCK) as place:
+def to_write(local: str, mounts: Iterable[ResolvedMount], *, overwrite: bool) -> Iterator[str]:
+    """A path by which to write the file `local`; raises as `to_read`, and FileExists."""
+    with _held(local, mounts, _MAKE | (os.O_TRUNC if overwrite else os.O_EXCL)) as place:
         yield place
 
 
@@ -66,6 +67,8 @@ def _held(
         finally:
             os.close(root)
     except OSError as exc:
+        if exc.errno == errno.EEXIST and flags & os.O_EXCL:
+            raise in_the_way(local) from exc
         if exc.errno != errno.ELOOP:
             raise host_file_error(exc.errno or errno.EIO, local) from exc
         raise FileError(

@@ -155,7 +155,7 @@ def download_links(lab: Lab) -> Outcome:
         run(sandbox, "tasks", "replace_link", "t/a", cwd="/home/sandbox")
         if lab.protected:
             with contextlib.suppress(RingfenceError):
-                sandbox.files.download("t", local)
+                sandbox.files.download("t", local, overwrite=True)
         else:
             _write_naively(f"{local}/a/x")
     left = os.listdir(outside)

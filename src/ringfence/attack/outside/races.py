@@ -99,7 +99,7 @@ def download_swapped(lab: Lab) -> Outcome:
 
         def copy_out(_number: int) -> str:
             with suppress(RingfenceError):
-                sandbox.files.download("out", f"{place}/tree")
+                sandbox.files.download("out", f"{place}/tree", overwrite=True)
             return f"made outside: {left[0]}" if (left := os.listdir(outside)) else ""
 
         def write_there(_number: int) -> str:

@@ -271,4 +271,4 @@ def _download(client: Client, sandbox_id: str, source: str, target: str) -> None
     if os.path.isdir(target) and name not in ("", ".", ".."):
         target = os.path.join(target, name)
     with Progress("downloading") as progress:
-        files.download(source, target, progress=progress)
+        files.download(source, target, overwrite=True, progress=progress)  # as cp(1) does

@@ -153,9 +153,23 @@ class AsyncRemoteFiles:
         """Copy a file or tree of this machine into the sandbox; `remote` is the copy's own path."""
         await blocking(copies.upload, self._transport.blocking, self._at, local, remote, progress)
 
-    async def download(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
-        """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path."""
-        await blocking(copies.download, self._transport.blocking, self._at, remote, local, progress)
+    async def download(
+        self,
+        remote: str,
+        local: str,
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path.
+
+        Raises:
+            FileExists: A file that the copy would replace is there, and `overwrite` is not set.
+        """
+        transport, at = self._transport.blocking, self._at
+        await blocking(
+            lambda: copies.download(transport, at, remote, local, progress, overwrite=overwrite)
+        )
 
     # -- looking through them --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ...errors import FileError, FileNotFound
+from ...errors import FileError, FileExists, FileNotFound
 from ...launcher.helpers.trees import remove
 from .base import ConformanceBase
 
@@ -149,7 +149,7 @@ class Trees(ConformanceBase):
         sandbox.put("tree/file", b"evil")
 
         try:
-            sandbox.files.download_tree("tree", str(tmp_path / "down"))
+            sandbox.files.download_tree("tree", str(tmp_path / "down"), overwrite=True)
         except FileError:
             pass  # refused rather than replaced: as safe
         else:
@@ -157,6 +157,22 @@ class Trees(ConformanceBase):
 
         assert ["file"] == os.listdir(outside)
         assert b"precious" == (outside / "file").read_bytes()
+
+    def test_downloads_replace_files_only_when_asked(self, sandbox: Lab, tmp_path: Path) -> None:
+        for name in ("tree/sub/new", "tree/sub/same"):
+            sandbox.put(name, b"inside")
+        down = tmp_path / "down"
+        (down / "sub").mkdir(parents=True)
+        (down / "sub" / "same").write_bytes(b"outside")
+        (down / "other").write_bytes(b"other")
+
+        with pytest.raises(FileExists, match="sub/same"):
+            sandbox.files.download_tree("tree", str(down))
+        assert b"outside" == (down / "sub" / "same").read_bytes()
+
+        sandbox.files.download_tree("tree", str(down), overwrite=True)
+        for name, content in (("sub/same", b"inside"), ("sub/new", b"inside"), ("other", b"other")):
+            assert content == (down / name).read_bytes()
 
     def test_downloads_copy_links_as_links(self, sandbox: Lab, tmp_path: Path) -> None:
         sandbox.files.make_dir("tree")

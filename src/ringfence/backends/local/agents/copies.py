@@ -51,15 +51,23 @@ def upload(files: LocalFiles, local: str, remote: str, progress: Progress | None
         raise IoError(f"{local}: {problem}") from problem
 
 
-def download(files: LocalFiles, remote: str, local: str, progress: Progress | None) -> None:
+def download(
+    files: LocalFiles, remote: str, local: str, progress: Progress | None, *, overwrite: bool
+) -> None:
     """Copy a directory of the sandbox to the host, without trusting a name in it."""
     if files.stat(remote).kind == FILE:
-        with files.open_read(remote) as source, open(local, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        try:
+            with (
+                files.open_read(remote) as source,
+                open(local, "wb" if overwrite else "xb") as target,
+            ):
+                shutil.copyfileobj(source, target, 1 << 20)
+        except FileExistsError as exc:
+            raise unpack.in_the_way(local) from exc
         return
     helper = files.start_helper("out", remote)
     try:
-        unpack.unpack(helper.stream, local, progress)
+        unpack.unpack(helper.stream, local, progress, overwrite=overwrite)
     except BaseException as exc:
         if isinstance(exc, IoError) and exc.retryable:  # the stream broke off: the helper knows why
             helper.finish(remote)

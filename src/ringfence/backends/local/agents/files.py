@@ -57,10 +57,17 @@ class LocalFiles:
 
         upload(self, local, self._absolute(remote), progress)
 
-    def download_tree(self, remote: str, local: str, *, progress: Progress | None = None) -> None:
+    def download_tree(
+        self,
+        remote: str,
+        local: str,
+        *,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         from .copies import download
 
-        download(self, self._absolute(remote), local, progress)
+        download(self, self._absolute(remote), local, progress, overwrite=overwrite)
 
     def _absolute(self, path: str) -> str:
         return absolute(self._home.root, path)
