@@ -159,6 +159,7 @@ class Trees(ConformanceBase):
         assert b"precious" == (outside / "file").read_bytes()
 
     def test_downloads_replace_files_only_when_asked(self, sandbox: Lab, tmp_path: Path) -> None:
+        sandbox.files.make_dir("tree/sub")
         for name in ("tree/sub/new", "tree/sub/same"):
             sandbox.put(name, b"inside")
         down = tmp_path / "down"
