@@ -118,6 +118,31 @@ def test_trees_go_in_and_out_whole(sandbox: RemoteSandbox, tmp_path: Path) -> No
         sandbox.files.upload(str(tree), "again")
 
 
+def test_sparse_files_stay_sparse_and_hard_links_stay(
+    sandbox: RemoteSandbox, tmp_path: Path
+) -> None:
+    tree, back = tmp_path / "tree", tmp_path / "back"
+    tree.mkdir()
+    with (tree / "sparse").open("wb") as file:
+        file.write(b"head")
+        file.truncate(64 << 20)
+    (tree / "dense").write_bytes(os.urandom(4 << 20))
+    os.link(tree / "dense", tree / "link")
+
+    sandbox.files.upload(str(tree), "tree")
+    sandbox.files.download("tree", str(back))
+
+    inside = sandbox.exec(["stat", "-c", "%s %b %h", "tree/sparse", "tree/link"]).stdout_text
+    sparse, link = (line.split() for line in inside.splitlines())
+    here = (back / "sparse").stat()
+    for size, blocks in (sparse[:2], (here.st_size, here.st_blocks)):
+        assert 64 << 20 == int(size)
+        assert int(blocks) * 512 < 4 << 20
+    assert "2" == link[2]
+    assert (back / "dense").samefile(back / "link")
+    assert (tree / "dense").read_bytes() == (back / "link").read_bytes()
+
+
 def test_a_server_inside_is_reached(sandbox: RemoteSandbox, tmp_path: Path) -> None:
     server = sandbox.start(["python3", "-c", SERVER])
     assert b"up\n" == server.stdout.read(20)
