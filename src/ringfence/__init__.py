@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from .errors import Unauthenticated as Unauthenticated
     from .errors import Unsupported as Unsupported
     from .execution.service import ExecutionService as ExecutionService
+    from .fork.branches import Outcome as Outcome
+    from .fork.branches import Race as Race
+    from .fork.branches import race as race
     from .model.acquire import AcquireOptions as AcquireOptions
     from .model.acquire import AttachRequest as AttachRequest
     from .model.acquire import RequiredCapabilities as RequiredCapabilities
@@ -97,6 +100,9 @@ if TYPE_CHECKING:
     from .model.execution.execution import ExecutionResult as ExecutionResult
     from .model.execution.execution import ExecutionStatus as ExecutionStatus
     from .model.files import FileInfo as FileInfo
+    from .model.fork import ForkReport as ForkReport
+    from .model.fork import MergeConflict as MergeConflict
+    from .model.fork import Merged as Merged
     from .model.found import AllReplaced as AllReplaced
     from .model.found import FileChange as FileChange
     from .model.found import FoundFiles as FoundFiles
@@ -158,6 +164,7 @@ _SESSIONS = (
 )
 
 
+_FORKS = ("Outcome", "Race", "race")
 _PACKAGES = ("cli", "integrations", "testing")
 
 
@@ -194,6 +201,8 @@ def _rooms_of(name: str) -> tuple[str, ...]:
         return (".sandbox",)
     if name == "Template":
         return (".sandbox.template",)
+    if name in _FORKS:
+        return (".fork.branches",)
     if name in _CLIENT:
         return (".client",)
     if name in _SESSIONS:
@@ -213,6 +222,7 @@ def _public() -> set[str]:
     raised = {name for name in dir(errors) if name[0].isupper() and name != "TYPE_CHECKING"}
     return {
         *_LIBRARY,
+        *_FORKS,
         "Template",
         "ExecutionService",
         *_CLIENT,

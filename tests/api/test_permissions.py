@@ -70,6 +70,8 @@ BODIES: dict[str, Any] = {
     "/v1/sandboxes/{sandbox_id}/mounts": {"target": "/a"},
     "/v1/sandboxes/{sandbox_id}/snapshots": {},
     "/v1/sandboxes/{sandbox_id}/checkpoint": {},
+    "/v1/sandboxes/{sandbox_id}/fork": {},
+    "/v1/sandboxes/{sandbox_id}/merge": {"into": "x", "base": "x"},
     "/v1/sessions": {},
     "/v1/sessions/attach": {"sandbox_id": "x", "client_id": "x"},
     "/v1/sessions/default": {"sandbox_id": None},
@@ -357,9 +359,11 @@ def test_each_field_of_a_spec_for_each_caller(
 ) -> None:
     places = _places(sandbox_id, "user").keys()
     assert _taking("SandboxSpec") | _taking("CreateRequest") == places
-    assert _taking("NetworkPolicy") == places | {("PUT", "/v1/sandboxes/{sandbox_id}/network")}
+    fork = ("POST", "/v1/sandboxes/{sandbox_id}/fork")  # tests/fork asks it with each
+    network = ("PUT", "/v1/sandboxes/{sandbox_id}/network")
+    assert _taking("NetworkPolicy") == places | {network, fork}
     assert _taking("Mount") == places | {("POST", "/v1/sandboxes/{sandbox_id}/mounts")}
-    assert _taking("Limits") == places
+    assert _taking("Limits") == places | {fork}
     lines, wrong = [], []
     with httpx.Client(base_url=daemon.tcp, timeout=60) as client:
         for name, values in SPECS.items():

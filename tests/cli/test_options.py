@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.backends.local.mounts.protect import NESTED
 from ringfence.cli.commands import COMMANDS, LIMITS, RUN, SERVE
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse
 from ringfence.cli.serve import _config
 from ringfence.errors import InvalidRequest
-from ringfence.policy.protected import DEFAULTS
+from ringfence.policy.protected import DEFAULTS, NESTED
 
 pytestmark = pytest.mark.anyone
 

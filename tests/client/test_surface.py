@@ -110,6 +110,8 @@ def test_the_verbs_of_a_manager_are_those_of_a_server_s() -> None:
             "snapshot",
             "changes",
             "checkpoint",
+            "fork",
+            "merge",
         ),  # of a sandbox, where `change` is `update`
         *("snapshots", "delete_snapshot"),  # of the client
         *("stats", "stats_of", "health", "uptime_s", "change_pool", "close"),

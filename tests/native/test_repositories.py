@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.local.mounts import repositories
 from ringfence.errors import InvalidRequest
+from ringfence.policy import repositories
 from tests.native.conftest import MakeSandbox
 
 NAMES = {

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
+import uuid
 
-from ..errors import FileError, IoError, RingfenceError, ServerUnreachable, host_file_error
+from ..errors import (
+    FileError,
+    FileNotFound,
+    IoError,
+    RingfenceError,
+    ServerUnreachable,
+    file_error,
+    host_file_error,
+)
 from ..model.base import checks
 from ..model.files import DIRECTORY, FileInfo
 from . import unpack
 from ._sync.pauses import pause
+from ._sync.transport import segment
 from .answers import pause_s
 
 TYPE_CHECKING = False
@@ -26,6 +37,7 @@ _CHUNK = 1 << 20
 _IN_MEMORY = 8 << 20
 CONTENT_S = 300.0  # without a byte, while the other end works
 _PARTIAL = 206
+_BRIEFLY_S = 3600.0  # a sandbox that is only read from
 _PATIENCE = 3  # connections in a row that bring nothing
 
 
@@ -310,6 +322,32 @@ def _download_tree(
         thread.join()
     if problems:
         raise problems[0]
+
+
+def pack_tree(transport: Transport, at: str, remote: str, file: BinaryIO) -> None:
+    """Write the tar stream of a directory to `file`; nothing where there is none."""
+    try:
+        info = FileInfo.from_json(transport.json("GET", f"{at}/stat", params={"path": remote}))
+    except FileNotFound:
+        return
+    if info.kind != DIRECTORY:
+        raise file_error(errno.ENOTDIR, remote)
+    params = {"path": remote}
+    with transport.stream(f"{at}/tree", params=params, timeout=CONTENT_S) as response:
+        for chunk in response.iter_raw(_CHUNK):
+            file.write(chunk)
+
+
+def pack_snapshot(transport: Transport, snapshot_id: str, remote: str, file: BinaryIO) -> None:
+    """Write the tar stream of a directory of a snapshot to `file`, by way of a sandbox of it."""
+    limited = {"mode": "limited", "allowed_hosts": []}
+    body = {"snapshot_id": snapshot_id, "mounts": [], "network": limited, "ttl_s": _BRIEFLY_S}
+    made = transport.json("POST", "/v1/sandboxes", body=body, key=uuid.uuid4().hex)
+    at = f"/v1/sandboxes/{segment(made['id'])}"
+    try:
+        pack_tree(transport, f"{at}/files", remote, file)
+    finally:
+        transport.json("DELETE", at)
 
 
 def _counted(chunks: Iterator[bytes], name: str, progress: Progress | None) -> Iterator[bytes]:

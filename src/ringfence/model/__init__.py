@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .execution.execution import ExecutionResult as ExecutionResult
     from .execution.execution import ExecutionStatus as ExecutionStatus
     from .files import FileInfo as FileInfo
+    from .fork import ForkReport as ForkReport
+    from .fork import MergeConflict as MergeConflict
+    from .fork import Merged as Merged
     from .found import AllReplaced as AllReplaced
     from .found import FileChange as FileChange
     from .found import FoundFiles as FoundFiles
@@ -80,6 +83,7 @@ _ROOMS = {
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "changes": ("Changes", "PathChange"),
+    "fork": ("ForkReport", "MergeConflict", "Merged"),
     "granted": ("SandboxCapabilities",),
     "base.checks": ("parse_duration", "parse_size"),
     "base.ids": ("check_id", "new_id"),

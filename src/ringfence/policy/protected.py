@@ -8,6 +8,15 @@ that a diff shows. See decision 141.
 
 from __future__ import annotations
 
+import os
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.mount import Mount
+    from ..model.spec import SandboxSpec
+
 BY_KIND = {
     "git": (
         ".git/hooks",
@@ -80,3 +89,64 @@ HOME_DEFAULTS = (
 )
 # Of these an absent one has no stand-in: git would take it for a repository, or for a rebase to go on with.
 MAY_BE_MADE = (".git/config", ".git/rebase-merge", ".git/sequencer")
+OWN = frozenset((*DEFAULTS, *HOME_DEFAULTS))  # of the mount, not of a repository below it
+EVERYTHING = ("*", "all")
+NESTED = "nested"  # git's own of `DEFAULTS`, in the repositories below a mount
+_GITS = tuple(name for name in DEFAULTS if name.startswith(".git/"))
+
+
+def check_names(unprotect: tuple[str, ...]) -> None:
+    """Refuse a wish to unprotect what is not protected: it may be a slip of the pen.
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+    for name in unprotect:
+        if name not in (*OWN, *EVERYTHING, NESTED):
+            from ..model.mistakes import meant
+
+            hint = meant(name, (*OWN, *EVERYTHING, NESTED))
+            raise InvalidRequest(
+                f"{name!r} is not protected by default", field="unprotect", hint=hint
+            )
+
+
+def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool]]:
+    """Paths below the mount to protect, and whether the user named each."""
+    if mount.protect is not None:
+        return [(name, True) for name in mount.protect if name]
+    defaults = list(DEFAULTS)
+    if os.path.realpath(os.path.expanduser("~")) == source:
+        defaults += HOME_DEFAULTS
+    if any(name in EVERYTHING for name in spec.unprotect):
+        defaults = []
+    else:
+        defaults = [
+            name
+            for name in defaults
+            if name not in spec.unprotect
+            and (name not in WHERE or os.path.lexists(os.path.join(source, WHERE[name])))
+        ]
+        if NESTED not in spec.unprotect:
+            defaults += _nested(source, [name for name in _GITS if name in defaults])
+    named = [_inside(path, mount.target) for path in spec.protect or ()]
+    chosen = dict.fromkeys((name, True) for name in named if name)
+    chosen.update(dict.fromkeys((name, False) for name in defaults if name not in named))
+    return list(chosen)
+
+
+def _nested(source: str, names: list[str]) -> list[str]:
+    """Find the `names` of a repository's `.git` in the repositories below it."""
+    from .repositories import Found, look
+
+    found = look(source) if names else Found()
+    inner = [f"{path}/" if path else "" for path in found.directories if path != ".git"]
+    below = [path + name.removeprefix(".git/") for path in inner for name in names]
+    return [*below, *found.links]
+
+
+def _inside(path: str, target: str) -> str:
+    """A path relative to the mount; empty when an absolute one lies elsewhere."""
+    if not path.startswith("/"):
+        return path
+    return path[len(target) + 1 :] if path.startswith(target + "/") else ""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..model.capabilities import Protection
     from ..model.changes import Changes
     from ..model.execs.exec import ExecResult
+    from ..model.fork import ForkReport, Merged
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
@@ -278,6 +279,57 @@ class AsyncSandbox:
     async def changes(self, since: Snapshot | str | None = None) -> Changes:
         """List the paths that were added, changed or removed; see `Sandbox.changes`."""
         return await in_thread(self._sandbox.changes, since)
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the sandbox that this one was forked from; None: it is no fork."""
+        return self._sandbox.parent
+
+    async def lineage(self) -> tuple[str, ...]:
+        """Return the ids of the sandboxes that this one descends from; see `Sandbox.lineage`."""
+        return self._sandbox.lineage()
+
+    @property
+    def fork_report(self) -> ForkReport | None:
+        """Return what this fork took along; None: it is no fork."""
+        return self._sandbox.fork_report
+
+    async def fork(
+        self,
+        n: int = 1,
+        *,
+        processes: str = "auto",
+        network: Network | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> list[AsyncSandbox]:
+        """Make `n` new sandboxes with the files that this one has now; see `Sandbox.fork`."""
+        made = await in_thread(
+            self._sandbox.fork,
+            n,
+            processes=processes,
+            network=network,
+            limits=limits,
+            labels=labels,
+            secrets=secrets,
+        )
+        return [type(self)(each) for each in made]
+
+    async def merge(
+        self,
+        into: AsyncSandbox | StrPath,
+        *,
+        base: Snapshot | str,
+        path: StrPath = ".",
+        prefer: str | None = None,
+        dry_run: bool = False,
+    ) -> Merged:
+        """Merge what has changed in a directory since a snapshot; see `Sandbox.merge`."""
+        target = into._sandbox if isinstance(into, AsyncSandbox) else into
+        return await in_thread(
+            self._sandbox.merge, target, base=base, path=path, prefer=prefer, dry_run=dry_run
+        )
 
     async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end; see `Sandbox.checkpoint`."""

@@ -22,6 +22,7 @@ from ..model.calls import (
 )
 from . import remote
 from .files import Files
+from .merge import merge as merge_trees
 from .pump import Pump, begin, run_to_end
 
 TYPE_CHECKING = False
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ..model.capabilities import Protection
     from ..model.changes import Changes
     from ..model.execs.exec import ExecResult
+    from ..model.fork import ForkReport, Merged
     from ..model.granted import SandboxCapabilities
     from ..model.limits import Limits
     from ..model.mount import Mount
@@ -71,6 +73,8 @@ class Sandbox:
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
         self._inner = inner
         self._template: list[int] = []  # descriptors that keep its files
+        self._home: Backend | None = None  # the backend that the caller chose as an object
+        self._fork_report: ForkReport | None = None
         self._maker = os.getpid()
         self.spec = spec
         self.files = Files(inner.files, lambda: inner.session.mounts)
@@ -146,8 +150,8 @@ class Sandbox:
         if server is not None:
             with_parts = {"mounts": mounts, "network": network, "limits": limits, **others}
             name = remote.name_of(backend)
-            made: Sandbox = remote.make(server, "create", spec, backend=name, **with_parts)
-            return made  # a RemoteSandbox, with the same methods: tests/client compares them
+            far: Sandbox = remote.make(server, "create", spec, backend=name, **with_parts)
+            return far  # a RemoteSandbox, with the same methods: tests/client compares them
         local = name_of(backend)
         if local is not None and spec is None and others.get("tier") is None:
             others["tier"] = tier_of(local)
@@ -156,7 +160,9 @@ class Sandbox:
             return cls._from_template(wanted, backend)
         if backend is None or isinstance(backend, str):
             return cls(provision(wanted, backend), wanted)
-        return cls(backend.provision(wanted), wanted)
+        made = cls(backend.provision(wanted), wanted)
+        made._home = backend
+        return made
 
     @classmethod
     def _from_template(cls, wanted: SandboxSpec, backend: Backend | str | None) -> Sandbox:
@@ -201,15 +207,17 @@ class Sandbox:
             InvalidRequest: The policy writes a secret that is not given.
         """
         if server is not None:
-            made: Sandbox = remote.make(server, "restore", snapshot_id, spec, secrets=secrets)
-            return made
+            far: Sandbox = remote.make(server, "restore", snapshot_id, spec, secrets=secrets)
+            return far
         if backend is None:
             backend = backend_of(snapshot_id)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         if spec is not None and secrets is not None:
             raise InvalidRequest("give them in the spec", field="secrets")
         inner = chosen.restore(snapshot_id, spec, secrets=secrets)
-        return cls(inner, spec or inner.spec)
+        made = cls(inner, spec or inner.spec)
+        made._home = chosen
+        return made
 
     @staticmethod
     def snapshots(
@@ -479,6 +487,110 @@ class Sandbox:
             name = self._inner.session.backend
             raise Unsupported(backend=name, operation="changes")
         return self._inner.compare(None if since is None else str(getattr(since, "id", since)))
+
+    # -- forks and merges ---------------------------------------------------------------------
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the sandbox that this one was forked from; None: it is no fork."""
+        lineage = self.lineage()
+        return lineage[-1] if lineage else None
+
+    def lineage(self) -> tuple[str, ...]:
+        """Return the ids of the sandboxes that this one descends from, the first one first; 16 at most."""
+        from ..fork.branches import lineage_of
+
+        return lineage_of(self.spec.labels)
+
+    @property
+    def fork_report(self) -> ForkReport | None:
+        """Return what this fork took along; None: it is no fork."""
+        return self._fork_report
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        processes: str = "auto",
+        network: Network | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> list[Sandbox]:
+        """Make `n` new sandboxes with the files that this one has now; it goes on unchanged.
+
+        Directories of the host that are mounted writable are shared, and not copied.
+
+        Args:
+            n: 1 to 1,000.
+            processes: `none` copies files only; `required` fails where running processes cannot be
+                copied; `auto` copies what the backend can: see `fork_report`.
+            network, limits, labels, secrets: Of the forks; None: as here.
+
+        Raises:
+            Unsupported: The backend saves no files, or `required` processes cannot be copied.
+            ResourceExhausted: There is no room for all of them; none is left.
+        """
+        from ..fork.branches import check, spec_of
+
+        session = self.session
+        report = check(n, processes, session.id, session.backend)
+        given: dict[str, Any] = {
+            "network": network,
+            "limits": limits,
+            "labels": labels,
+            "secrets": secrets,
+        }
+        # With the network policy that holds now.
+        now = self.spec.altered(network=self._inner.spec.network)
+        wanted = spec_of(now, session.id, **given)
+        applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), session.id, **given)
+        home = self._home or backend_named(session.backend)
+        snapshot = self._inner.snapshot({})
+        made: list[Sandbox] = []
+        try:
+            for _ in range(n):
+                fork = type(self)(home.restore(snapshot.id, applied), wanted)
+                made.append(fork)
+                fork._home, fork._fork_report = self._home, report
+                fork._template += [os.dup(fd) for fd in self._template]
+        except BaseException:
+            for each in made:
+                each.terminate()
+            raise
+        finally:
+            home.delete_snapshot(snapshot.id)
+        return made
+
+    def merge(
+        self,
+        into: Sandbox | StrPath,
+        *,
+        base: Snapshot | str,
+        path: StrPath = ".",
+        prefer: str | None = None,
+        dry_run: bool = False,
+    ) -> Merged:
+        """Merge what has changed in a directory since a snapshot into another copy of that directory.
+
+        A three-way merge: what only one side changed is taken from there, and text that both changed is
+        merged by git. Where both changed the same lines, or one removed what the other changed, that is a
+        conflict, and nothing is written. Files that this sandbox only moved keep the target's changes.
+
+        Args:
+            into: Another sandbox, or a directory of the host. There each file is replaced by one rename,
+                no symlink is followed, and the paths that a writable mount protects are not changed.
+            base: Snapshot that both sides come from, or its id.
+            path: The directory here, and in another sandbox: absolute, or relative to the session's root.
+            prefer: `ours` (the target's) or `theirs` (this sandbox's) version where there is a conflict.
+            dry_run: Only tell what would change.
+
+        Raises:
+            FileError: The target directory is not there, a file has changed meanwhile, or the directory
+                here has a device, a socket or a pipe in it.
+            SnapshotNotFound, SnapshotCorrupt: As for `restore`.
+        """
+        return merge_trees(self, into, base=base, path=path, prefer=prefer, dry_run=dry_run)
 
     def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end: `restore` lets all that ran go on, as often as wanted.

@@ -20,7 +20,7 @@ from ..model.client_session import ClientSession, SessionState, check_session_st
 from ..model.create import CreateRequest
 from ..model.spec import SandboxSpec
 from ..store.store import Store
-from . import acquiring, liveness, snapshots
+from . import acquiring, forks, liveness, snapshots
 from .admission import Slots
 from .catalogue.ended import EndedSandboxes
 from .catalogue.index import SessionIndex
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..backends.protocol import Backend
     from ..model.changes import Changes
     from ..model.client_session import SessionRef
+    from ..model.fork import Merged
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
     from ..model.session import Snapshot
@@ -390,6 +391,50 @@ class SessionManager:
             SnapshotNotFound: There is none, or it is another client's.
         """
         return snapshots.changes(self, self._need(session, client_id), since, client_id)
+
+    def fork(
+        self,
+        session: SessionRef,
+        n: int = 1,
+        *,
+        processes: str = "auto",
+        changes: Mapping[str, Any] | None = None,
+        judge: Callable[[SandboxSpec], SandboxSpec] | None = None,
+        client_id: str | None = None,
+        most: int | None = None,
+    ) -> list[Lease]:
+        """Make `n` sessions of the same client with the files that this one has now; see `Sandbox.fork`.
+
+        Args:
+            changes: `network`, `limits`, `labels` and `secrets` of the forks.
+            judge: Checks the spec of the forks, which may have another one in its place.
+            most: As of `acquire`.
+
+        Raises:
+            QuotaExceeded, ResourceExhausted: As `acquire`; none is left.
+        """
+        return forks.fork(
+            self, self._need(session, client_id), n, processes, changes or {}, judge, most
+        )
+
+    def merge(
+        self,
+        session: SessionRef,
+        into: SessionRef,
+        base: str,
+        *,
+        path: str = ".",
+        prefer: str | None = None,
+        dry_run: bool = False,
+        client_id: str | None = None,
+    ) -> Merged:
+        """Merge what has changed in a session since a snapshot into another one; see `Sandbox.merge`.
+
+        Raises:
+            SnapshotNotFound: There is none of the id `base`, or it is another client's.
+        """
+        branch, target = self._need(session, client_id), self._need(into, client_id)
+        return forks.merge(self, branch, target, base, path, prefer, dry_run, client_id)
 
     def snapshots(self, client_id: str | None = None) -> Snapshots:
         """Every snapshot of a client, oldest first."""

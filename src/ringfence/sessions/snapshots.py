@@ -66,6 +66,9 @@ def settle(manager: Manager) -> None:
     known = {record.id for record in manager.store.snapshots()}
     for backend in manager.maker.backends.values():
         for each in backend.snapshots():
+            if each.metadata.get("ringfence.fork"):  # a fork was killed in the middle
+                delete(manager, each.id, None)
+                continue
             live = manager.index.find(each.session_id) if each.id not in known else None
             if live is not None:
                 manager.store.add_snapshot(_record(live, each))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import io
 import os
-import stat
-import tarfile
 import tempfile
 import time
 
-from ..errors import ResourceExhausted
-from ..launcher.helpers.layers import WHITEOUT
+from ..fork.trees import GONE, entry_below, index, open_below
 from ..launcher.helpers.tars import Reader
-from ..linux import files
 from ..model.changes import ADDED, CHANGED, REMOVED, Changes, PathChange
-from ..model.files import DIRECTORY, FILE, OTHER, SYMLINK
+from ..model.files import FILE
 from ..model.session import Snapshot
 from .catalogue import Catalogue
 
@@ -25,28 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO
 
+    from ..fork.trees import Entry, Index
     from ..model.spec import SandboxSpec
 
-    Entry = tuple[str, int, int, bytes]  # kind, size, mode, digest of the content or link target
-    Index = dict[str, Entry]
     Sides = dict[str, tuple[Entry | None, Entry | None]]
 
 MOST_ITEMS = 10_000
-MOST_ENTRIES = 250_000  # of one side: about 300 bytes of memory each
 MOST_DIFF_CHARACTERS = 1 << 20
 _MOST_TEXT_BYTES = 256 << 10
 _MOST_TEXTS_BYTES = 16 << 20  # of both sides
 _MOST_LINES = 1000  # difflib's worst case is cubic, and a guest chooses the lines
 _DIFF_S = 2.0
-_GONE = "gone"
 _NOTHING: Entry = ("", 0, 0, b"")
-_MODES = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
-_KINDS = {
-    tarfile.REGTYPE: FILE,
-    tarfile.AREGTYPE: FILE,
-    tarfile.DIRTYPE: DIRECTORY,
-    tarfile.SYMTYPE: SYMLINK,
-}
 
 
 class Moment(Catalogue):
@@ -94,7 +79,7 @@ def compare(
     Raises:
         ResourceExhausted: One has more than 250,000 entries.
     """
-    old, new = _index(before, is_layer=is_layer), _index(after, is_layer=is_layer)
+    old, new = index(before, is_layer=is_layer), index(after, is_layer=is_layer)
     items: list[PathChange] = []
     sides: Sides = {}
     is_complete = True
@@ -119,69 +104,8 @@ def compare(
 
 def _present(entry: Entry | None, root: int, path: str) -> Entry | None:
     if entry is None:
-        return _below(root, path) if root >= 0 else None
-    return None if entry[0] == _GONE else entry
-
-
-def _below(root: int, path: str) -> Entry | None:
-    try:
-        fd = _open_below(root, path)
-    except OSError:
-        return None  # not there, or below a link, which hides nothing
-    try:
-        info = os.fstat(fd)
-        kind, mode = _MODES.get(stat.S_IFMT(info.st_mode), OTHER), stat.S_IMODE(info.st_mode)
-        if kind == SYMLINK:
-            return kind, 0, 0, os.fsencode(os.readlink("", dir_fd=fd))
-        if kind != FILE:
-            return kind, 0, mode, b"-"
-        with open(f"/proc/self/fd/{fd}", "rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        return kind, info.st_size, mode, digest.digest()
-    finally:
-        os.close(fd)
-
-
-def _open_below(root: int, path: str) -> int:
-    resolve = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_SYMLINKS | files.RESOLVE_NO_MAGICLINKS
-    return files.openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=resolve)
-
-
-def _index(fd: int, *, is_layer: bool) -> Index:
-    found: Index = {}
-    os.lseek(fd, 0, os.SEEK_SET)
-    with Reader(fd) as tar:
-        for member in tar:
-            if len(found) >= MOST_ENTRIES:
-                raise ResourceExhausted(
-                    f"the sandbox has more than {MOST_ENTRIES} files to compare",
-                    hint="remove files that it does not need",
-                    retryable=False,
-                )
-            path = member.name.removeprefix(".") or "/"
-            directory, _, name = path.rpartition("/")
-            if is_layer and name.startswith(WHITEOUT):
-                found[f"{directory}/{name.removeprefix(WHITEOUT)}"] = (_GONE, 0, 0, b"")
-            elif member.islnk():
-                first = found.get(member.linkname.removeprefix("."))
-                if first is not None:
-                    found[path] = first
-            else:
-                found[path] = _entry(member, tar)
-    return found
-
-
-def _entry(member: tarfile.TarInfo, tar: Reader) -> Entry:
-    kind = _KINDS.get(member.type, OTHER)
-    if kind == SYMLINK:
-        return kind, 0, 0, os.fsencode(member.linkname)
-    mode = stat.S_IMODE(member.mode)
-    if kind != FILE:
-        return kind, 0, mode, b"-"
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in tar.content():
-        digest.update(piece)
-    return kind, member.size, mode, digest.digest()
+        return entry_below(root, path) if root >= 0 else None
+    return None if entry[0] == GONE else entry
 
 
 def _diff(sides: Sides, streams: list[tuple[int, Index]], root: int) -> tuple[str, bool]:
@@ -213,19 +137,19 @@ def _texts(
     """Contents by digest, which other names of a file share; 16 MiB at most."""
     found: dict[bytes, bytes] = {}
     left = _MOST_TEXTS_BYTES
-    for fd, index in streams:
+    for fd, known in streams:
         os.lseek(fd, 0, os.SEEK_SET)
         with Reader(fd) as tar:
             for member in tar:
-                digest = index.get(member.name.removeprefix("."), _NOTHING)[3]
+                digest = known.get(member.name.removeprefix("."), _NOTHING)[3]
                 is_new = digest in wanted and digest not in found
                 if is_new and member.isreg() and member.size <= left:
                     found[digest] = b"".join(tar.content())
                     left -= member.size
     for digest, path in wanted.items() if root >= 0 else ():
-        entry = None if digest in found else _below(root, path)
+        entry = None if digest in found else entry_below(root, path)
         if entry is not None and entry[3] == digest and entry[1] <= left:
-            fd = _open_below(root, path)
+            fd = open_below(root, path)
             try:
                 with open(f"/proc/self/fd/{fd}", "rb") as file:
                     found[digest] = file.read(entry[1])

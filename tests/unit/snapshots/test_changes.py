@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import ResourceExhausted
+from ringfence.fork import trees
 from ringfence.model.changes import Changes
-from ringfence.snapshots import changes as subject
 from ringfence.snapshots.changes import MOST_DIFF_CHARACTERS, MOST_ITEMS, compare
 
 pytestmark = pytest.mark.anyone
@@ -71,7 +71,7 @@ def test_the_list_and_the_diff_end_at_their_bounds() -> None:
 
 
 def test_more_entries_than_memory_is_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(trees, "MOST_ENTRIES", 2)
 
     with pytest.raises(ResourceExhausted, match="more than 2 files"):
         _compare(_stream({}), _stream({"a": b"", "b": b"", "c": b""}))

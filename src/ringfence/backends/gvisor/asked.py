@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...errors import InvalidRequest, Unsupported
 from ...model import capabilities as can
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
+from ...policy.protected import check_names
 from ..local.host import identity
 from ..local.host.accounts import check_profile
-from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
 from ..local.session import check_idle_timeout, check_least, check_sources
 

@@ -10,10 +10,10 @@ from ...errors import InvalidRequest, Unsupported
 from ...model import capabilities as can
 from ...model.mount import MEMORY_DIR, READ_WRITE, Mount
 from ...policy import landlock
+from ...policy.protected import wanted
 from ..command import place
 from ..local.agents import agent_code
 from ..local.mounts import template
-from ..local.mounts.protect import wanted
 from ..local.session import is_below, no_source
 
 TYPE_CHECKING = False

@@ -15,11 +15,11 @@ from ...model.limits import Limits
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE
 from ...model.session import ResolvedMount
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, STRONG, UNRESTRICTED, SandboxSpec
+from ...policy.protected import check_names
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.jailed.bare_jail import bare_jail, filter_of_jail
 from ..local.mounts import template
-from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
 from ..local.session import (
     all_mounts,

@@ -6,9 +6,9 @@ import resource
 
 from ...errors import InvalidRequest, Unsupported
 from ...model.spec import LIGHT
+from ...policy.protected import check_names
 from ..local.host import identity
 from ..local.host.facts import host
-from ..local.mounts.protect import check_names
 from ..local.network import check_given_secrets
 from ..local.session import check_idle_timeout, check_least, check_sources
 from ..local.sizes import sizes

@@ -278,6 +278,68 @@ SNAPSHOT = Command(
     ),
 )
 
+FORK = Command(
+    "fork",
+    "Make new sandboxes with the files that a sandbox has now.",
+    arguments="[OPTIONS] SANDBOX",
+    options=(
+        Option("n", "N", "number of forks, 1 to 1000; default: 1"),
+        Option(
+            "processes",
+            "WHAT",
+            "none: copy files only; required: fail where running processes cannot be copied; default:"
+            " auto",
+            words="auto none required",
+        ),
+        Option("label", "K=V", "label of the forks; default: those of SANDBOX", repeat=True),
+        *_ENDING,
+    ),
+    details="""\
+SANDBOX goes on unchanged. The forks have its owner, limits and network policy. The command prints
+their ids. Directories of the host that are mounted writable are shared, and not copied.""",
+    examples=(("make three forks", "ringfence fork --n 3 $id"),),
+)
+
+MERGE = Command(
+    "merge",
+    "Merge the changes of a fork into another sandbox or a directory of this machine.",
+    arguments="[OPTIONS] SANDBOX",
+    options=(
+        Option("base", "ID", "snapshot that both sides come from"),
+        Option("into", "SANDBOX", "merge into the same directory of this sandbox"),
+        Option("to", "DIR", "merge into this directory of this machine"),
+        Option(
+            "path", "DIR", "directory of SANDBOX to merge; default: the one where commands start"
+        ),
+        Option(
+            "prefer",
+            "SIDE",
+            "where both sides changed a path: keep ours (the target's) or take theirs (SANDBOX's)",
+            words="ours theirs",
+        ),
+        Option("dry-run", "", "only show what would change"),
+        *_ENDING,
+    ),
+    details="""\
+Where both sides changed the same lines, or one removed what the other changed, nothing is written,
+the conflicts are listed, and the exit code is 1.""",
+    examples=(
+        (
+            "show what a merge would change",
+            "ringfence merge --base $snapshot --to repo --dry-run $id",
+        ),
+        ("merge a directory", "ringfence merge --base $snapshot --path repo --to repo $id"),
+    ),
+)
+
+TREE = Command(
+    "tree",
+    "Show the live sandboxes, each fork below the sandbox that it comes from.",
+    arguments="[OPTIONS]",
+    options=(*_ENDING,),
+    examples=(("show the forks", "ringfence tree"),),
+)
+
 SESSION = Command(
     "session",
     "Lease sandboxes of a server as sessions: acquire, detach, attach again, release.",
@@ -437,6 +499,9 @@ REMOTE = (
     TOP,
     CHANGES,
     SNAPSHOT,
+    FORK,
+    MERGE,
+    TREE,
     SESSION,
     RM,
     KEYS,

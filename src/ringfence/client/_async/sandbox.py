@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from functools import partial
 
 from ...errors import InvalidRequest, LifecycleError
 from ...model.base import checks
@@ -19,12 +20,15 @@ from ...model.capabilities import Protection
 from ...model.changes import Changes
 from ...model.execs.exec import ExecResult
 from ...model.execs.exec_view import ExecView
+from ...model.fork import LINEAGE, ForkReport, Merged
 from ...model.granted import SandboxCapabilities
+from ...model.limits import Limits
 from ...model.net.netlog import NetworkEvent
 from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
 from ...model.session import ResolvedMount, Session, Snapshot
 from ...model.stats import SandboxStats
+from ..copies import pack_snapshot, pack_tree
 from ..exposure import RemoteExposure, connect
 from .contexts import default_context, open_context
 from .files import AsyncRemoteFiles
@@ -72,6 +76,7 @@ class AsyncRemoteSandbox:
         self.files = AsyncRemoteFiles(transport, self._at)
         self._exposures: list[RemoteExposure] = []
         self._contexts: Contexts | None = None  # of the one that does not await
+        self._fork_report: ForkReport | None = None
 
     # -- running commands -------------------------------------------------------------------
 
@@ -319,6 +324,93 @@ class AsyncRemoteSandbox:
             "GET", f"{self._at}/changes", params=params, timeout_s=_SAVE_S
         )
         return Changes.from_json(answer)
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the sandbox that this one was forked from; None: it is no fork."""
+        lineage = self._view.labels.get(LINEAGE, "").split()
+        return lineage[-1] if lineage else None
+
+    async def lineage(self) -> tuple[str, ...]:
+        """Return the ids of the sandboxes that this one descends from, the first one first; 16 at most."""
+        return tuple(self._view.labels.get(LINEAGE, "").split())
+
+    @property
+    def fork_report(self) -> ForkReport | None:
+        """Return what this fork took along; None: this object was not returned by `fork`."""
+        return self._fork_report
+
+    async def fork(
+        self,
+        n: int = 1,
+        *,
+        processes: str = "auto",
+        network: Network | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> list[Self]:
+        """Make `n` new sandboxes with the files that this one has now; see `Sandbox.fork`.
+
+        Raises:
+            QuotaExceeded: The owner may not have as many; none is left.
+        """
+        from ...fork.branches import check  # few sandboxes need it
+
+        check(n, processes, self.id, self._view.backend)
+        body: dict[str, Any] = {"n": n, "processes": processes}
+        if network is not None:
+            body["network"] = parse_network(network).to_json()
+        if limits is not None:
+            body["limits"] = Limits.taken(limits, "limits").to_json()
+        for name, given in (("labels", labels), ("secrets", secrets)):
+            if given is not None:
+                body[name] = dict(checks.string_map(given, name))
+        answer = await self._transport.json(
+            "POST", f"{self._at}/fork", body=body, timeout_s=_SAVE_S
+        )
+        report = ForkReport.from_json(answer["report"])
+        made = []
+        for each in answer["items"]:
+            view = SandboxView.from_json(each)
+            spec = self.spec.altered(id=None, labels=view.labels, network=view.network)
+            fork = type(self)(self._transport, view, spec)
+            fork._fork_report = report
+            made.append(fork)
+        return made
+
+    async def merge(
+        self,
+        into: AsyncRemoteSandbox | StrPath,
+        *,
+        base: Snapshot | str,
+        path: StrPath = ".",
+        prefer: str | None = None,
+        dry_run: bool = False,
+    ) -> Merged:
+        """Merge what has changed in a directory since a snapshot; see `Sandbox.merge`.
+
+        Args:
+            into: Another sandbox of the same server, or a directory of this machine.
+        """
+        from ...fork import merging  # few sandboxes need it
+
+        directory = merging.check(path, prefer)
+        base_id = str(getattr(base, "id", base))
+        if isinstance(into, str) or hasattr(into, "__fspath__"):
+            before = partial(pack_snapshot, self._transport.blocking, base_id, directory)
+            theirs = partial(pack_tree, self._transport.blocking, f"{self._at}/files", directory)
+            merge = partial(merging.into_host, prefer=prefer, dry_run=dry_run)
+            return await blocking(merge, before, theirs, str(into), self.spec)
+        if not hasattr(into, "id"):
+            raise InvalidRequest("must be a sandbox or a directory of this host", field="into")
+        body = {"into": into.id, "base": base_id, "path": directory, "dry_run": dry_run}
+        if prefer is not None:
+            body["prefer"] = prefer
+        answer = await self._transport.json(
+            "POST", f"{self._at}/merge", body=body, timeout_s=_SAVE_S
+        )
+        return Merged.from_json(answer)
 
     async def checkpoint(self, metadata: Mapping[str, str] | None = None) -> Snapshot:
         """Save files and memory, and end: `Client.restore` lets all that ran go on.

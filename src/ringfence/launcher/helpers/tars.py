@@ -160,6 +160,11 @@ class Reader:
             is_first = False
             yield member
 
+    @property
+    def offset(self) -> int:
+        """Return the place in the file of the next byte: of the member's content, before it is read."""
+        return self._file.tell()
+
     def drain(self) -> None:
         """Read what follows the end: padding, for whose writer a closed pipe would be an error."""
         while self._file.read(_BUFFER):

@@ -17,11 +17,11 @@ from ....model.mount import ALWAYS_THERE, READ_WRITE
 from ....model.session import ResolvedMount
 from ....model.spec import DEBUG, LIGHT, OS_HARDENED, UNRESTRICTED, SandboxSpec
 from ....policy.filters import load_filter
+from ....policy.protected import check_names
 from ...optional import ProfileStore, Replicable
 from ..base import LocalBackend
 from ..host import identity
 from ..launched import Launched
-from ..mounts.protect import check_names
 from ..network import check_given_secrets
 from ..session import (
     all_mounts,

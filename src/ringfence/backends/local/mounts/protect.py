@@ -18,9 +18,8 @@ from ....errors import InvalidRequest
 from ....launcher import placeholders
 from ....linux import files
 from ....model.mount import READ_WRITE
-from ....policy.protected import DEFAULTS, HOME_DEFAULTS, WHERE
+from ....policy.protected import NESTED, OWN, wanted
 from ..session import is_below
-from . import repositories
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
     from ....model.session import ResolvedMount
     from ....model.spec import SandboxSpec
 
-_OWN = frozenset((*DEFAULTS, *HOME_DEFAULTS))  # of the mount, not of a repository below it
 _ARGUMENTS: dict[str, tuple[bool, ...]] = {"protect": (), "pin": (), "hide": (False,)}
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_EVERYTHING = ("*", "all")
-NESTED = "nested"  # git's own of `DEFAULTS`, in the repositories below a mount
-_GITS = tuple(name for name in DEFAULTS if name.startswith(".git/"))
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002  # for other sandboxes on the same directory
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -90,54 +85,6 @@ class Protected:
         self.locks.clear()
         placeholders.remove(self.placeholders)
         self.placeholders.clear()
-
-
-def check_names(unprotect: tuple[str, ...]) -> None:
-    """Refuse a wish to unprotect what is not protected: it may be a slip of the pen.
-
-    Raises:
-        InvalidRequest: naming the field.
-    """
-    for name in unprotect:
-        if name not in (*_OWN, *_EVERYTHING, NESTED):
-            from ....model.mistakes import meant
-
-            hint = meant(name, (*_OWN, *_EVERYTHING, NESTED))
-            raise InvalidRequest(
-                f"{name!r} is not protected by default", field="unprotect", hint=hint
-            )
-
-
-def wanted(mount: Mount, spec: SandboxSpec, source: str) -> list[tuple[str, bool]]:
-    """Paths below the mount to protect, and whether the user named each."""
-    if mount.protect is not None:
-        return [(name, True) for name in mount.protect if name]
-    defaults = list(DEFAULTS)
-    if os.path.realpath(os.path.expanduser("~")) == source:
-        defaults += HOME_DEFAULTS
-    if any(name in _EVERYTHING for name in spec.unprotect):
-        defaults = []
-    else:
-        defaults = [
-            name
-            for name in defaults
-            if name not in spec.unprotect
-            and (name not in WHERE or os.path.lexists(os.path.join(source, WHERE[name])))
-        ]
-        if NESTED not in spec.unprotect:
-            defaults += _nested(source, [name for name in _GITS if name in defaults])
-    named = [_inside(path, mount.target) for path in spec.protect or ()]
-    chosen = dict.fromkeys((name, True) for name in named if name)
-    chosen.update(dict.fromkeys((name, False) for name in defaults if name not in named))
-    return list(chosen)
-
-
-def _nested(source: str, names: list[str]) -> list[str]:
-    """Find the `names` of a repository's `.git` in the repositories below it."""
-    found = repositories.look(source) if names else repositories.Found()
-    inner = [f"{path}/" if path else "" for path in found.directories if path != ".git"]
-    below = [path + name.removeprefix(".git/") for path in inner for name in names]
-    return [*below, *found.links]
 
 
 def prepare_mount_point(
@@ -259,7 +206,7 @@ def _protect_one(
                 return
             if names[-1] == "config" and not named:
                 return  # an empty stand-in would break `git init`
-            if not named and path not in _OWN and not _may_write(below, names[: depth - 1]):
+            if not named and path not in OWN and not _may_write(below, names[: depth - 1]):
                 return  # nor can the sandbox
             kind = _make_placeholder(result, below, names[:depth])
         _keep(result, below, names[:depth], path)
@@ -278,7 +225,7 @@ def _refuse_symlink(done: str, path: str, named: bool) -> None:
         field="protect",
         hint="name the link's target instead"
         if named
-        else f"--unprotect {path if path in _OWN else NESTED} leaves it writable",
+        else f"--unprotect {path if path in OWN else NESTED} leaves it writable",
     )
 
 
@@ -395,10 +342,3 @@ def _make_file(parent: int, name: str) -> None:
         os.write(fd, placeholders.FILES[name])
     finally:
         os.close(fd)
-
-
-def _inside(path: str, target: str) -> str:
-    """A path relative to the mount; empty when an absolute one lies elsewhere."""
-    if not path.startswith("/"):
-        return path
-    return path[len(target) + 1 :] if path.startswith(target + "/") else ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from ....errors import InvalidRequest
+from ..errors import InvalidRequest
 
 _DEPTH = 3  # directories between the mount and a repository
 _MOST_LOOKED_AT = 20_000

@@ -1,0 +1,120 @@
+"""Forks of a sandbox, and merges of one into another."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ...fork.branches import check
+from ...model.fork import MOST_FORKS, ForkReport, Merged
+from ...model.limits import Limits
+from ...model.net.network import NetworkPolicy
+from ...model.sandbox import SandboxView
+from ...model.spec import SandboxSpec
+from ...sessions.catalogue import describe
+from .. import bodies, schemas
+from ..access.caller import Caller
+from ..models import AsModel, answer, json_answer
+from ..routers import Router
+from ..service import Service, TheCaller, TheService
+from ..thread_pools import COPIES
+
+router = Router(route_class=bodies.Route, prefix="/v1/sandboxes", tags=["forks"])
+_View = Annotated[SandboxView, AsModel()]
+_Report = Annotated[ForkReport, AsModel()]
+_Merged = Annotated[Merged, AsModel()]
+_Strings = Annotated[dict[str, str], Field(max_length=64)]
+
+
+class Fork(schemas.Form):
+    """How many forks, and what differs from the sandbox that is forked."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_FORKS)] = 1
+    processes: Annotated[str, Field(pattern="^(auto|none|required)$")] = "auto"
+    network: Annotated[NetworkPolicy, AsModel()] | None = None
+    limits: Annotated[Limits, AsModel()] | None = None
+    labels: _Strings | None = None
+    secrets: _Strings | None = None
+
+
+class Forks(schemas.Page[_View]):
+    """The new sandboxes, and what they took along."""
+
+    report: _Report
+
+
+class Merge(schemas.Form):
+    """Where to merge to, and what both sides come from."""
+
+    into: Annotated[str, Field(min_length=1, max_length=63)]
+    base: Annotated[str, Field(min_length=1, max_length=128)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = "."
+    prefer: Annotated[str, Field(pattern="^(ours|theirs)$")] | None = None
+    dry_run: bool = False
+
+
+@router.post("/{sandbox_id}/fork", status_code=201, response_model=Forks)
+async def fork(
+    sandbox_id: schemas.SandboxId,
+    request: Request,
+    service: TheService,
+    caller: TheCaller,
+    body: Fork | None = None,
+) -> Response:
+    """Make new sandboxes with the files of this one, which goes on; they have the same owner."""
+    live = await service.need(sandbox_id, caller)
+    wanted = body or Fork()
+    report = check(wanted.n, wanted.processes, live.sandbox_id, live.backend)
+    made = await service.thread_pools.call(
+        _fork, service, caller, live.sandbox_id, wanted, key=live.sandbox_id, pool=COPIES
+    )
+    request.state.made = " ".join(view.id for view in made)
+    items = [view.to_json(admin=caller.is_admin) for view in made]
+    return json_answer({"items": items, "next_cursor": None, "report": report.to_json()}, 201)
+
+
+def _fork(service: Service, caller: Caller, sandbox_id: str, body: Fork) -> list[SandboxView]:
+    manager = service.manager
+    changes: dict[str, Any] = {
+        name: getattr(body, name)
+        for name in ("network", "limits", "labels", "secrets")
+        if getattr(body, name) is not None
+    }
+
+    def judge(spec: SandboxSpec) -> SandboxSpec:
+        return service.permissions.judge(caller, spec)
+
+    leases = manager.fork(
+        sandbox_id,
+        body.n,
+        processes=body.processes,
+        changes=changes,
+        judge=judge,
+        client_id=caller.sees,
+        most=caller.max_sandboxes,
+    )
+    return [describe.describe(manager, each.id) for each in leases]
+
+
+@router.post("/{sandbox_id}/merge", response_model=_Merged)
+async def merge(
+    sandbox_id: schemas.SandboxId, body: Merge, service: TheService, caller: TheCaller
+) -> Response:
+    """Merge what has changed in a directory since a snapshot into the same directory of another sandbox."""
+    live = await service.need(sandbox_id, caller)
+    target = await service.need(body.into, caller)
+    call = partial(
+        service.manager.merge,
+        path=body.path,
+        prefer=body.prefer,
+        dry_run=body.dry_run,
+        client_id=caller.sees,
+    )
+    found = await service.thread_pools.call(
+        call, live.sandbox_id, target.sandbox_id, body.base, key=live.sandbox_id, pool=COPIES
+    )
+    return answer(found)

@@ -1,0 +1,77 @@
+"""Results of forking a sandbox and of merging one's files into another place."""
+
+from __future__ import annotations
+
+from .base import jsonform
+from .base.model import Model
+from .changes import PathChange
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from .base.record import dataclass
+
+LINEAGE = "ringfence.lineage"
+"""Label of a fork: ids of the sandboxes that it descends from, the first one first, separated by spaces."""
+MOST_FORKS = 1000
+MOST_ANCESTORS = 16
+PROCESSES = ("auto", "none", "required")
+SIDES = ("ours", "theirs")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ForkReport(Model):
+    """Report of what a fork took along.
+
+    Attributes:
+        parent: Id of the sandbox that was forked.
+        has_processes: True if its processes go on in the fork; False: only its files are there.
+        reason: Why processes were left out; empty where they were not asked for.
+    """
+
+    parent: str
+    has_processes: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MergeConflict(Model):
+    """A path that both sides changed, each in its own way.
+
+    Attributes:
+        path: Relative to the directory that is merged.
+        reason: How the two changes exclude each other.
+        base: Text of the file in the snapshot; None where it is no text of at most 64 KiB, or no file.
+        ours: The same of the target.
+        theirs: The same of the branch.
+    """
+
+    path: str
+    reason: str
+    base: str | None = None
+    ours: str | None = None
+    theirs: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Merged(Model):
+    """Outcome of a merge.
+
+    Attributes:
+        is_applied: True if the target has the changes now; False after a dry run and where there are conflicts.
+        changes: What the merge changes in the target, in order of path. Paths are relative to the
+            directory that is merged.
+        conflicts: In order of path. Where there is one, nothing is written.
+    """
+
+    is_applied: bool = False
+    changes: tuple[PathChange, ...] = ()
+    conflicts: tuple[MergeConflict, ...] = ()
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {
+            "changes": jsonform.each(PathChange.from_json),
+            "conflicts": jsonform.each(MergeConflict.from_json),
+        }

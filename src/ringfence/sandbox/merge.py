@@ -1,0 +1,42 @@
+"""A merge of sandboxes of this process; see `Sandbox.merge`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..model.calls import StrPath
+    from ..model.fork import Merged
+    from ..model.session import Snapshot
+    from .sync import Sandbox
+
+
+def merge(
+    branch: Sandbox,
+    into: Sandbox | StrPath,
+    *,
+    base: Snapshot | str,
+    path: StrPath,
+    prefer: str | None,
+    dry_run: bool,
+) -> Merged:
+    """See `Sandbox.merge`."""
+    from ..backends.registry import backend_named
+    from ..fork import merging
+    from .sync import Sandbox
+
+    directory = merging.check(path, prefer)
+    theirs = partial(merging.pack, branch._inner.files, directory)
+    home = branch._home or backend_named(branch.session.backend)
+    snapshot_id = str(getattr(base, "id", base))
+    before = merging.before(home.restore, branch._inner.spec, snapshot_id, directory)
+    if isinstance(into, Sandbox):
+        return merging.into_sandbox(
+            before, theirs, into._inner.files, directory, prefer=prefer, dry_run=dry_run
+        )
+    if not isinstance(into, str) and not hasattr(into, "__fspath__"):
+        raise InvalidRequest("must be a Sandbox or a directory of this host", field="into")
+    return merging.into_host(before, theirs, str(into), branch.spec, prefer=prefer, dry_run=dry_run)

@@ -1,0 +1,256 @@
+"""Three-way merges of trees, against a simple model and against git."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence import Merged, SandboxSpec
+from ringfence.errors import FileError, FileNotFound
+from ringfence.fork import merging, targets
+from ringfence.fork.text import TextMerger
+from ringfence.fork.three_way import Plan
+from ringfence.fork.trees import HostTree, StreamTree
+
+pytestmark = pytest.mark.anyone
+
+Files = dict[str, str]
+NAMES = ("a", "b", "d/a", "d/b", "d/e/c")
+TEXTS = st.sampled_from(["", "one\n", "two\n", "one\ntwo\nthree\nfour\nfive\n"])
+TREES = st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=len(NAMES))
+
+
+def stream(files: Files) -> StreamTree:
+    return StreamTree(lambda file: pack(files, file))
+
+
+def pack(files: Files, file: BinaryIO) -> None:
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(member(".", tarfile.DIRTYPE, 0o755))
+        done: set[str] = set()
+        for name, text in sorted(files.items()):
+            above = name.split("/")[:-1]
+            for depth in range(1, len(above) + 1):
+                directory = "/".join(above[:depth])
+                if directory not in done:
+                    done.add(directory)
+                    tar.addfile(member(f"./{directory}", tarfile.DIRTYPE, 0o755))
+            each = member(f"./{name}", tarfile.REGTYPE, 0o644)
+            each.size = len(text.encode())
+            tar.addfile(each, io.BytesIO(text.encode()))
+
+
+def member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.mode = kind, mode
+    return made
+
+
+def write(root: Path, files: Files) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        (root / name).chmod(0o644)
+    return root
+
+
+def read(root: Path) -> Files:
+    return {
+        str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def merge(root: Path, base: Files, theirs: Files, prefer: str | None = None) -> Merged:
+    return merging.into_host(
+        lambda file: pack(base, file),
+        lambda file: pack(theirs, file),
+        str(root),
+        SandboxSpec(),
+        prefer=prefer,
+        dry_run=False,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(base=TREES, ours=TREES, theirs=TREES)
+def test_what_one_side_changed_is_taken_and_what_both_changed_is_a_conflict(
+    base: Files, ours: Files, theirs: Files
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = write(Path(directory) / "target", ours)
+        found = merge(root, base, theirs)
+        after = read(root)
+        again = merge(root, base, theirs) if found.is_applied else found
+
+    if found.conflicts:
+        assert after == ours
+        return
+    moved = {text for name, text in base.items() if name not in theirs}
+    for name in NAMES:
+        was, mine, new = base.get(name), ours.get(name), theirs.get(name)
+        if new in (was, mine):
+            expected = mine
+        elif mine == was:
+            expected = new
+        else:
+            continue  # merged by lines, or moved
+        if expected != after.get(name):
+            assert (new or was) in moved | {mine}, name
+    assert again.is_applied
+    assert () == again.changes
+
+
+@settings(max_examples=40, deadline=None)
+@given(sides=st.tuples(*[st.lists(st.sampled_from("abcde"), max_size=12)] * 3))
+def test_texts_are_merged_as_git_merges_them(sides: tuple[list[str], ...]) -> None:
+    base, ours, theirs = ("".join(f"{line}\n" for line in side).encode() for side in sides)
+    merged = TextMerger().merge(base, ours, theirs)
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in (("base", base), ("ours", ours), ("theirs", theirs)):
+            (Path(directory) / name).write_bytes(text)
+        command = ["git", "merge-file", "-p", "ours", "base", "theirs"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
+
+    assert merged == (None if done.returncode else done.stdout)
+
+
+def test_without_git_a_text_that_both_changed_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = {"a": "1\n2\n3\n4\n5\n"}
+    sides = {"a": "one\n2\n3\n4\n5\n"}, {"a": "1\n2\n3\n4\nfive\n"}
+    assert merge(write(tmp_path / "with", sides[0]), base, sides[1]).is_applied
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+
+    found = merge(write(tmp_path / "without", sides[0]), base, sides[1])
+
+    assert ["a"] == [each.path for each in found.conflicts]
+    assert "git is not installed" in found.conflicts[0].reason
+    assert sides[0] == read(tmp_path / "without")
+
+
+def test_a_conflict_has_all_three_texts_and_nothing_is_written(tmp_path: Path) -> None:
+    root = write(tmp_path / "x", {"a": "ours\n", "b": "1\n"})
+    found = merge(root, {"a": "base\n", "b": "1\n"}, {"a": "theirs\n", "b": "2\n"})
+
+    (conflict,) = found.conflicts
+    assert ("a", "base\n", "ours\n", "theirs\n") == (
+        conflict.path,
+        conflict.base,
+        conflict.ours,
+        conflict.theirs,
+    )
+    assert not found.is_applied
+    assert {"a": "ours\n", "b": "1\n"} == read(root)
+    assert Merged.from_json(found.to_json()).to_json() == found.to_json()
+
+    merge(root, {"a": "base\n", "b": "1\n"}, {"a": "theirs\n", "b": "2\n"}, "ours")
+    assert {"a": "ours\n", "b": "2\n"} == read(root)
+    merge(root, {"a": "base\n", "b": "1\n"}, {"a": "theirs\n", "b": "2\n"}, "theirs")
+    assert {"a": "theirs\n", "b": "2\n"} == read(root)
+
+
+def test_a_file_that_was_only_moved_keeps_the_target_s_change(tmp_path: Path) -> None:
+    root = write(tmp_path / "x", {"old": "text\nmine\n"})
+    found = merge(root, {"old": "text\n"}, {"d/new": "text\n"})
+
+    assert found.is_applied
+    assert {"d/new": "text\nmine\n"} == read(root)
+
+
+def test_a_removed_file_that_was_changed_is_a_conflict_both_ways(tmp_path: Path) -> None:
+    there = merge(write(tmp_path / "x", {"b": ""}), {"a": "1\n", "b": ""}, {"a": "2\n", "b": ""})
+    here = merge(write(tmp_path / "y", {"a": "2\n"}), {"a": "1\n"}, {})
+
+    assert ["a"] == [each.path for each in there.conflicts]
+    assert ["a"] == [each.path for each in here.conflicts]
+
+
+def test_a_directory_with_the_target_s_own_files_stays(tmp_path: Path) -> None:
+    root = write(tmp_path / "x", {"d/a": "1\n", "d/mine": "2\n"})
+    assert merge(root, {"d/a": "1\n"}, {}).is_applied
+    assert {"d/mine": "2\n"} == read(root)
+
+
+def test_no_symlink_of_the_target_is_followed(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", {"a": "1\n"})
+    root = write(tmp_path / "x", {"b": ""})
+    (root / "d").symlink_to(outside)
+
+    found = merge(root, {"d/a": "1\n", "b": ""}, {"d/a": "2\n", "d/new": "", "b": ""})
+
+    assert {"d/a", "d/new"} == {each.path for each in found.conflicts}
+    assert {"a": "1\n"} == read(outside)
+    (root / "d").unlink()
+    write(root, {"d/a": "1\n"})
+    assert merge(root, {"d/a": "1\n", "b": ""}, {"d/a": "2\n", "d/new": "", "b": ""}).is_applied
+
+
+@pytest.mark.parametrize(
+    "path", [".git/hooks/pre-commit", "sub/.git/hooks/x", ".vscode/tasks.json", "sub/.git"]
+)
+def test_what_a_writable_mount_protects_is_not_changed(tmp_path: Path, path: str) -> None:
+    root = write(tmp_path / "x", {"a": "1\n"})
+    found = merge(root, {"a": "1\n"}, {"a": "2\n", path: "evil\n"})
+
+    assert path in {each.path for each in found.conflicts}
+    assert {"a": "1\n"} == read(root)
+    assert merge(root, {"a": "1\n"}, {"a": "2\n", "sub/git/hooks/x": ""}).is_applied
+
+
+def test_a_file_that_changes_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    root = write(tmp_path / "x", {"a": "1\n", "b": "1\n"})
+    with ExitStack() as stack:
+        sides = [stream({"a": text, "b": text}) for text in ("1\n", "2\n")]
+        tree = HostTree(str(root))
+        stack.callback(tree.close)
+        for side in sides:
+            stack.callback(side.close)
+        plan = Plan(sides[0], tree, sides[1])
+        (root / "b").write_text("edited\n")
+
+        with pytest.raises(FileError, match="was changed while it was merged"):
+            targets.HostWriter(plan, tree).write()
+
+    assert {"a": "1\n", "b": "edited\n"} == read(root)
+
+
+def test_modes_and_symlinks_are_merged_and_set_user_id_is_dropped(tmp_path: Path) -> None:
+    root = write(tmp_path / "x", {"a": "1\n"})
+
+    def theirs(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(member(".", tarfile.DIRTYPE, 0o755))
+            script = member("./a", tarfile.REGTYPE, 0o4755)
+            script.size = 2
+            tar.addfile(script, io.BytesIO(b"1\n"))
+            link = member("./l", tarfile.SYMTYPE, 0o777)
+            link.linkname = "/etc/passwd"
+            tar.addfile(link)
+
+    def before(file: BinaryIO) -> None:
+        pack({"a": "1\n"}, file)
+
+    found = merging.into_host(before, theirs, str(root), SandboxSpec(), prefer=None, dry_run=False)
+
+    assert found.is_applied
+    assert 0o755 == (root / "a").stat().st_mode & 0o7777
+    assert "/etc/passwd" == os.readlink(root / "l")
+    assert sorted(os.listdir(root)) == ["a", "l"], "nothing else is left"
+
+
+def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFound):
+        merge(tmp_path / "none", {}, {})
