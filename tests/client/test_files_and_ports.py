@@ -131,13 +131,16 @@ def test_sparse_files_stay_sparse_and_hard_links_stay(
 
     sandbox.files.upload(str(tree), "tree")
     sandbox.files.download("tree", str(back))
+    sandbox.files.download("tree/sparse", str(tmp_path / "single"))
 
     inside = sandbox.exec(["stat", "-c", "%s %b %h", "tree/sparse", "tree/link"]).stdout_text
     sparse, link = (line.split() for line in inside.splitlines())
-    here = (back / "sparse").stat()
-    for size, blocks in (sparse[:2], (here.st_size, here.st_blocks)):
-        assert 64 << 20 == int(size)
-        assert int(blocks) * 512 < 4 << 20
+    copies = [each.stat() for each in (back / "sparse", tmp_path / "single")]
+    assert (tree / "sparse").read_bytes() == (tmp_path / "single").read_bytes()
+    sizes = [(int(sparse[0]), int(sparse[1]))]
+    for size, blocks in (*sizes, *((each.st_size, each.st_blocks) for each in copies)):
+        assert 64 << 20 == size
+        assert blocks * 512 < 4 << 20
     assert "2" == link[2]
     assert (back / "dense").samefile(back / "link")
     assert (tree / "dense").read_bytes() == (back / "link").read_bytes()

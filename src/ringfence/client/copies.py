@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 import threading
 import uuid
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, str], None]
 
 _CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
 _IN_MEMORY = 8 << 20
 CONTENT_S = 300.0  # without a byte, while the other end works
 _PARTIAL = 206
@@ -117,8 +119,11 @@ def open_read(transport: Transport, at: str, path: str) -> BinaryIO:
 def _fetch(
     transport: Transport, at: str, path: str, file: Any, progress: Progress | None = None
 ) -> None:
-    """Write the content of a file of the sandbox to `file`, from its beginning."""
+    """Write a file of the sandbox to `file`, which is empty; in a regular file zeros become holes."""
     reader = FileReader(path)
+    has_holes = not isinstance(file, tempfile.SpooledTemporaryFile) and stat.S_ISREG(
+        os.fstat(file.fileno()).st_mode
+    )
     while not reader.is_over:
         try:
             with transport.stream(f"{at}/content", **reader.request()) as response:
@@ -126,9 +131,15 @@ def _fetch(
                     file.seek(0)
                     file.truncate()
                 for chunk in response.iter_raw(_CHUNK):
-                    file.write(reader.take(chunk))
+                    data = reader.take(chunk)
+                    if has_holes and data == _ZEROS[: len(data)]:
+                        file.seek(len(data), os.SEEK_CUR)
+                    else:
+                        file.write(data)
                     if progress:
                         progress(file.tell(), path)
+                if has_holes:
+                    file.truncate()
                 reader.is_over = True
         except ServerUnreachable as exc:
             pause(reader.broken(exc))
