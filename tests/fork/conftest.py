@@ -20,7 +20,17 @@ Create = Callable[..., Any]
 def create(request: pytest.FixtureRequest) -> Iterator[Create]:
     """Make a sandbox, here or on a server; see `Sandbox.create`."""
     if "library" == request.param:
-        yield Sandbox.create
+        made: set[str] = set()
+
+        def make(**parts: Any) -> Sandbox:
+            sandbox = Sandbox.create(**parts)
+            made.add(sandbox.id)
+            return sandbox
+
+        yield make
+        for each in Sandbox.snapshots():
+            if each.session_id in made:
+                Sandbox.delete_snapshot(each.id)
         return
     running: Daemon = request.getfixturevalue("daemon")
     with Client(f"unix:{running.socket}") as client:

@@ -406,6 +406,8 @@ class SessionManager:
         """Make `n` sessions of the same client with the files that this one has now; see `Sandbox.fork`.
 
         Args:
+            n: 1 to 1,000.
+            processes: `none`, `auto` or `required`.
             changes: `network`, `limits`, `labels` and `secrets` of the forks.
             judge: Checks the spec of the forks, which may have another one in its place.
             most: As of `acquire`.
@@ -429,6 +431,13 @@ class SessionManager:
         client_id: str | None = None,
     ) -> Merged:
         """Merge what has changed in a session since a snapshot into another one; see `Sandbox.merge`.
+
+        Args:
+            into: Session to merge into.
+            base: Id of the snapshot that both come from.
+            path: Directory in both: absolute, or relative to the session's root.
+            prefer: `ours` or `theirs`; None: what both changed is a conflict.
+            dry_run: Only tell what would change.
 
         Raises:
             SnapshotNotFound: There is none of the id `base`, or it is another client's.
