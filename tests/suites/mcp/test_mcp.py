@@ -222,6 +222,23 @@ def test_images_that_cannot_be_had(tmp_path: Path, arguments: tuple[str, ...], w
     assert why in answer.stderr
 
 
+async def test_the_sandbox_goes_on_as_the_copy_of_the_command_that_won(url: str) -> None:
+    async with over_http(url) as session:
+        await run(session, "echo old > a")
+        none = await call(session, "race_commands", commands=["echo 1 > a; exit 3", "exit 4"])
+        unchanged = await run(session, "cat a")
+        commands = ["echo lost > a; exit 1", "echo won > a; cat a", "echo late > a; sleep 4352"]
+        found = await call(session, "race_commands", commands=commands)
+        kept = await run(session, "cat a")
+        gone = await run(session, left.look(4352))
+        await call(session, "reset")
+
+    assert ["[exit code 3]", "[exit code 4]"] == none["outputs"]
+    assert ("old\n", "won\n", "none\n") == (unchanged, kept, gone)
+    assert 1 == found["winner"]
+    assert "won" == found["outputs"][1]
+
+
 async def test_processes_outputs_and_reset(url: str) -> None:
     async with over_http(url) as session:
         name = (await call(session, "start_process", command="echo up; sleep 4351"))["process"]
@@ -283,7 +300,7 @@ async def test_answers_are_short(url: str) -> None:
     assert "no\n[exit code 3]" == failed.content[0].text
     assert ["f 6", "l -> f", "sub/"] == sorted(listed.content[0].text.splitlines())
     assert "up" in said
-    assert 11_000 > sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools)
+    assert 12_500 > sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools)
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
 
 

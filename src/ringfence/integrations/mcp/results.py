@@ -191,6 +191,21 @@ class ProcessAnswer(Answer):
         ]
 
 
+class RaceAnswer(Answer):
+    """Outcome of commands that ran at once."""
+
+    winner: int | None = Field(description="Index of the command whose copy the sandbox is now.")
+    outputs: list[str] = Field(description="Of each command; empty: ended as another one won.")
+
+    def lines(self) -> list[str]:
+        """Give the winner's output, or that of all where there is none."""
+        if self.winner is not None:
+            won = f"[command {self.winner} won: the sandbox has its files now]"
+            return [self.outputs[self.winner], won]
+        shown = [f"[command {index}]\n{text}" for index, text in enumerate(self.outputs)]
+        return [*shown, "[no command exited with 0: the sandbox is unchanged]"]
+
+
 class ResetAnswer(Answer):
     """The sandbox has ended."""
 

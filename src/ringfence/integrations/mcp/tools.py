@@ -22,6 +22,7 @@ from pydantic import Field
 from ...contexts import LANGUAGES as CONTEXTS
 from ...model.mount import OUTPUTS_DIR
 from .. import outcome
+from .racing import MOST_BRANCHES, race
 from .results import (
     ChangeAnswer,
     CommandAnswer,
@@ -29,6 +30,7 @@ from .results import (
     FileAnswer,
     ListAnswer,
     ProcessAnswer,
+    RaceAnswer,
     ResetAnswer,
 )
 from .strict import StrictTool, answered
@@ -267,6 +269,23 @@ class Tools:
         note = f"sandbox: {held.name}" if held.name else f"{len(found)} entries"
         return [TextContent(type="text", text=note), *found]
 
+    async def race_commands(
+        self,
+        ctx: Context[Any, Any],
+        commands: Annotated[
+            list[str],
+            Field(min_length=1, max_length=MOST_BRANCHES, description="Shell command lines."),
+        ],
+        timeout_s: Timeout = 120,
+        sandbox: Name = "",
+    ) -> RaceAnswer:
+        """Run commands at once, each in a copy of the sandbox's files. The sandbox goes on as the copy of the
+        first that exits with 0. If none does, nothing changes. Processes and
+        variables of the sandbox end when a copy takes its place.
+        """
+        async with self._sandboxes.serving(ctx, sandbox) as held:
+            return await race(held, commands, timeout_s)
+
     async def reset(self, ctx: Context[Any, Any], sandbox: Name = "") -> ResetAnswer:
         """End the sandbox with all its files and processes; the next call gets a fresh one."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
@@ -282,7 +301,7 @@ def tools_of(sandboxes: Sandboxes) -> list[StrictTool]:
     # A command reaches whatever the network policy lets it reach.
     runs = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True)
     known: tuple[tuple[ToolAnnotations, tuple[Callable[..., Any], ...]], ...] = (
-        (runs, (tools.run_command, tools.run_code, tools.start_process)),
+        (runs, (tools.run_command, tools.run_code, tools.start_process, tools.race_commands)),
         (reads, (tools.read_file, tools.list_files, tools.watch_process)),
         (changes, (tools.write_file, tools.edit_file, tools.stop_process, tools.reset)),
     )

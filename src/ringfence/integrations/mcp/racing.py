@@ -1,0 +1,52 @@
+"""Commands in forks of a client's sandbox, of which the first to succeed takes its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ...errors import RingfenceError
+from .. import outcome
+from .results import CommandAnswer, RaceAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...sandbox import AsyncSandbox
+    from .sandboxes import Held
+
+MOST_BRANCHES = 8
+_OUTPUT_BYTES = 32 << 10  # of each stream
+
+
+async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAnswer:
+    """Run the commands; see `Tools.race_commands`."""
+    assert held.sandbox is not None
+    branches = await held.sandbox.fork(len(commands), processes="none")
+    outputs = [""] * len(commands)
+    winners: list[int] = []
+
+    async def attempt(index: int, branch: AsyncSandbox) -> None:
+        argv = outcome.shell_argv(commands[index])
+        done = await branch.exec(argv, timeout_s=timeout_s, max_output_bytes=_OUTPUT_BYTES)
+        outputs[index] = CommandAnswer.of("", done).text()
+        if done.ok and not winners:
+            winners.append(index)
+            group.cancel_scope.cancel()
+
+    try:
+        async with anyio.create_task_group() as group:
+            for index, branch in enumerate(branches):
+                group.start_soon(attempt, index, branch)
+        if winners:
+            old, held.sandbox = held.sandbox, branches.pop(winners[0])
+            held.processes.clear()
+            branches.append(old)
+    except* RingfenceError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        with anyio.CancelScope(shield=True):
+            for branch in branches:
+                await branch.terminate()
+    return RaceAnswer(sandbox=held.name, winner=winners[0] if winners else None, outputs=outputs)
