@@ -166,6 +166,8 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "RemoteSandbox.update": (lambda p: p.box.update(name="x"), True),
     "RemoteSandbox.extend": (lambda p: p.box.extend(1000), True),
     "RemoteSandbox.snapshot": (lambda p: p.box.snapshot(), False),
+    "RemoteSandbox.fork": (lambda p: p.box.fork(), False),
+    "RemoteSandbox.merge": (lambda p: p.box.merge(p.kept, base="none"), False),
     "RemoteSandbox.changes": (lambda p: p.box.changes(), True),
     "RemoteSandbox.checkpoint": (lambda p: p.box.checkpoint(), False),
     "RemoteSandbox.stats": (lambda p: p.box.stats(), True),
@@ -247,6 +249,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
 # As those above: `restore` is `create`, the other two are `execute`, contexts are execs. The rest asks for
 # nothing itself.
 ELSEWHERE = {
+    *("RemoteSandbox.lineage", "RemoteSandbox.parent", "RemoteSandbox.fork_report"),  # ask nothing
     *("RemoteSandbox.context", "RemoteSandbox.contexts", "RemoteSandbox.run_code"),
     *("Client.restore", "Client.execution", "Client.kill_execution"),
     *("Client.close", "Client.server", "RemoteSandbox.id", "RemoteStream.dropped_bytes"),

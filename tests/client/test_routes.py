@@ -132,6 +132,8 @@ def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
         "extend": lambda: box.extend(1.0),
         "update": lambda: box.update(name="x"),
         "snapshot": box.snapshot,
+        "fork": box.fork,
+        "merge": lambda: box.merge(box, base="x"),
         "checkpoint": box.checkpoint,
         "changes": box.changes,
         "box stats": box.stats,

@@ -15,13 +15,14 @@ from .shells.bash import WORKSPACE, BashOutput, SandboxBash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from ..backends.protocol import Backend
     from ..model.acquire import AcquireOptions, AttachRequest
     from ..model.changes import Changes
     from ..model.client_session import ClientSession, SessionRef, SessionState
+    from ..model.fork import Merged
     from ..model.granted import SandboxCapabilities
     from ..model.manager_stats import Health, ManagerStats
     from ..model.session import Snapshot
@@ -183,6 +184,45 @@ class AsyncSessionManager:
     ) -> Changes:
         """List what has changed in a sandbox; see `SessionManager.changes`."""
         return await copying(self.manager.changes, session, since, client_id)
+
+    async def fork(
+        self,
+        session: SessionRef,
+        n: int = 1,
+        *,
+        processes: str = "auto",
+        changes: Mapping[str, Any] | None = None,
+        judge: Callable[[SandboxSpec], SandboxSpec] | None = None,
+        client_id: str | None = None,
+    ) -> list[AsyncLease]:
+        """Make sessions with the files that this one has now; see `SessionManager.fork`."""
+        make = partial(
+            self.manager.fork,
+            session,
+            n,
+            processes=processes,
+            changes=changes,
+            judge=judge,
+            client_id=client_id,
+        )
+        return [AsyncLease(each) for each in await copying(make)]
+
+    async def merge(
+        self,
+        session: SessionRef,
+        into: SessionRef,
+        base: str,
+        *,
+        path: str = ".",
+        prefer: str | None = None,
+        dry_run: bool = False,
+        client_id: str | None = None,
+    ) -> Merged:
+        """Merge what has changed since a snapshot into another session; see `SessionManager.merge`."""
+        options: dict[str, Any] = {"path": path, "prefer": prefer, "dry_run": dry_run}
+        return await copying(
+            partial(self.manager.merge, session, into, base, client_id=client_id, **options)
+        )
 
     async def snapshots(self, client_id: str | None = None) -> list[Snapshot]:
         """Every snapshot of a client, oldest first."""
