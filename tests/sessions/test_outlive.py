@@ -19,6 +19,7 @@ from ringfence.images.store import ImageStore
 from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
+from ringfence.snapshots import layers
 from tests.features import require
 from tests.images.conftest import small
 from tests.native.callers import Caller
@@ -188,6 +189,38 @@ def test_files_of_an_image_are_held_on(
         freed, in_use = store.collect()
 
     assert (True, []) == (freed > 0, in_use), "the control: it was the sandbox that held them"
+
+
+def test_files_of_a_deleted_snapshot_are_held_on(
+    state: str, kill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "LEAST_BYTES", 1)
+    kill("""
+from ringfence import SandboxSpec
+from ringfence.snapshots import layers
+layers.LEAST_BYTES = 1
+m = open_manager()
+first = m.acquire(SandboxSpec(), client_id='ann')
+first.sandbox.shell('echo kept > file')
+saved = m.snapshot(first.id, {})
+again = m.acquire(SandboxSpec(), AcquireOptions(snapshot_id=saved.id), client_id='ann')
+m.terminate(first.id)
+m.delete_snapshot(saved.id)
+halt()
+""")
+    place = Path(state) / "snapshots"
+    assert 1 == len(list(place.iterdir()))
+    with manage(state) as manager:
+        (live,) = manager.list(client_id="ann")
+        sandbox = manager.sandbox(live)
+        assert b"kept\n" == sandbox.shell("cat file").stdout
+        assert sandbox.shell("echo more > file").ok
+        after = manager.snapshot(live, {})
+        manager.terminate(live)
+        assert 2 == len(list(place.iterdir())), "the later one lies over it"
+        manager.delete_snapshot(after.id)
+
+    assert [] == list(place.iterdir())
 
 
 def test_files_of_a_template_are_held_on(

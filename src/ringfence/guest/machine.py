@@ -314,7 +314,7 @@ def _make_root(waking: Waking) -> None:
     os.chdir(_ROOT)
     os.umask(0)
     if waking["image"] >= 0:
-        dev = build.enter_image(trees[waking["image"]])
+        dev = build.enter_layers([trees[waking["image"]]])
         _move()
         # A link in an image may lead to "/", which from here on is its own.
         _furnish(waking, trees, proc, dev)

@@ -15,23 +15,19 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import stat
 import sys
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from ..linux import files, landlock, privileges, seccomp
-from ..policy import landlock as rules
-from ..policy.seccomp import Rule, SeccompPolicy, compile_filter
+from ..linux import files
+from ..policy.confine import confine
 from .ahead import Ahead, TooLargeError
 from .decompress import opened
 from .entries import DamagedError, Entries, Entry, Source
 
-_MEMORY_BYTES = 2 << 30
 _LATEST_NS = (1 << 33) * 10**9
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MOST_NAME = 4096
@@ -42,44 +38,6 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class RefusedError(Exception):
     """The layer is not one that may be unpacked; the text says why."""
-
-
-def confine(*targets: str) -> None:
-    """Give up everything but writing below `targets`.
-
-    Precondition: everything is imported and every descriptor open.
-    """
-    # With 0, a core_pattern with a pipe would run; of a caller who has none it stays that.
-    core = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1
-    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    program = _filter()
-    privileges.empty_capability_sets()
-    privileges.set_no_new_privs()
-    _restrict_files(targets)
-    seccomp.install_filter(program)
-
-
-def _restrict_files(targets: tuple[str, ...]) -> None:
-    plan = rules.plan_landlock(landlock.abi_version(), writable=targets, network=False)
-    if plan.is_empty:
-        return  # an old kernel: names are resolved below the target all the same
-    ruleset = landlock.create_ruleset(
-        plan.handled_fs, plan.handled_net, plan.scoped, abi=landlock.abi_version()
-    )
-    for path, access in plan.rules:
-        if path in targets:  # and nothing to read: every layer is open by now
-            landlock.allow_beneath(ruleset, path, access)
-    landlock.restrict_self(ruleset)
-    os.close(ruleset)
-
-
-def _filter() -> bytes:
-    """The default policy, without programs and sockets; modes are ours, and never set-id."""
-    never = ("socket", "socketpair", "execve", "execveat", "fork", "vfork", "ptrace")
-    policy = SeccompPolicy.default()
-    first = (Rule(("openat2",), "allow"), Rule(never, "EPERM"))
-    return compile_filter(policy=replace(policy, guards=(*first, *policy.guards)))
 
 
 class Tree:

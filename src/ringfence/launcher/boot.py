@@ -58,11 +58,11 @@ class Boot:
         control: wire.Socket,
         shape: Shape,
         template: Template,
-        image: int,
+        layers: list[int],
         hibernation_image: int,
     ) -> None:
         self.hibernation_image = hibernation_image
-        self.image, self.go, self.shape = image, go, shape
+        self.layers, self.go, self.shape = layers, go, shape
         # None while a claim is waited for: then the host reads there of no error.
         self.control: wire.Socket | None = control
         self.template_trees, self.template_steps = template
@@ -119,13 +119,12 @@ class Boot:
         if not shape["trusted_root"]:
             # An ordinary user may copy mounts only in here, and only while the host's are in sight.
             self.trees = build.open_trees(shape["trees"])
-            if shape["image"]:
-                self.image = build.open_trees([shape["image"]])[0]
+            self.layers = build.open_trees(shape["layers"])
         self.pid, passed = wire.receive_raw(self.go)
         if not self.pid:
             os._exit(1)  # the zygote gave up before our ids were mapped
         self.take_place(passed[1:])
-        oom_score_fd = build.build_root(shape, self.template_steps, shown, self.image)
+        oom_score_fd = build.build_root(shape, self.template_steps, shown, self.layers)
         self.hold_only(passed[0], oom_score_fd)
         lockdown.bound(shape)
 

@@ -60,12 +60,12 @@ def open_trees(wanted: list[Tree]) -> list[int]:
 
 
 def build_root(
-    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], image: int = -1
+    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], layers: list[int]
 ) -> int:
     """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
 
     Args:
-        image: The tree of an image to be the root, below a writable layer; -1: the steps make it all.
+        layers: Trees below the writable layer, the uppermost first; none: the steps make it all.
 
     Raises:
         BuildError: naming the step that failed.
@@ -80,15 +80,15 @@ def build_root(
     os.chdir(scratch)
     os.umask(0)
     dev = -1
-    if image < 0:
+    if not layers:
         _run_here(shape, steps, trees, proc, dev)
     else:
-        dev = step("root of the image", enter_image, image)
+        dev = step("layers of the root", enter_layers, layers)
     step("pivot_root", mounts.pivot_root, ".", ".")
     step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
-    if image >= 0:
-        # Only now: a link in an image may lead to "/", which from here on is its own.
+    if layers:
+        # Only now: a link in them may lead to "/", which from here on is its own.
         _run_here(shape, steps, trees, proc, dev)
     os.umask(0o022)
     return oom_score_fd
@@ -102,27 +102,29 @@ def _run_here(
     os.close(root_fd)
 
 
-def enter_image(image: int) -> int:
-    """Put the private tmpfs over an image's files, and go there; returns a tree for its /dev."""
+def enter_layers(layers: list[int]) -> int:
+    """Put the private tmpfs over the trees, and go there; returns a tree for its /dev."""
     for name in ("dev", "root"):
         os.mkdir(name, 0o755)
     dev = mounts.open_tree("dev", recursive=False)  # of the same tmpfs: one size bounds both
-    overlay_image(image, "root")
+    overlay(layers, "root")
     return dev
 
 
-def overlay_image(image: int, target: str) -> None:
-    """Mount an image's files at `target` below the tmpfs that is the current directory, and go there.
+def overlay(layers: list[int], target: str) -> None:
+    """Mount trees, the uppermost first, at `target` below the tmpfs that is the current directory; go there.
 
-    The image is read-only and shared by all its sandboxes; what is written goes to the tmpfs, whose
+    They are read-only and shared by all their sandboxes; what is written goes to the tmpfs, whose
     size bounds it. Source: Documentation/filesystems/overlayfs.rst.
     """
-    for name in ("image", "upper", "work"):
+    names = [f"layer{number}" for number in range(len(layers))]
+    for name in (*names, "upper", "work"):
         os.mkdir(name, 0o755)
-    mounts.move_mount(image, "image")
-    os.close(image)
+    for name, layer in zip(names, layers, strict=True):
+        mounts.move_mount(layer, name)
+        os.close(layer)
     # Without userxattr an overlay of a user namespace could not say that a directory is opaque.
-    options = "lowerdir=image,upperdir=upper,workdir=work,userxattr"
+    options = f"lowerdir={':'.join(names)},upperdir=upper,workdir=work,userxattr"
     mounts.mount("ringfence", target, "overlay", mounts.MS_NOSUID | mounts.MS_NODEV, options)
     os.chdir(target)
 
@@ -175,8 +177,8 @@ def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
     )
     if size != built:
         flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
-        # Over an image "/" is the overlay; what is written there and /dev are one tmpfs.
-        place = "/dev" if shape["image"] else "/"
+        # Over layers "/" is the overlay; what is written there and /dev are one tmpfs.
+        place = "/dev" if shape["layers"] else "/"
         step("size of the root", mounts.mount, "ringfence", place, "tmpfs", flags, size)
     if plan["terminals"]:
         most = plan["terminals"], mounts.MS_REMOUNT

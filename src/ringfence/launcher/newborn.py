@@ -80,7 +80,7 @@ def clone(
     shape: Shape,
     template: Template,
     control: wire.Socket,
-    image: int,
+    layers: list[int],
     hibernation_image: int,
     *,
     waits: bool,
@@ -97,7 +97,7 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        birth = boot.Boot(theirs, control, shape, template, image, hibernation_image)
+        birth = boot.Boot(theirs, control, shape, template, layers, hibernation_image)
         birth.run(waits=waits, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])

@@ -191,6 +191,17 @@ def _image_file(root: NewRoot, path: str, content: bytes, mode: int, replace: bo
         os.close(parent)
 
 
+def _image_link(root: NewRoot, path: str, target: str) -> None:
+    directory, _, name = path.rpartition("/")
+    parent = root.open(directory or "/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.symlink(target, name, dir_fd=parent)
+    except FileExistsError:
+        pass
+    finally:
+        os.close(parent)
+
+
 def _image_dev(root: NewRoot) -> None:
     root.attach(root.dev, "/dev")
 
@@ -349,6 +360,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "devpts": _devpts,
     "image_dir": _image_dir,
     "image_file": _image_file,
+    "image_link": _image_link,
     "image_dev": _image_dev,
     "image_proc": _image_proc,
 }

@@ -57,9 +57,8 @@ class Shape(Ids):
     scratch: (
         str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
     )
-    image: (
-        Tree | None
-    )  # the root's own files, below a writable layer; None: the template makes them
+    layers: list[Tree]
+    """Files below the root's writable layer, the uppermost first; none: the template makes them."""
     template: bytes  # marshal of (trees, steps): what every sandbox of this kind has
     keep_capabilities: bool
     root_capabilities: int  # a mask: what uid 0 inside keeps, within its own user namespace

@@ -221,22 +221,22 @@ class Zygote(Parent):
     ) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
-        images: list[int] = []
-        if shape["image"] and shape["trusted_root"]:
-            images = self.open_trees([shape["image"]], [])
+        layers: list[int] = []
+        if shape["trusted_root"]:
+            layers = self.open_trees(shape["layers"], [])
         try:
-            template, image = self.template(shape["template"]), images[0] if images else -1
+            template = self.template(shape["template"])
             child = newborn.clone(
                 shape,
                 template,
                 control,
-                image,
+                layers,
                 self.hibernation_image.fd,
                 waits=waits,
                 rehearses=rehearses,
             )
         finally:
-            for fd in images:
+            for fd in layers:
                 os.close(fd)
         # The host knows whether a prebuilt one was claimed, and says which to release.
         self.sandboxes[child.pid] = Owned(shape["id"], shape["cgroup_dirs"], read=True)

@@ -19,6 +19,7 @@ from ..errors import IoError, ResourceExhausted, SnapshotCorrupt, SnapshotNotFou
 from ..model.base.ids import check_id
 from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
+from . import layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _FORMAT = 1
 _PARTIAL = ".partial-"
+_LOWER = ".lower-"  # deleted, but below another snapshot or a sandbox
 _MEMORY = "memory.img"
 
 
@@ -53,12 +55,14 @@ class Catalogue:
         most_bytes: int,
         *,
         memory: str = "",
+        lower: tuple[str, ...] = (),
         **facts: Any,
     ) -> Snapshot:
         """Keep what comes out of `stream` until its end.
 
         Args:
             most_bytes: More than that is refused: a sparse file may claim any size.
+            lower: The snapshots that the stream lies over, the uppermost first.
             memory: A file beside the snapshots that becomes part of this one, once the stream ends.
 
         Raises:
@@ -80,6 +84,7 @@ class Catalogue:
                 "format": _FORMAT,
                 "sha256": digest,
                 "memory_sha256": kept[1],
+                "lower": list(lower),
                 "spec": spec.to_json(),
                 "snapshot": snapshot.to_json(),
             }
@@ -159,7 +164,7 @@ class Catalogue:
         Raises:
             SnapshotNotFound, SnapshotCorrupt: As `open`.
         """
-        wanted = self._describe(snapshot_id).get("memory_sha256", "")
+        wanted = self._describe(self._path(snapshot_id), snapshot_id).get("memory_sha256", "")
         if not wanted:
             return ""
         path = os.path.join(self._path(snapshot_id), _MEMORY)
@@ -186,14 +191,34 @@ class Catalogue:
             SnapshotNotFound: No such snapshot.
             SnapshotCorrupt: The description or the content is not what was saved.
         """
-        form = self._describe(snapshot_id)
+        snapshot, spec, _lower = self.describe(snapshot_id)
+        return snapshot, spec, self.content(snapshot_id)
+
+    def describe(self, snapshot_id: str) -> tuple[Snapshot, SandboxSpec, tuple[str, ...]]:
+        """Return a snapshot, the spec it was taken under, and the snapshots below it, the uppermost first.
+
+        Raises:
+            SnapshotNotFound: No such snapshot.
+            SnapshotCorrupt: The description is not what was saved.
+        """
+        form = self._describe(self._path(snapshot_id), snapshot_id)
         try:
             snapshot = Snapshot.from_json(form["snapshot"])
-            spec = SandboxSpec.from_json(form["spec"])
-            fd = os.open(
-                os.path.join(self._path(snapshot_id), "content.tar"), os.O_RDONLY | os.O_CLOEXEC
-            )
+            return snapshot, SandboxSpec.from_json(form["spec"]), tuple(form.get("lower", ()))
         except Exception as exc:
+            raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
+
+    def content(self, snapshot_id: str) -> int:
+        """Return a descriptor of the verified stream of a snapshot, or of one that others lie over.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `open`.
+        """
+        place = self.place(snapshot_id)
+        form = self._describe(place, snapshot_id)
+        try:
+            fd = os.open(os.path.join(place, "content.tar"), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
             raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
         digest = hashlib.sha256()
         while data := os.read(fd, _CHUNK):
@@ -202,7 +227,7 @@ class Catalogue:
             os.close(fd)
             raise SnapshotCorrupt(f"{snapshot_id}: its content is damaged", hint="delete it")
         os.lseek(fd, 0, os.SEEK_SET)
-        return snapshot, spec, fd
+        return fd
 
     def list(self) -> list[Snapshot]:
         """Every whole snapshot, oldest first."""
@@ -216,7 +241,7 @@ class Catalogue:
                 continue
             # A damaged one is reported by `open`, and must not hide the others.
             with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound, KeyError):
-                found.append(Snapshot.from_json(self._describe(name)["snapshot"]))
+                found.append(self.describe(name)[0])
         return found
 
     def tidy(self) -> None:
@@ -224,7 +249,8 @@ class Catalogue:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.directory):
                 if name.startswith(_PARTIAL):
-                    shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+                    layers.remove_tree(os.path.join(self.directory, name))
+        self._sweep()
 
     def delete(self, snapshot_id: str) -> None:
         """Remove one, damaged or not.
@@ -232,22 +258,53 @@ class Catalogue:
         Raises:
             SnapshotNotFound: No such snapshot.
         """
-        path = self._path(snapshot_id)
-        doomed = os.path.join(self.directory, f"{_PARTIAL}gone-{snapshot_id}")
         try:
-            os.rename(path, doomed)
+            os.rename(self._path(snapshot_id), self._lower_path(snapshot_id))
         except FileNotFoundError:
             raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
-        shutil.rmtree(doomed, ignore_errors=True)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the deleted snapshots that no snapshot lies over and no sandbox is over."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return
+        for name in [each for each in names if each.startswith(_LOWER)]:
+            place = os.path.join(self.directory, name)
+            # Held first: a sandbox that is saved meanwhile holds what its snapshot lies over.
+            if layers.is_held(place) or name.removeprefix(_LOWER) in self._needed():
+                continue
+            doomed = os.path.join(self.directory, f"{_PARTIAL}gone-{name.removeprefix(_LOWER)}")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(place, doomed)
+                layers.remove_tree(doomed)
+
+    def _needed(self) -> set[str]:
+        """Return the ids that snapshots and sandboxes lie over."""
+        needed: set[str] = set()
+        for name in os.listdir(self.directory):
+            place = os.path.join(self.directory, name)
+            if name.startswith(_PARTIAL) or (name.startswith(_LOWER) and not layers.is_held(place)):
+                continue
+            with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound):
+                needed.update(self._describe(place, name).get("lower", ()))
+        return needed
+
+    def place(self, snapshot_id: str) -> str:
+        """Return the directory of a snapshot, or of one that was deleted and that others lie over."""
+        path = self._path(snapshot_id)
+        return path if os.path.isdir(path) else self._lower_path(snapshot_id)
+
+    def _lower_path(self, snapshot_id: str) -> str:
+        return os.path.join(self.directory, _LOWER + check_id(snapshot_id, "snapshot_id"))
 
     def _path(self, snapshot_id: str) -> str:
         return os.path.join(self.directory, check_id(snapshot_id, "snapshot_id"))
 
-    def _describe(self, snapshot_id: str) -> dict[str, Any]:
+    def _describe(self, place: str, snapshot_id: str) -> dict[str, Any]:
         try:
-            with open(
-                os.path.join(self._path(snapshot_id), "snapshot.json"), encoding="utf-8"
-            ) as file:
+            with open(os.path.join(place, "snapshot.json"), encoding="utf-8") as file:
                 form = json.load(file)
         except FileNotFoundError:
             raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None

@@ -11,13 +11,13 @@ import time
 from ..fork.trees import GONE, entry_below, index, open_below
 from ..launcher.helpers.tars import Reader
 from ..model.changes import ADDED, CHANGED, REMOVED, Changes, PathChange
-from ..model.files import FILE
+from ..model.files import DIRECTORY, FILE
 from ..model.session import Snapshot
 from .catalogue import Catalogue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, BinaryIO
 
     from ..fork.trees import Entry, Index
@@ -45,9 +45,10 @@ class Moment(Catalogue):
         most_bytes: int,
         *,
         memory: str = "",
+        lower: tuple[str, ...] = (),
         **facts: Any,
     ) -> Snapshot:
-        del spec, memory
+        del spec, memory, lower
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             self.file: BinaryIO = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115
@@ -61,25 +62,26 @@ class Moment(Catalogue):
 
 
 def compare(
-    before: int,
-    after: int,
+    before: list[int],
+    after: list[int],
     *,
     is_layer: bool,
     root: int,
     is_mounted: Callable[[str], bool],
 ) -> Changes:
-    """Compare two streams, which are read twice each.
+    """Compare two trees, each of streams that lie over one another; they are read twice each.
 
     Args:
-        before, after: Descriptors of two tar streams, as snapshots store them.
-        is_layer: `.wh.NAME` in them removes NAME from what `below` finds.
+        before, after: Descriptors of tar streams, as snapshots store them, the lowest first.
+        is_layer: `.wh.NAME` also in the lowest removes NAME from what is in `root`.
         root: Descriptor of the directory over which both were laid; -1: there is none.
         is_mounted: True for paths that are no part of either.
 
     Raises:
         ResourceExhausted: One has more than 250,000 entries.
     """
-    old, new = index(before, is_layer=is_layer), index(after, is_layer=is_layer)
+    olds, news = ([*_indexes(each, is_layer=is_layer)] for each in (before, after))
+    old, new = merged(olds), merged(news)
     items: list[PathChange] = []
     sides: Sides = {}
     is_complete = True
@@ -98,8 +100,32 @@ def compare(
         change = ADDED if was is None else REMOVED if now is None else CHANGED
         items.append(PathChange(path, change, shown[0], shown[1]))
         sides[path] = was, now
-    text, is_whole = _diff(sides, [(before, old), (after, new)], root)
+    text, is_whole = _diff(
+        sides, [*zip(before, olds, strict=True), *zip(after, news, strict=True)], root
+    )
     return Changes(tuple(items), is_complete and is_whole, text)
+
+
+def _indexes(streams: list[int], *, is_layer: bool) -> Iterator[Index]:
+    for number, each in enumerate(streams):
+        yield index(each, is_layer=is_layer or number > 0)
+
+
+def merged(indexes: list[Index]) -> Index:
+    """Return the entries of trees that lie over one another, the lowest first."""
+    found = dict(indexes[0])
+    for each in indexes[1:]:
+        # What was a directory takes along what was in it.
+        gone = {path for path, entry in each.items() if entry[0] != DIRECTORY and path in found}
+        if gone:
+            found = {path: found[path] for path in found if gone.isdisjoint(_above(path))}
+        found.update(each)
+    return found
+
+
+def _above(path: str) -> Iterator[str]:
+    while (path := path.rpartition("/")[0]) not in ("", "/"):
+        yield path
 
 
 def _present(entry: Entry | None, root: int, path: str) -> Entry | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _MANIFEST = "backup.json"
 _FORMAT = 1
-_SNAPSHOTS = "snapshots"
+_SNAPSHOTS, _LOWER = "snapshots", ".lower-"
+_MADE = ("tree", ".tree-*", "unpacked", "names")  # of snapshots: made again from their streams
 # Not the output of execs, which is kept for a day, nor sockets and locks.
 _FILES = ("execution.json", "audit.log.1", "audit.log", "refused.log.1", "refused.log")
 
@@ -43,6 +44,10 @@ def save(state_dir: str, target: str, version: str) -> dict[str, Any]:
     try:
         copied = _copy_database(source, os.path.join(target, FILE))
         kept = [each for each in copied if _copy_snapshot(state_dir, target, each)]
+        for each in sorted({lower for one in kept for lower in _below(target, one)} - {*kept}):
+            _copy_snapshot(state_dir, target, each) or _copy_snapshot(
+                state_dir, target, _LOWER + each
+            )
         for name in _FILES:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(os.path.join(state_dir, name), os.path.join(target, name))
@@ -58,7 +63,7 @@ def save(state_dir: str, target: str, version: str) -> dict[str, Any]:
         # The last file: a directory without it is no backup.
         with open(os.path.join(target, _MANIFEST), "x", encoding="utf-8") as file:
             json.dump(form, file, indent=1)
-    except (OSError, sqlite3.Error) as exc:
+    except (OSError, ValueError, sqlite3.Error) as exc:
         shutil.rmtree(target, ignore_errors=True)
         raise IoError(f"the backup was not made: {exc}") from exc
     return form
@@ -138,10 +143,17 @@ def _copy_snapshot(state_dir: str, target: str, snapshot_id: str) -> bool:
     return os.path.isdir(place)
 
 
+def _below(target: str, snapshot_id: str) -> list[str]:
+    """The ids of the snapshots that a copied one lies over, deleted or not: see `snapshots.catalogue`."""
+    with open(os.path.join(target, _SNAPSHOTS, snapshot_id, "snapshot.json"), "rb") as file:
+        lower: list[str] = json.load(file).get("lower", [])
+    return lower
+
+
 def _copy(source: str, target: str) -> None:
     """A file or a tree, readable by its owner alone; nothing where there is none."""
     if os.path.isdir(source):
-        shutil.copytree(source, target, symlinks=True)
+        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*_MADE))
         os.chmod(target, 0o700)
     elif os.path.isfile(source):
         shutil.copyfile(source, target)

@@ -293,7 +293,7 @@ def test_a_root_of_its_own_and_nothing_of_the_hosts(
         shape: Any = {
             "scratch": str(place / "scratch"), "forbid_user_namespaces": forbid,
             "trusted_root": apart, "root_size_bytes": 1 << 20, "root_inodes": 50, "uid": 0,
-            "gid": 0, "image": None,
+            "gid": 0, "layers": [],
         }  # fmt: skip
         os.mkdir("scratch")
         names = ("max_user_namespaces", "max_inotify_instances", "max_inotify_watches")
@@ -302,7 +302,7 @@ def test_a_root_of_its_own_and_nothing_of_the_hosts(
             *(("proc",), ("dir", "/etc", 0o755, False), ("file", "/etc/name", b"x", 0o644)),
             *(("dir", "/dev", 0o755, False), ("devpts",)),
         ]
-        score = build.build_root(shape, steps, [])
+        score = build.build_root(shape, steps, [], [])
 
         assert "/" == os.getcwd()
         assert ["dev", "etc", "proc"] == sorted(os.listdir("/"))

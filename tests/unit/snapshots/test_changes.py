@@ -34,7 +34,7 @@ def _stream(files: dict[str, bytes], links: dict[str, str] | None = None) -> int
 
 def _compare(before: int, after: int, root: int = -1, *, is_layer: bool = False) -> Changes:
     try:
-        return compare(before, after, is_layer=is_layer, root=root, is_mounted=lambda _: False)
+        return compare([before], [after], is_layer=is_layer, root=root, is_mounted=lambda _: False)
     finally:
         os.close(before)
         os.close(after)

@@ -38,6 +38,11 @@ def state(tmp_path: Path) -> Path:
     store.close()
     (place / "snapshots" / "snap-1").mkdir(parents=True)
     (place / "snapshots" / "snap-1" / "content.tar").write_text("content")
+    (place / "snapshots" / "snap-1" / "snapshot.json").write_text('{"lower": ["snap-0"]}')
+    (place / "snapshots" / "snap-1" / "unpacked").touch()
+    (place / "snapshots" / "snap-1" / "tree").mkdir()
+    (place / "snapshots" / ".lower-snap-0").mkdir()
+    (place / "snapshots" / ".lower-snap-0" / "snapshot.json").write_text("{}")
     (place / "snapshots" / ".partial-2").mkdir()
     (place / "audit.log").write_text("line\n")
     (place / "spool").mkdir()
@@ -81,6 +86,9 @@ def test_a_backup_while_somebody_writes(state: Path, tmp_path: Path) -> None:
     assert {FILE, "lock", "audit.log", "snapshots"} == kept
     content = tmp_path / "again" / "snapshots" / "snap-1" / "content.tar"
     assert "content" == content.read_text()
+    places = tmp_path / "again" / "snapshots"
+    assert {"snap-1", ".lower-snap-0"} == {each.name for each in places.iterdir()}
+    assert {"content.tar", "snapshot.json"} == {each.name for each in (places / "snap-1").iterdir()}
     for path in (tmp_path / "again").rglob("*"):
         assert 0 == path.stat().st_mode & 0o022
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         spec: SandboxSpec
         mounts: list[ResolvedMount]
         has_whiteouts: bool
+        lower: tuple[str, ...]
 
 
 def changes(sandbox: Compared, backend: Maker, since: str | None) -> Changes:
@@ -48,9 +49,10 @@ def changes(sandbox: Compared, backend: Maker, since: str | None) -> Changes:
             root = os.open(held.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, root)
         before = _saved(sandbox, backend, since) if since is not None else _of_new(sandbox, backend)
-        stack.callback(os.close, before)
-        after = _moment(sandbox, backend)
-        stack.callback(os.close, after)
+        stack.callback(_close, before)
+        after = _below(backend, sandbox.lower)
+        stack.callback(_close, after)
+        after.append(_moment(sandbox, backend))
         mounted = [each.target for each in sandbox.mounts if each.host_path]
         return compare(
             before,
@@ -64,25 +66,41 @@ def changes(sandbox: Compared, backend: Maker, since: str | None) -> Changes:
         )
 
 
-def _saved(sandbox: Compared, backend: Maker, since: str) -> int:
-    _snapshot, spec, content = backend.catalogue().open(since)
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _below(backend: Maker, lower: tuple[str, ...]) -> list[int]:
+    """The streams of snapshots that others lie over, the lowest first."""
+    found: list[int] = []
+    try:
+        for each in reversed(lower):
+            found.append(backend.catalogue().content(each))
+    except BaseException:
+        _close(found)
+        raise
+    return found
+
+
+def _saved(sandbox: Compared, backend: Maker, since: str) -> list[int]:
+    _snapshot, spec, lower = backend.catalogue().describe(since)
     if spec.image != sandbox.spec.image:
-        os.close(content)
         raise InvalidRequest(
             "that snapshot is of another image, or of none",
             field="since",
             hint="compare with a snapshot of a sandbox of the same image",
         )
-    return content
+    return _below(backend, (since, *lower))
 
 
-def _of_new(sandbox: Compared, backend: Maker) -> int:
+def _of_new(sandbox: Compared, backend: Maker) -> list[int]:
     """Save the files of a new sandbox of the same spec, without mounts of the host."""
     own = tuple(each for each in sandbox.spec.mounts if not each.is_host_path)
     spec = replace(sandbox.spec, id=None, mounts=own, memory_dir=None, ttl_s=None)
     made = backend.provision(spec)
     try:
-        return _moment(made, backend)
+        return [_moment(made, backend)]
     finally:
         made.terminate()
 

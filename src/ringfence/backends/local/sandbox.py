@@ -49,10 +49,12 @@ class LocalSandbox(Comparable):
 
     Attributes:
         has_whiteouts: Snapshots of it name removed files, also without an image.
+        lower: Ids of the snapshots that new ones of it lie over, the uppermost first.
         ended_on_request: Whether `terminate` ended it while it lived; False while it lives.
     """
 
     ended_on_request = _unwatched = has_whiteouts = False
+    lower: tuple[str, ...] = ()
 
     backend: Named
     _environment: dict[str, str]

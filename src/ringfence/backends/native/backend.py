@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ...errors import RingfenceError, SandboxLost
 from ...model.spec import LIGHT
 from ..local import journal
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from ...policy.seccomp import SeccompPolicy
     from .live import LiveSandbox
     from .prebuilt.prewarming import NativeWarm, Prewarming
-    from .request import Request
+    from .request import Over, Request
     from .sandbox import NativeSandbox
     from .zygote import Zygote
 
@@ -88,10 +86,15 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         """Start the zygote now, so that the first sandbox need not wait for it."""
         self.zygote()
 
-    def provision(self, spec: SandboxSpec) -> NativeSandbox:
+    def provision(self, spec: SandboxSpec, over: Over | None = None) -> NativeSandbox:
+        """See `Backend`.
+
+        Args:
+            over: See `request`.
+        """
         self._under_way.append(None)
         try:
-            with ExplainedFileLimit(), request(spec, self.profiles) as asked:
+            with ExplainedFileLimit(), request(spec, self.profiles, over) as asked:
                 return self._provision(asked)
         finally:
             self._under_way.pop()
@@ -108,7 +111,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         try:
             return Provision(self, asked, None, self.prebuilder).run()
         except SandboxLost:
-            if zygote.alive or asked.image:  # what an image is held by has been given up
+            if zygote.alive or asked.base:  # what an image is held by has been given up
                 raise
             # It was dying already when it was asked: nothing of this one has run.
             return Provision(self, asked, None, self.prebuilder).run()
@@ -192,22 +195,11 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         *,
         secrets: Mapping[str, str] | None = None,
     ) -> NativeSandbox:
-        from dataclasses import replace
-
         from . import snapshots
 
-        _saved, taken_under, content = self.catalogue().open(snapshot_id)
-        try:
-            again = spec or replace(taken_under, id=None, secrets=secrets or {})
-            sandbox = self.provision(again)
-            try:
-                snapshots.load(sandbox, content)
-            except BaseException:
-                sandbox.terminate()
-                raise
-        finally:
-            os.close(content)
-        return sandbox
+        return snapshots.restore(
+            self.provision, self.catalogue(), self.profiles, snapshot_id, spec, secrets or {}
+        )
 
     def leave(self) -> None:
         self.prebuilder.drop()

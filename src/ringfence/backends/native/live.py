@@ -7,6 +7,7 @@ import time
 
 from ...linux import namespaces
 from ...model.state import State
+from ...snapshots.layers import MOST as MOST_LAYERS
 from ..local.host.facts import host
 from ..local.sandbox import InCgroup
 from ..local.session import environment
@@ -62,7 +63,9 @@ class LiveSandbox(InCgroup):
         self.uid, self.first_host_id = draft.uid, draft.first_host_id
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
-        self.image = draft.image
+        self.base = draft.base
+        below = draft.base.ids if draft.base is not None else ()
+        self.lower = below if len(below) < MOST_LAYERS else ()
         self.pid, self.zygote = 0, zygote
         self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
         self.protected, self.note = draft.protected, draft.note

@@ -54,7 +54,7 @@ class Draft:
     group: Group
 
     def __init__(self, request: Request, sandbox_id: str, first_host_id: int) -> None:
-        self.request, self.spec, self.image = request, request.spec, request.image
+        self.request, self.spec, self.base = request, request.spec, request.base
         self.id, self.uid, self.first_host_id = sandbox_id, request.uid, first_host_id
         self.trees: list[Tree] = []
         self.steps: list[tuple[Any, ...]] = []
@@ -81,14 +81,15 @@ def make_plan(draft: Draft, host: Host) -> Plan:
     """Fill `draft` and return the plan; `draft.fds` are to be sent along and closed after."""
     spec, profile = draft.spec, draft.request.profile
     draft.writable += template.WRITABLE
-    if draft.image:
-        draft.image.appear_as(identity.host_id(draft.first_host_id, draft.uid), host.trusted_root)
-        draft.writable += draft.image.directories()
+    if draft.base:
+        owner = draft.first_host_id, draft.uid
+        draft.base.appear_to(*owner, is_trusted_root=host.trusted_root)
+        draft.writable += draft.base.directories()
     if draft.trusted:
         draft.steps += draft.trusted.steps
     if profile.root_capabilities:
         draft.writable.append("/etc")
-        draft.steps += [] if draft.image else template.for_accounts()
+        draft.steps += [] if draft.base else template.for_accounts()
     isolated = not spec.network.is_unrestricted
     if not isolated:
         from . import names
@@ -100,7 +101,7 @@ def make_plan(draft: Draft, host: Host) -> Plan:
     for mount in all_mounts(spec):
         _add_mount(draft, mount, host)
     workdir = session_root(spec)
-    if must_make(workdir, draft.mounts, of_image=draft.image is not None):
+    if must_make(workdir, draft.mounts, of_image=draft.spec.image is not None):
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     if spec.deny:
@@ -192,9 +193,9 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
         "scratch": host.scratch,
-        "image": draft.image.tree if draft.image else None,
-        "template": template.packed_for_image(draft.uid)
-        if draft.image
+        "layers": draft.base.trees if draft.base else [],
+        "template": draft.base.furniture(draft.uid, python_env=spec.python_env)
+        if draft.base
         else template.packed(draft.uid, python_env=spec.python_env),
         "keep_capabilities": not profile.drop_capabilities,
         "root_capabilities": profile.root_capabilities,
@@ -256,7 +257,7 @@ _SHAPE = (
     "root_size_bytes",
     "root_inodes",
     "scratch",
-    "image",
+    "layers",
     "template",
     "keep_capabilities",
     "root_capabilities",

@@ -17,10 +17,15 @@ from .profiles import profile_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...model.spec import SandboxSpec
     from ..local.mounts.images import Held
+    from ..local.mounts.layered import Layered
     from .profiles import Profile
 
+    Base = Held | Layered
+    Over = Callable[[Held | None], Base | None]
     Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
 
 _MIB = 1 << 20
@@ -37,14 +42,14 @@ class Request:
     """A spec, and what follows from it alone.
 
     Attributes:
-        image: The held image of its root; of the sandbox once there is one.
+        base: The held files below its writable layer; of the sandbox once there is one.
         kind: The parts that are fixed in a sandbox before it gets a plan.
     """
 
     def __init__(
-        self, spec: SandboxSpec, profile: Profile, uid: int, image: Held | None = None
+        self, spec: SandboxSpec, profile: Profile, uid: int, base: Base | None = None
     ) -> None:
-        self.spec, self.profile, self.uid, self.image = spec, profile, uid, image
+        self.spec, self.profile, self.uid, self.base = spec, profile, uid, base
         self.sizes = sizes(spec, host())
 
     @property
@@ -55,33 +60,40 @@ class Request:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        """Let go of the image unless a sandbox was made."""
-        if kind is not None and self.image is not None:
-            self.image.close()
+        """Let go of the files unless a sandbox was made."""
+        if kind is not None and self.base is not None:
+            self.base.close()
 
 
-def request(spec: SandboxSpec, profiles: dict[str, Profile]) -> Request:
+def request(spec: SandboxSpec, profiles: dict[str, Profile], over: Over | None = None) -> Request:
     """The request for `spec`. Everything that may be wrong with it is refused here.
+
+    Args:
+        over: Returns what its root lies over, given its held image, which that owns then.
 
     Raises:
         InvalidRequest, Unsupported: This host, or the native backend, cannot serve it.
         ImageNotFound: Its image is not on this machine.
     """
-    if spec.image is None:
-        return checked(spec, profiles)
     from ..local.mounts import images
 
-    return images.made_from(spec, lambda resolved, held: checked(resolved, profiles, held))
+    def make(resolved: SandboxSpec, held: Held | None) -> Request:
+        asked = checked(resolved, profiles, held)
+        if over is not None:
+            asked.base = over(held)
+        return asked
+
+    return make(spec, None) if spec.image is None else images.made_from(spec, make)
 
 
-def checked(spec: SandboxSpec, profiles: dict[str, Profile], image: Held | None = None) -> Request:
+def checked(spec: SandboxSpec, profiles: dict[str, Profile], base: Base | None = None) -> Request:
     """As `request`, of a spec with everything filled in that its held image decides."""
     check(spec)
     profile = profile_named(spec.profile, profiles)
     ids.check(profile)
     if profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
         require_allowed(spec, "landlock", "this kernel has no usable Landlock", "profile")
-    return Request(spec, profile, identity.uid_of(spec.user), image)
+    return Request(spec, profile, identity.uid_of(spec.user), base)
 
 
 def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:

@@ -98,8 +98,8 @@ class Runtime(LocalBackend):
         if sandbox.first_host_id:
             self.host_ids().give_back(sandbox.first_host_id)
         self._live.pop(sandbox.id, None)
-        if sandbox.image is not None:
-            sandbox.image.close()
+        if sandbox.base is not None:
+            sandbox.base.close()
 
     @property
     def outlives(self) -> bool:

@@ -290,7 +290,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
         last = self._last_stats
         peak = last.peak_memory_bytes if last else None
         few = peak is not None and peak < _QUICKLY_FREED_BYTES
-        of_host = self.host_directory or self.image
+        of_host = self.host_directory or self.base
         try:
             fds = namespace_fds if few and not (of_host or self.backend.is_making) else []
             self.zygote.clear_up(self.id, directories, fds)

@@ -193,7 +193,7 @@ def _guest_root(plan: JailPlan, trees: list[int], content: int, control: wire.So
         os.chdir(beside.lstrip("/"))
         os.mkdir(_LAYERS, 0o700)
         _tmpfs(plan, _LAYERS, trees, size)
-        _step("root of the image", build.overlay_image, trees[guest["image"]], f"../{name}")
+        _step("root of the image", build.overlay, [trees[guest["image"]]], f"../{name}")
         # It has them; nobody else shall.
         _step("hide its layers", mounts.umount2, f"../{_LAYERS}", mounts.MNT_DETACH)
         os.rmdir(f"../{_LAYERS}")

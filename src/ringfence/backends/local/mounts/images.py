@@ -9,6 +9,7 @@ from dataclasses import replace
 from ....errors import InvalidRequest, RingfenceError
 from ....images import config
 from ....images.store import ImageStore
+from ..host import identity
 from . import template
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ....model.spec import SandboxSpec
 
     T = TypeVar("T")
+    Names = dict[bytes, dict[bytes, int]]
 
 _NOT_WRITABLE = ("proc", "sys", "dev")
 
@@ -50,10 +52,26 @@ class Held:
             "fd": -1,
         }
 
+    ids: tuple[str, ...] = ()  # of snapshots over it: see `layered.Layered`
+
     @property
-    def lock(self) -> int:
-        """Descriptor of what keeps the files; ours to close."""
-        return self._fd
+    def locks(self) -> list[int]:
+        """Descriptors of what keeps the files; ours to close."""
+        return [self._fd]
+
+    @property
+    def trees(self) -> list[Tree]:
+        """Trees to be mounted below the writable layer."""
+        return [self.tree]
+
+    def appear_to(self, first_host_id: int, uid: int, *, is_trusted_root: bool) -> None:
+        """Map the files' owner to the sandbox's user, `uid` inside."""
+        self.appear_as(identity.host_id(first_host_id, uid), is_trusted_root)
+
+    def furniture(self, uid: int, *, python_env: bool) -> bytes:
+        """Return the packed trees and steps that furnish the root."""
+        del python_env  # an image has its own
+        return template.packed_for_image(uid)
 
     def appear_as(self, host_id: int, is_trusted_root: bool) -> None:
         """Map the files' owner to the sandbox's user; rootless needs no map: there it is the same
@@ -70,27 +88,36 @@ class Held:
         return [f"/{name}" for name in sorted(names) if name not in _NOT_WRITABLE]
 
     def open_names(self) -> int:
-        """A descriptor of its files' names and ctimes, as `launcher.helpers.layers` reads them.
+        """A descriptor of `names`."""
+        return as_file(self.names())
+
+    def names(self) -> Names:
+        """Names and change times of its files, as `launcher.helpers.layers` reads them.
 
         Now, not when it was unpacked: a ctime changes with every new link to a file.
         """
         base = os.fsencode(self.root)
-        found: dict[bytes, dict[bytes, int]] = {}
+        found: Names = {}
         for directory, _, _ in os.walk(base):
             with os.scandir(directory) as entries:
                 inside = {e.name: e.stat(follow_symlinks=False).st_ctime_ns for e in entries}
             found[directory[len(base) + 1 :]] = inside
-        fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
-        with open(fd, "wb", closefd=False) as file:
-            marshal.dump(found, file)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
+        return found
 
     def close(self) -> None:
         """Let go of the files."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def as_file(names: Names) -> int:
+    """A descriptor of marshalled names."""
+    fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        marshal.dump(names, file)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def made_from(spec: SandboxSpec, make: Callable[[SandboxSpec, Held], T]) -> T:

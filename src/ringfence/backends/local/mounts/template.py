@@ -115,6 +115,37 @@ _packed_for_image: dict[int, bytes] = {}
 _REPLACED = ("hosts", "hostname", "resolv.conf")
 
 
+def packed_for_layers(uid: int, *, python_env: bool) -> bytes:
+    """The same for a root whose files are those of snapshots of such roots."""
+    key = uid, python_env
+    if key not in _packed_for_layers:
+        environment = python_environment() if python_env else []
+        _packed_for_layers[key] = marshal.dumps(_layered_root(uid, environment))
+    return _packed_for_layers[key]
+
+
+_packed_for_layers: dict[tuple[int, bool], bytes] = {}
+
+
+def _layered_root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree], Steps]:
+    """Plan what `_root` plans, where most of it is there already, from within it."""
+    trees, steps = image_root(uid)
+    made = [*_LAYOUT, *links()]
+    steps += [("image_dir", *args) for verb, *args in made if verb == "dir" and _is_plain(args[0])]
+    steps += [
+        ("image_link", *args) for verb, *args in made if verb == "symlink" and _is_plain(args[0])
+    ]
+    for source, target, attributes in [*shown(), *environment]:
+        if _is_plain(target):
+            steps.append(("bind", target, len(trees)))
+            trees.append(tree(source, attributes))
+    return trees, steps
+
+
+def _is_plain(path: str) -> bool:
+    return not path.startswith("/dev")
+
+
 def image_root(uid: int, *, first: int = 0) -> tuple[list[Tree], Steps]:
     """The trees and steps that furnish an image's root, from within it.
 

@@ -14,10 +14,12 @@ from ....launcher.fd_store import MOST_FDS
 from ....model.image import Image
 from ....model.session import ResolvedMount
 from ....model.spec import SandboxSpec
+from ....snapshots.catalogue import Catalogue
 from ...local.agents.execs import LocalExec
 from ...local.fd_store import Item
 from ...local.host.cgroups import Group
 from ...local.mounts.images import Held
+from ...local.mounts.layered import Layered
 from ...local.mounts.protect import Protected
 from ...local.mounts.trusted import Trusted
 from .. import planner
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..live import LiveSandbox
+    from ..request import Base
     from ..runtime import Runtime
     from ..zygote import Zygote
 
 SANDBOX, NETWORK, COUNT, PAUSED, LOCKS = "sandbox", "network", "count", "paused", "locks"
-EXEC, AGENT, IMAGE = "exec ", "agent ", "image"
+EXEC, AGENT, BASE = "exec ", "agent ", "base"
 _as_json = json.JSONEncoder().encode
 
 
@@ -44,10 +47,9 @@ _as_json = json.JSONEncoder().encode
 def everything(sandbox: LiveSandbox, sockets: list[int]) -> list[Item]:
     """All of a sandbox. `sockets`: of its network."""
     items = [whole(sandbox), Item(sandbox.id, COUNT, sandbox.count, []), *locks(sandbox)]
-    if sandbox.image is not None:
-        # The lock is the open file's: whoever has a copy keeps the image's files from being removed.
-        note = sandbox.image.image.to_json(), sandbox.image.root
-        items.append(Item(sandbox.id, IMAGE, note, [sandbox.image.lock]))
+    if sandbox.base is not None:
+        # The lock is the open file's: whoever has a copy keeps the files from being removed.
+        items.append(Item(sandbox.id, BASE, _note_of(sandbox.base), sandbox.base.locks))
     if sockets:
         items.append(Item(sandbox.id, NETWORK, None, sockets))
     items += [agent(sandbox, uid) for uid in list(sandbox.agents)]
@@ -125,7 +127,7 @@ def take_back(
     note = item.note
     spec = _spec(note)
     profile = profile_named(note["profile"], backend.profiles)
-    request = Request(spec, profile, note["uid"], _image(items.get(IMAGE)))
+    request = Request(spec, profile, note["uid"], _base(items.get(BASE)))
     draft = planner.Draft(request, sandbox_id, note["first_host_id"])
     draft.group = Group.known(*note["group"])
     draft.mounts = [ResolvedMount(*each) for each in note["mounts"]]
@@ -176,11 +178,26 @@ def _protected(made: list[list[Any]], items: dict[str, Item]) -> list[Protected]
     return parts
 
 
-def _image(item: Item | None) -> Held | None:
+def _note_of(base: Base) -> dict[str, Any]:
+    image = base.image if isinstance(base, Layered) else base
+    return {
+        "ids": base.ids,
+        "directory": base.catalogue.directory if isinstance(base, Layered) else "",
+        "image": image and (image.image.to_json(), image.root),
+    }
+
+
+def _base(item: Item | None) -> Base | None:
     if item is None:
         return None
-    told, root = item.note
-    return Held(Image.from_json(told), root, item.fds[0])
+    note, fds = item.note, item.fds
+    image = None
+    if note["image"] is not None:
+        told, root = note["image"]
+        image = Held(Image.from_json(told), root, fds[-1])
+    if not note["ids"]:
+        return image
+    return Layered(tuple(note["ids"]), Catalogue(note["directory"], "native"), fds[0], image)
 
 
 def _exec_from(sandbox: LiveSandbox, item: Item) -> LocalExec:

@@ -55,7 +55,7 @@ class Complete(Prebuilt):
     def fits(self, request: Request) -> bool:
         """Return whether the plan of `request` is likely to be equal; `bind` compares the plans."""
         spec = request.spec
-        if spec.id is not None or spec.mounts or request.image is not None:
+        if spec.id is not None or spec.mounts or request.base is not None:
             return False
         return (request.kind, spec.limits) == (self.kind, self.limits)
 
@@ -96,7 +96,7 @@ def _filter_with(key: int, plan: Plan) -> bytes | None:
 
 def is_repeatable(draft: Draft, plan: Plan) -> bool:
     """Return whether nothing in it is the caller's own: no host path, image, network, id or policy."""
-    if draft.image is not None or draft.protected or plan["trees"] or plan["placeholders"]:
+    if draft.base is not None or draft.protected or plan["trees"] or plan["placeholders"]:
         return False
     if draft.spec.id is not None or plan["id_helpers"] or plan["network"] is not None:
         return False  # of id helpers' ranges there are few

@@ -116,7 +116,7 @@ class Prewarming:
             wanted = claimed.fitting(spec)
             if wanted is None or spec.id not in (None, claimed.id):
                 raise InvalidRequest("this prebuilt sandbox does not match the spec")
-            asked = checked(wanted, self._backend.profiles, claimed.image)
+            asked = checked(wanted, self._backend.profiles, claimed.base)
         except BaseException:
             claimed.discard()
             self._backend.made(claimed.id)
@@ -149,7 +149,7 @@ class NativeWarm(Prebuilt):
     """See `WarmSandbox`.
 
     Attributes:
-        image: What its root is of, held; of whoever claims it from then on.
+        base: What its root is of, held; of whoever claims it from then on.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class NativeWarm(Prebuilt):
         control: wire.Socket,
     ) -> None:
         super().__init__(draft.id, draft.request.kind, draft.first_host_id, zygote, control)
-        self.directories, self.values, self.image = draft.group.directories, values, draft.image
+        self.directories, self.values, self.base = draft.group.directories, values, draft.base
         self._owner, self.pid, self.pidfd = owner, pid, pidfd
         # The zygote's watcher may discard it while another thread discards or inspects it.
         self._lock = RLock()
@@ -185,7 +185,7 @@ class NativeWarm(Prebuilt):
 
     def fitting(self, spec: SandboxSpec) -> SandboxSpec | None:
         """The spec, with what the image decides if there is one; None when `claim` cannot make it so."""
-        if len(spec.mounts) > MOST_MOUNTS or (spec.image is None) != (self.image is None):
+        if len(spec.mounts) > MOST_MOUNTS or (spec.image is None) != (self.base is None):
             return None
         if spec.image is not None:
             # A name may mean another image by now; what ours means is held.
@@ -226,8 +226,8 @@ class NativeWarm(Prebuilt):
                 )
             self.close()
             self.control.close()
-            if self.image is not None:
-                self.image.close()
+            if self.base is not None:
+                self.base.close()
             self._owner.discarded(self)
 
     def close(self) -> None:

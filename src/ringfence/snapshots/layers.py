@@ -1,0 +1,209 @@
+"""Unpacked snapshots: read-only directories that are mounted below the writable layers of sandboxes.
+
+The stream of a snapshot stays what is durable and verified. Its directory is made from it, once for all
+sandboxes that are restored, and made again after a restart of the machine: nothing waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import marshal
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Names = dict[bytes, dict[bytes, int]]
+    Directory = tuple[str, int, dict[str, os.stat_result]]
+
+LEAST_BYTES = 4 << 20
+"""Size of the smallest stream that is worth a directory: in less time a smaller one is unpacked inside."""
+MOST = 24
+"""Layers on top of one another; the snapshot above them is a whole one again. An overlay takes 500."""
+WHITEOUT_CTIME = -1
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TREE, _READY, _NAMES = "tree", "unpacked", "names"
+_CODE = "import sys; sys.path[:] = {path!r}; from ringfence.snapshots.unpacker import main; main()"
+
+
+def tree_of(snapshot: str) -> str:
+    """Return the directory of a snapshot's files, to be mounted read-only."""
+    return os.path.join(snapshot, _TREE)
+
+
+@contextlib.contextmanager
+def alone(snapshot: str) -> Iterator[None]:
+    """Keep other processes from unpacking a snapshot during the block: they would replace what is in use."""
+    fd = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def unpack(snapshot: str, content: int) -> bool:
+    """Unpack the stream `content` for the snapshot in the directory `snapshot`.
+
+    Precondition: `alone`, and the snapshot is not unpacked.
+
+    Returns:
+        False where that cannot be: deeper than 256 directories, a full disk, or a file system without
+        whiteouts (Linux before 5.8). The stream is then unpacked in each sandbox.
+    """
+    partial = os.path.join(snapshot, f".{_TREE}-{os.getpid()}")
+    try:
+        os.mkdir(partial, 0o755)
+        names = _run(partial, content)
+        _replace(partial, tree_of(snapshot))
+        info = os.stat(tree_of(snapshot))
+        _write(os.path.join(snapshot, _NAMES), names)
+        # A copy of it, in another state directory or after a restart, is not it.
+        ready = json.dumps([_boot(), info.st_dev, info.st_ino])
+        _write(os.path.join(snapshot, _READY), ready.encode())
+    except OSError:
+        remove_tree(partial)
+        return False
+    return True
+
+
+def hold(snapshot: str) -> int:
+    """Return a descriptor that keeps an unpacked snapshot there while it is open; -1 if it is not unpacked."""
+    path = os.path.join(snapshot, _READY)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        info = os.stat(tree_of(snapshot))
+        is_there = os.path.samestat(os.fstat(fd), os.stat(path))
+        if is_there and [_boot(), info.st_dev, info.st_ino] == json.loads(os.read(fd, 4096)):
+            return fd
+    except (OSError, ValueError):
+        pass
+    os.close(fd)
+    return -1
+
+
+def is_held(snapshot: str) -> bool:
+    """Return whether anybody has what `hold` returned."""
+    try:
+        fd = os.open(os.path.join(snapshot, _READY), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def names_of(snapshots: list[str], below: Names) -> Names:
+    """Return the names and change times of what sandboxes see: see `launcher.helpers.layers`.
+
+    Args:
+        snapshots: Directories of unpacked snapshots, the lowest first.
+        below: Names of the image under them, which is changed; empty without one.
+    """
+    for snapshot in snapshots:
+        with open(os.path.join(snapshot, _NAMES), "rb") as file:
+            own: Names = marshal.load(file)
+        for directory, entries in own.items():
+            known = below.setdefault(directory, {})
+            for name, ctime in entries.items():
+                path = directory + b"/" + name if directory else name
+                if path in below and path not in own:  # removed, or no directory any more
+                    _forget(below, path)
+                if ctime == WHITEOUT_CTIME:
+                    known.pop(name, None)
+                else:
+                    known[name] = ctime
+    return below
+
+
+def _forget(names: Names, path: bytes) -> None:
+    for each in [each for each in names if each == path or each.startswith(path + b"/")]:
+        del names[each]
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with all below it, also directories that their owner may not read."""
+    with contextlib.suppress(OSError):
+        for _path, here, entries in walk(path):
+            for name, info in entries.items():
+                if stat.S_ISDIR(info.st_mode) and info.st_mode & 0o700 != 0o700:
+                    os.chmod(name, 0o700, dir_fd=here)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def walk(root: str) -> Iterator[Directory]:
+    """Yield each directory below `root`: its path from there, a descriptor, and what is in it by name.
+
+    A directory is opened after it was yielded as an entry. No symlink is followed, as `os.fwalk` does.
+
+    Raises:
+        OSError: A directory may not be read.
+    """
+    fd = os.open(root, _DIRECTORY)
+    try:
+        yield from _walk("", fd)
+    finally:
+        os.close(fd)
+
+
+def _walk(path: str, here: int) -> Iterator[Directory]:
+    entries = {name: os.stat(name, dir_fd=here, follow_symlinks=False) for name in os.listdir(here)}
+    yield path, here, entries
+    for name, info in entries.items():
+        if stat.S_ISDIR(info.st_mode):
+            fd = os.open(name, _DIRECTORY, dir_fd=here)
+            try:
+                yield from _walk(f"{path}/{name}" if path else name, fd)
+            finally:
+                os.close(fd)
+
+
+def _run(target: str, content: int) -> bytes:
+    code = _CODE.format(path=[os.path.abspath(each) for each in sys.path if each])
+    os.lseek(content, 0, os.SEEK_SET)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, target],
+        stdin=content,
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8"},
+        cwd="/",
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return done.stdout
+
+
+def _replace(source: str, target: str) -> None:
+    """Rename a directory to a name that a directory of an earlier boot may have."""
+    with contextlib.suppress(FileNotFoundError):
+        old = f"{source}-old"
+        os.rename(target, old)
+        remove_tree(old)
+    os.rename(source, target)
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(f"{path}.new", "wb") as file:
+        file.write(content)
+    os.rename(f"{path}.new", path)
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

@@ -1,0 +1,79 @@
+"""Unpacks a snapshot's stream in a process that can do nothing else.
+
+A guest has chosen the names, links and sizes in it. This process may write below the target and nowhere
+else; it has no network, and as root no capabilities but those that give files their owners.
+
+What a stream removes becomes a whiteout, as an overlay knows it: a character device 0, 0.
+Source: Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import resource
+import stat
+import sys
+
+from ..launcher.helpers import trees
+from ..launcher.helpers.layers import WHITEOUT
+from ..policy.confine import confine
+from .layers import WHITEOUT_CTIME, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import tarfile
+
+    from .layers import Names
+
+_MOST_DEEP = 256  # remove_tree and others call themselves for each
+_CHOWN, _DAC_OVERRIDE, _FOWNER = 1 << 0, 1 << 1, 1 << 3  # capability.h
+
+
+class _Layer:
+    """Preparation of each member before it is unpacked.
+
+    Args:
+        owns: Owners are kept, as ids inside; else all is the caller's, who has one id inside.
+    """
+
+    def __init__(self, owns: bool) -> None:
+        self._owns = owns
+        self._ids = os.geteuid(), os.getegid()
+
+    def prepare(self, member: tarfile.TarInfo, target: str) -> bool:
+        """Make a whiteout; return whether there is anything to extract."""
+        if member.name.count("/") > _MOST_DEEP:
+            raise OSError(errno.ENAMETOOLONG, "too many directories in one another", member.name)
+        directory, _, name = target.rpartition("/")
+        if name.startswith(WHITEOUT):
+            gone = f"{directory}/{name.removeprefix(WHITEOUT)}"
+            os.mknod(gone, stat.S_IFCHR, os.makedev(0, 0))
+            return False
+        if not self._owns:
+            member.uid, member.gid = self._ids
+        return True
+
+
+def _names(root: str) -> Names:
+    return {
+        os.fsencode(path): {
+            os.fsencode(name): WHITEOUT_CTIME if stat.S_ISCHR(info.st_mode) else info.st_ctime_ns
+            for name, info in entries.items()
+        }
+        for path, _fd, entries in walk(root)
+    }
+
+
+def main() -> None:
+    """Unpack standard input below the directory argv[1]; write its names to standard output."""
+    target = sys.argv[1]
+    owns = os.geteuid() == 0
+    _soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    confine(target, keep=_CHOWN | _DAC_OVERRIDE | _FOWNER if owns else 0, whiteouts=True)
+    trees.unpack(0, target, one_file_system=True, prepare=_Layer(owns).prepare)
+    os.chdir("/")
+    sys.stdout.buffer.write(marshal.dumps(_names(target)))
+    sys.stdout.flush()
