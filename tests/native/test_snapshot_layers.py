@@ -293,3 +293,36 @@ def test_what_is_below_the_host_is_never_reached(backend: NativeBackend) -> None
         assert again.shell(
             "test -d up/home/sandbox && ! test -e up/root/.ssh && ls /tmp/root/usr"
         ).ok
+
+
+_WRITE_BY_MAP = "import mmap; f = open('a/b/c/file', 'r+b'); mmap.mmap(f.fileno(), 2)[:1] = b'9'"
+
+
+def test_every_kind_of_change_deep_below_is_saved(backend: NativeBackend) -> None:
+    """Directories that are as they were are passed over: a change must show in all those above it."""
+    changes = {
+        "content": "echo 2 > a/b/c/file",
+        "mode": "chmod 600 a/b/c/file",
+        "a time": "touch -d 2002-01-01 a/b/c/file",
+        "a directory's mode": "chmod 700 a/b/c",
+        "a new file": "touch a/b/c/new",
+        "a file less": "rm a/b/c/file",
+        "a directory less": "rm -r a/b/c",
+        "another name": "mv a/b/c/file a/b/c/other",
+        "a link": "ln a/b/c/file a/b/c/link",
+        "by descriptor": "exec 3>>a/b/c/file; mv a elsewhere 2>/dev/null; echo 3 >&3",
+        "by a map": f'python3 -c "{_WRITE_BY_MAP}"',
+    }
+    first = saved(backend, "mkdir -p a/b/c; echo 1 > a/b/c/file; touch -d 2001-01-01 a/b/c/file")
+    look = (
+        "find a* e* -printf '%p %y %m %Ts\\n' 2>/dev/null | sort; cat [ae]*/b/c/* 2>/dev/null; true"
+    )
+    for how, change in changes.items():
+        with restored(backend, first) as sandbox:
+            before = sandbox.shell(look).stdout_text
+            sandbox.shell(change)
+            after = sandbox.shell(look).stdout_text
+            assert before != after, how
+            second = sandbox.snapshot()
+        with restored(backend, second) as again:
+            assert after == again.shell(look).stdout_text, how

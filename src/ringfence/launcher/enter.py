@@ -168,9 +168,12 @@ def _task(what: str, options: str) -> Callable[..., None]:
     from .helpers import trees  # tarfile takes 10 ms to import
 
     if what.startswith("layer "):
+        from functools import partial
+
         from .helpers import layers
 
-        return layers.pack if what == "layer out" else layers.unpack
+        packs = partial(layers.pack, passes_over=True)
+        return packs if what == "layer out" else layers.unpack
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known

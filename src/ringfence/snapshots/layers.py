@@ -108,6 +108,11 @@ def is_held(snapshot: str) -> bool:
     return False
 
 
+def open_names(snapshot: str) -> int:
+    """Return a descriptor of the names of a snapshot that lies over nothing, as `names_of` tells them."""
+    return os.open(os.path.join(snapshot, _NAMES), os.O_RDONLY | os.O_CLOEXEC)
+
+
 def names_of(snapshots: list[str], below: Names) -> Names:
     """Return the names and change times of what sandboxes see: see `launcher.helpers.layers`.
 

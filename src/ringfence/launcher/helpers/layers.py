@@ -34,19 +34,24 @@ def pack(
     *,
     one_file_system: bool,
     mounted: set[str] | None = None,
+    passes_over: bool = False,
 ) -> None:
     """Write to `stream` what differs from the image.
 
     Args:
         names: Descriptor of a marshalled `Names`, the host's.
         mounted: What is not the sandbox's own but shown in it; None: every mount point there is.
+        passes_over: Leave out directories whose ctime is known. An overlay copies all directories above a
+            file up before it copies the file; a kernel above it, such as gVisor's, may show older ctimes.
     """
     del one_file_system
     places = find_mounted() if mounted is None else mounted
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
     with tars.Writer(stream) as tar:
-        trees.pack_whole(_LayerPacker(tar, os.lstat(path).st_dev, known, places), path)
+        trees.pack_whole(
+            _LayerPacker(tar, os.lstat(path).st_dev, known, places, passes_over=passes_over), path
+        )
 
 
 def find_mounted(fd: int = -1) -> set[str]:
@@ -66,9 +71,17 @@ def find_mounted(fd: int = -1) -> set[str]:
 
 
 class _LayerPacker(trees.Packer):
-    def __init__(self, tar: tars.Writer, device: int, names: Names, mounted: set[str]) -> None:
+    def __init__(
+        self,
+        tar: tars.Writer,
+        device: int,
+        names: Names,
+        mounted: set[str],
+        *,
+        passes_over: bool,
+    ) -> None:
         super().__init__(tar, device, None)
-        self._in_image, self._mounted = names, mounted
+        self._in_image, self._mounted, self._passes_over = names, mounted, passes_over
 
     def add(self, path: str, name: str) -> None:
         try:
@@ -79,12 +92,14 @@ class _LayerPacker(trees.Packer):
             return
         here = os.fsencode(name).removeprefix(b".").removeprefix(b"/")
         directory, _, last = here.rpartition(b"/")
-        if not stat.S_ISDIR(info.st_mode):
-            if self._in_image.get(directory, {}).get(last) != info.st_ctime_ns:
-                check_name(path)
-                self._add_one(path, name)
+        is_known = self._in_image.get(directory, {}).get(last) == info.st_ctime_ns
+        is_directory = stat.S_ISDIR(info.st_mode)
+        if is_known and (self._passes_over or not is_directory):
             return
         check_name(path)
+        if not is_directory:
+            self._add_one(path, name)
+            return
         if not self._add_one(path, name):
             return
         entries = self._enter(path)

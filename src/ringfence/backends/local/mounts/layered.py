@@ -71,6 +71,8 @@ class Layered:
 
     def open_names(self) -> int:
         """Return a descriptor of `names`."""
+        if len(self.ids) == 1 and self.image is None:
+            return layers.open_names(self._places[0])
         return as_file(self.names())
 
     def close(self) -> None:
