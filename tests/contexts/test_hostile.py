@@ -48,6 +48,17 @@ def test_closed_streams_are_back_with_the_next_cell(context: Context) -> None:
     assert "1\n2\n" == context.run("print(1)\n!echo 2").stdout
 
 
+def test_a_cell_may_hold_very_many_descriptors(context: Context) -> None:
+    found = context.run(
+        "import resource\nmost = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "held = [open('/dev/null') for _ in range(min(most, 5000) - 400)]\nheld[-1].fileno() > 1023"
+    )
+    assert "True" == found.text, found.error
+    assert "said\n" == context.run("print('said')").stdout
+    assert "1\n2\n" == context.run("print(1)\n!echo 2").stdout
+
+
 @pytest.mark.parametrize(
     "end", ["os._exit(9)", "os.kill(os.getpid(), 9)", "os.closerange(3, 5000)"]
 )

@@ -186,7 +186,7 @@ class Wire:
             poll.poll()
             time.sleep(_BATCH_S)
             with self.whole:
-                if select.select([self._wakes], [], [], 0)[0]:
+                if _waits(self._wakes, select.POLLIN, 0):
                     os.read(self._wakes, 1 << 16)
                 self._drain()
                 self._flush()
@@ -330,7 +330,7 @@ class Shell:
                         raise KeyboardInterrupt
                     return int(status)
             try:
-                is_ready = bool(select.select([self._reports], [], [], 0.1)[0])
+                is_ready = _waits(self._reports, select.POLLIN, 0.1)
                 data = os.read(self._reports, 1000) if is_ready else b""
             except (
                 KeyboardInterrupt
@@ -689,7 +689,14 @@ def _write_all(fd: int, data: bytes) -> None:
         try:
             left = left[os.write(fd, left) :]
         except BlockingIOError:
-            select.select([], [fd], [])
+            _waits(fd, select.POLLOUT)
+
+
+def _waits(fd: int, events: int, timeout_s: float | None = None) -> bool:
+    """Return whether a descriptor is ready in time. Its number may be above 1,023, where select(2) ends."""
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _high(fd: int) -> int:
