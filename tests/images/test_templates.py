@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,31 @@ def test_a_step_that_is_known_is_not_done_again(
     store.collect()
     build()
     assert [b"first\n", b"last\n"] == heard, "the cache was emptied"
+
+
+def test_a_step_with_other_options_is_done_again(
+    image: str, store: ImageStore, tmp_path: Path
+) -> None:
+    heard: list[bytes] = []
+
+    def build(**options: Any) -> None:
+        heard.clear()
+        step = Template.from_image(image).run("echo step; > /srv/a", **options)
+        step.build("made", on_output=heard.append)
+
+    build()
+    build(limits={"pids": 50}, secrets={})
+    assert [] == heard, "the control: it sees nothing else"
+    for options in (
+        {"env": {"A": "b"}},
+        {"mounts": [f"{tmp_path}:/srv/shown"]},
+        {"network": ["example.com"]},
+        {"user": "1000"},
+    ):
+        build(**options)
+        assert [b"step\n"] == heard, options
+        build(**options)
+        assert [] == heard, options
 
 
 def test_a_step_that_fails_keeps_what_came_before(image: str, store: ImageStore) -> None:

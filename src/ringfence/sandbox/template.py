@@ -15,6 +15,7 @@ from ..errors import ExecError, FileNotFound, InvalidRequest, Unsupported
 from ..images.store import ImageStore
 from ..images.unpack import Layer
 from ..model.base import checks
+from ..model.calls import make_spec
 from ..model.image import Image
 from . import host_steps
 from .sync import Sandbox
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _SHOWN = 2000  # characters of a failed step's output
+_OF_NO_EFFECT = ("limits", "timeout_s", "ttl_s", "id", "labels", "backend", "server", "tier")
 
 OnOutput = Callable[[bytes], None]
 
@@ -36,7 +38,7 @@ class _SavesLayers(Protocol):
 
 @dataclass(frozen=True)
 class _Step:
-    """A build step; its result depends only on `key` and on the image that it starts from."""
+    """A build step; its result depends only on `key`, `options` and the image that it starts from."""
 
     key: Mapping[str, Any]
     act: Callable[[Sandbox, OnOutput | None], None]
@@ -47,8 +49,8 @@ class _Step:
 class Template:
     """Steps on top of the host's files or an image. Each method returns a new template.
 
-    Nothing happens before `build`. A finished step is cached, by what it starts from, its arguments
-    and, for a copy, every name, mode and byte copied.
+    Nothing happens before `build`. A finished step is cached, by what it starts from, its arguments and options
+    (but limits and the values of secrets) and, for a copy, every name, mode and byte copied.
 
     Over the host's files a template has Python packages and what `run` writes, both in the virtual
     environment /opt/venv, and copies; all of it is read-only in sandboxes.
@@ -225,11 +227,18 @@ def _merged(changes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
 
 
 def _key(image: Image, changes: Mapping[str, Any], step: _Step) -> str:
-    told: list[Any] = [image.id, changes, step.key]
+    told: list[Any] = [image.id, changes, step.key, _seen(step.options)]
     if source := step.key.get("copy") or step.key.get("find_links"):
         told.append(_digest_of(source))
     text = json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _seen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the options let a step see: its network, mounts, user, variables and so on."""
+    parts = {name: value for name, value in options.items() if name not in _OF_NO_EFFECT}
+    mounts, network = parts.pop("mounts", None) or (), parts.pop("network", None) or "none"
+    return make_spec(None, mounts, network, None, parts).to_json()
 
 
 def _no_act(_sandbox: Sandbox, _on_output: OnOutput | None) -> None:
