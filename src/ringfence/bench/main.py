@@ -17,6 +17,7 @@ from .measures import (
     parked,
     run,
     server,
+    snapshots,
     throughput,
 )
 from .measures import exec as exec_
@@ -38,6 +39,7 @@ MEASURES: dict[str, Measure] = {
     "parked": parked.measure_memory,
     "files": files.measure,
     "images": images.measure,
+    "snapshots": snapshots.measure,
     "live": parked.measure_count,
     "egress": egress.measure,
     "adapters": adapters.measure,

@@ -325,7 +325,8 @@ BENCH = Command(
         ),
         HELP,
     ),
-    words="create exec run throughput parked files images live egress adapters server backends floods",
+    words="create exec run throughput parked files images snapshots live egress adapters server "
+    "backends floods",
     details="""\
 Default MEASURE: all except server, backends and floods.
 
@@ -337,6 +338,7 @@ Measures:
   parked      memory of a waiting sandbox (needs root)
   files       copy a file of 1 GiB and 10,000 small files, compared with cp and tar
   images      unpack an image of 500 MiB, compared with tar x
+  snapshots   restore, save and fork a tree of 280 MB, compared with an empty create
   live        live sandboxes at once: 1,000, with --full 5,000
   egress      cost and throughput of a network policy, compared with the host's network
   adapters    import time of each adapter beyond its framework
