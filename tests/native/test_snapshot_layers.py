@@ -326,3 +326,41 @@ def test_every_kind_of_change_deep_below_is_saved(backend: NativeBackend) -> Non
             second = sandbox.snapshot()
         with restored(backend, second) as again:
             assert after == again.shell(look).stdout_text, how
+
+
+def test_the_next_restore_of_it_is_prebuilt(backend: NativeBackend, state_dir: Path) -> None:
+    first = saved(backend, _TREE)
+    second = saved(backend, _CHANGE, first)
+    with restored(backend, second) as one:
+        expected = tell(one)
+        assert one.shell("rm -r d; echo mine > own").ok
+        prebuilt = backend.prebuilder._prebuilt
+        assert prebuilt is not None
+    with restored(backend, second) as again:
+        assert prebuilt.id == again.session.id
+        assert expected == tell(again)
+        after = backend.prebuilder._prebuilt
+        assert after is not None
+        with restored(backend, first) as other:
+            assert after.id != other.session.id, "of another snapshot"
+            assert "old\n" == other.shell("cat d/file").stdout_text
+        with Sandbox.create(backend=backend) as plain:
+            assert "" == plain.shell("ls").stdout_text
+    for each in (first, second):
+        backend.delete_snapshot(each.id)
+
+    assert [] == left(state_dir), "no prebuilt sandbox keeps them"
+
+
+def test_a_snapshot_that_goes_before_the_next_is_prebuilt(backend: NativeBackend) -> None:
+    """The zygote finds its files gone, and serves on."""
+    zygote = backend.zygote()
+    for number in range(10):
+        first = saved(backend, f"echo {number} > file")
+        with restored(backend, first) as sandbox:
+            backend.catalogue().delete(
+                first.id
+            )  # as another process would, which knows of no prebuilt one
+            assert f"{number}\n" == sandbox.shell("cat file").stdout_text
+    assert zygote.alive
+    assert zygote is backend.zygote()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _FORMAT = 1
 _PARTIAL = ".partial-"
-_LOWER = ".lower-"  # deleted, but below another snapshot or a sandbox
+_DESCRIPTION, _DELETED = "snapshot.json", "deleted.json"
 _MEMORY = "memory.img"
 
 
@@ -178,7 +178,7 @@ class Catalogue:
         return path
 
     def _write_description(self, directory: str, form: dict[str, Any]) -> None:
-        with open(os.path.join(directory, "snapshot.json"), "x", encoding="utf-8") as file:
+        with open(os.path.join(directory, _DESCRIPTION), "x", encoding="utf-8") as file:
             json.dump({**form, "check": _check(form)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -215,7 +215,7 @@ class Catalogue:
             SnapshotNotFound, SnapshotCorrupt: As `open`.
         """
         place = self.place(snapshot_id)
-        form = self._describe(place, snapshot_id)
+        form = self._describe(place, snapshot_id, deleted=True)
         try:
             fd = os.open(os.path.join(place, "content.tar"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -258,53 +258,56 @@ class Catalogue:
         Raises:
             SnapshotNotFound: No such snapshot.
         """
+        place = self.place(snapshot_id)
         try:
-            os.rename(self._path(snapshot_id), self._lower_path(snapshot_id))
+            # Its directory keeps its name: another snapshot, or a sandbox, may lie over it.
+            os.rename(os.path.join(place, _DESCRIPTION), os.path.join(place, _DELETED))
         except FileNotFoundError:
-            raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
+            if _is_deleted(place) or not os.path.isdir(place):
+                raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
+            self._remove(place)
         self._sweep()
 
     def _sweep(self) -> None:
         """Remove the deleted snapshots that no snapshot lies over and no sandbox is over."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return
-        for name in [each for each in names if each.startswith(_LOWER)]:
-            place = os.path.join(self.directory, name)
+        for name, place in self._places():
             # Held first: a sandbox that is saved meanwhile holds what its snapshot lies over.
-            if layers.is_held(place) or name.removeprefix(_LOWER) in self._needed():
-                continue
-            doomed = os.path.join(self.directory, f"{_PARTIAL}gone-{name.removeprefix(_LOWER)}")
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(place, doomed)
-                layers.remove_tree(doomed)
+            if _is_deleted(place) and not layers.is_held(place) and name not in self._needed():
+                self._remove(place)
+
+    def _remove(self, place: str) -> None:
+        doomed = os.path.join(self.directory, f"{_PARTIAL}gone-{os.path.basename(place)}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(place, doomed)
+            layers.remove_tree(doomed)
 
     def _needed(self) -> set[str]:
         """Return the ids that snapshots and sandboxes lie over."""
         needed: set[str] = set()
-        for name in os.listdir(self.directory):
-            place = os.path.join(self.directory, name)
-            if name.startswith(_PARTIAL) or (name.startswith(_LOWER) and not layers.is_held(place)):
-                continue
-            with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound):
-                needed.update(self._describe(place, name).get("lower", ()))
+        for name, place in self._places():
+            if not _is_deleted(place) or layers.is_held(place):
+                with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound):
+                    needed.update(self._describe(place, name, deleted=True).get("lower", ()))
         return needed
 
-    def place(self, snapshot_id: str) -> str:
-        """Return the directory of a snapshot, or of one that was deleted and that others lie over."""
-        path = self._path(snapshot_id)
-        return path if os.path.isdir(path) else self._lower_path(snapshot_id)
+    def _places(self) -> Iterator[tuple[str, str]]:
+        """Yield the id and the directory of each snapshot, deleted or not."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.directory):
+                if not name.startswith("."):
+                    yield name, os.path.join(self.directory, name)
 
-    def _lower_path(self, snapshot_id: str) -> str:
-        return os.path.join(self.directory, _LOWER + check_id(snapshot_id, "snapshot_id"))
+    def place(self, snapshot_id: str) -> str:
+        """Return the directory of a snapshot, deleted or not."""
+        return self._path(snapshot_id)
 
     def _path(self, snapshot_id: str) -> str:
         return os.path.join(self.directory, check_id(snapshot_id, "snapshot_id"))
 
-    def _describe(self, place: str, snapshot_id: str) -> dict[str, Any]:
+    def _describe(self, place: str, snapshot_id: str, *, deleted: bool = False) -> dict[str, Any]:
+        name = _DELETED if deleted and _is_deleted(place) else _DESCRIPTION
         try:
-            with open(os.path.join(place, "snapshot.json"), encoding="utf-8") as file:
+            with open(os.path.join(place, name), encoding="utf-8") as file:
                 form = json.load(file)
         except FileNotFoundError:
             raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
@@ -320,6 +323,10 @@ class Catalogue:
         if form.pop("check", "") != _check(form):
             raise SnapshotCorrupt(f"{snapshot_id}: its description is damaged", hint="delete it")
         return form
+
+
+def _is_deleted(place: str) -> bool:
+    return os.path.exists(os.path.join(place, _DELETED))
 
 
 def _check(form: dict[str, Any]) -> str:

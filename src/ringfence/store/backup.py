@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MANIFEST = "backup.json"
 _FORMAT = 1
-_SNAPSHOTS, _LOWER = "snapshots", ".lower-"
+_SNAPSHOTS = "snapshots"
 _MADE = ("tree", ".tree-*", "unpacked", "names")  # of snapshots: made again from their streams
 # Not the output of execs, which is kept for a day, nor sockets and locks.
 _FILES = ("execution.json", "audit.log.1", "audit.log", "refused.log.1", "refused.log")
@@ -44,10 +44,8 @@ def save(state_dir: str, target: str, version: str) -> dict[str, Any]:
     try:
         copied = _copy_database(source, os.path.join(target, FILE))
         kept = [each for each in copied if _copy_snapshot(state_dir, target, each)]
-        for each in sorted({lower for one in kept for lower in _below(target, one)} - {*kept}):
-            _copy_snapshot(state_dir, target, each) or _copy_snapshot(
-                state_dir, target, _LOWER + each
-            )
+        for each in {lower for one in kept for lower in _below(target, one)} - {*kept}:
+            _copy_snapshot(state_dir, target, each)
         for name in _FILES:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(os.path.join(state_dir, name), os.path.join(target, name))

@@ -41,8 +41,8 @@ def state(tmp_path: Path) -> Path:
     (place / "snapshots" / "snap-1" / "snapshot.json").write_text('{"lower": ["snap-0"]}')
     (place / "snapshots" / "snap-1" / "unpacked").touch()
     (place / "snapshots" / "snap-1" / "tree").mkdir()
-    (place / "snapshots" / ".lower-snap-0").mkdir()
-    (place / "snapshots" / ".lower-snap-0" / "snapshot.json").write_text("{}")
+    (place / "snapshots" / "snap-0").mkdir()
+    (place / "snapshots" / "snap-0" / "deleted.json").write_text("{}")
     (place / "snapshots" / ".partial-2").mkdir()
     (place / "audit.log").write_text("line\n")
     (place / "spool").mkdir()
@@ -87,7 +87,7 @@ def test_a_backup_while_somebody_writes(state: Path, tmp_path: Path) -> None:
     content = tmp_path / "again" / "snapshots" / "snap-1" / "content.tar"
     assert "content" == content.read_text()
     places = tmp_path / "again" / "snapshots"
-    assert {"snap-1", ".lower-snap-0"} == {each.name for each in places.iterdir()}
+    assert {"snap-1", "snap-0"} == {each.name for each in places.iterdir()}
     assert {"content.tar", "snapshot.json"} == {each.name for each in (places / "snap-1").iterdir()}
     for path in (tmp_path / "again").rglob("*"):
         assert 0 == path.stat().st_mode & 0o022

@@ -201,6 +201,10 @@ class NativeBackend(Runtime, Durable, ProfileStore):
             self.provision, self.catalogue(), self.profiles, snapshot_id, spec, secrets or {}
         )
 
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        self.prebuilder.drop_over(snapshot_id)
+        super().delete_snapshot(snapshot_id)
+
     def leave(self) -> None:
         self.prebuilder.drop()
         super().leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ....errors import SnapshotNotFound
 from ....snapshots import layers
 from ..host import identity
 from . import template
@@ -74,6 +75,17 @@ class Layered:
         if len(self.ids) == 1 and self.image is None:
             return layers.open_names(self._places[0])
         return as_file(self.names())
+
+    def held_again(self) -> Layered:
+        """Return the same, with a lock of its own.
+
+        Raises:
+            SnapshotNotFound: It has been deleted meanwhile.
+        """
+        lock = layers.hold(self._places[0])
+        if lock < 0:
+            raise SnapshotNotFound(f"{self.ids[0]} is not unpacked any more")
+        return Layered(self.ids, self.catalogue, lock, None)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -18,14 +18,17 @@ from ....linux import namespaces
 from ....model.base.ids import new_id
 from ....policy import filters
 from ...local.host import cgroups, identity
+from ...local.mounts.layered import Layered
 from .. import planner
 from .prebuilt import Prebuilt, send_plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from ....launcher.plan import Plan, Shape
     from ..planner import Draft
-    from ..request import Request
+    from ..request import Base, Request
     from ..runtime import Runtime
     from ..zygote import Zygote
 
@@ -47,17 +50,19 @@ class Complete(Prebuilt):
         first_host_id: int,
         zygote: Zygote,
         control: wire.Socket,
+        base: Layered | None,
     ) -> None:
         super().__init__(plan["id"], draft.request.kind, first_host_id, zygote, control)
-        self._owner, self.plan, self.limits = owner, plan, draft.spec.limits
+        self._owner, self.plan, self.limits, self.base = owner, plan, draft.spec.limits, base
         self.directories, self.values = plan["cgroup_dirs"], plan["cgroup_values"]
 
     def fits(self, request: Request) -> bool:
         """Return whether the plan of `request` is likely to be equal; `bind` compares the plans."""
         spec = request.spec
-        if spec.id is not None or spec.mounts or request.base is not None:
+        if spec.id is not None or spec.mounts or not _is_own(request.base):
             return False
-        return (request.kind, spec.limits) == (self.kind, self.limits)
+        base = request.base.ids if request.base else (), self.base.ids if self.base else ()
+        return base[0] == base[1] and (request.kind, spec.limits) == (self.kind, self.limits)
 
     def wake(self) -> None:
         """Let it leave hibernation while the plan is made."""
@@ -75,6 +80,11 @@ class Complete(Prebuilt):
 
     def discard(self) -> None:
         self._owner.discard(self)
+
+    def close(self) -> None:
+        """See `Prebuilt`. The sandbox that it is now holds its files itself."""
+        if self.base is not None:
+            self.base.close()
 
 
 def are_equal(plan: Plan, other: Plan) -> bool:
@@ -94,9 +104,14 @@ def _filter_with(key: int, plan: Plan) -> bytes | None:
         return None
 
 
+def _is_own(base: Base | None) -> TypeGuard[Layered | None]:
+    """Return whether snapshots, or nothing, are all that the root lies over."""
+    return base is None or (bool(base.ids) and isinstance(base, Layered) and base.image is None)
+
+
 def is_repeatable(draft: Draft, plan: Plan) -> bool:
     """Return whether nothing in it is the caller's own: no host path, image, network, id or policy."""
-    if draft.base is not None or draft.protected or plan["trees"] or plan["placeholders"]:
+    if not _is_own(draft.base) or draft.protected or plan["trees"] or plan["placeholders"]:
         return False
     if draft.spec.id is not None or plan["id_helpers"] or plan["network"] is not None:
         return False  # of id helpers' ranges there are few
@@ -163,17 +178,24 @@ class Prebuilder:
                 pass  # no ids, no descriptors, or the zygote is gone
 
     def _start(self, draft: Draft, plan: Plan, shape: Shape, zygote: Zygote) -> Complete:
-        first = self._backend.host_ids().take() if plan["trusted_root"] else 0
+        base = draft.base.held_again() if isinstance(draft.base, Layered) else None
+        first = 0
         ours, theirs = wire.socketpair()
         try:
+            first = self._backend.host_ids().take() if plan["trusted_root"] else 0
             own = self._own_plan(draft, plan, first)
-            prebuilt = Complete(self, draft, own, first, zygote, ours)
+            if base is not None:
+                base.appear_to(first, draft.uid, is_trusted_root=plan["trusted_root"])
+                own["layers"] = base.trees
+            prebuilt = Complete(self, draft, own, first, zygote, ours, base)
             send_plan(ours, own)
             own_shape = {**planner.shape_of(own), "template": shape["template"]}
             zygote.note("prebuild", (own_shape, self._delay_s), [theirs.fileno()])
             return prebuilt
         except BaseException:
             ours.close()
+            if base is not None:
+                base.close()
             if first:
                 self._backend.host_ids().give_back(first)
             raise
@@ -219,6 +241,13 @@ class Prebuilder:
             if self._prebuilt is not None:
                 self._discard(self._let_go(self._prebuilt))
 
+    def drop_over(self, snapshot_id: str) -> None:
+        """Discard the prebuilt sandbox if it holds the files of this snapshot."""
+        with self._lock:
+            base = self._prebuilt.base if self._prebuilt else None
+            if self._prebuilt is not None and base is not None and snapshot_id in base.ids:
+                self._discard(self._let_go(self._prebuilt))
+
     def discard(self, prebuilt: Complete) -> None:
         """End one that was taken, unused."""
         with self._lock:
@@ -244,6 +273,7 @@ class Prebuilder:
             self._lost(prebuilt)
             return
         prebuilt.control.close()
+        prebuilt.close()
         try:
             prebuilt.zygote.drop(prebuilt.id, prebuilt.directories)
         except SandboxLost:
@@ -255,5 +285,6 @@ class Prebuilder:
     def _lost(self, prebuilt: Complete) -> None:
         """Its ids stay ours for good: its end cannot be seen."""
         prebuilt.control.close()
+        prebuilt.close()
         if prebuilt.zygote.owner == os.getpid():  # else it is our parent's, and lives
             launcher_cgroups.remove(prebuilt.directories)
