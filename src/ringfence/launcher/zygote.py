@@ -329,6 +329,7 @@ class Zygote(Parent):
             sandbox_id = request["plan"]["id"]
             self.placeholders.setdefault(sandbox_id, []).extend(request["placeholders"])
             self.notes[sandbox_id] = request["note"]
+        enter.prepare(request)
         fork_helper(enter.serve, request, reply, fds)
 
     # -- ending -----------------------------------------------------------------------------
