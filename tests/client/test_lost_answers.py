@@ -166,7 +166,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
     "RemoteSandbox.update": (lambda p: p.box.update(name="x"), True),
     "RemoteSandbox.extend": (lambda p: p.box.extend(1000), True),
     "RemoteSandbox.snapshot": (lambda p: p.box.snapshot(), False),
-    "RemoteSandbox.fork": (lambda p: p.box.fork(), False),
+    "RemoteSandbox.fork": (lambda p: p.box.fork(), True),
     "RemoteSandbox.merge": (lambda p: p.box.merge(p.kept, base="none"), False),
     "RemoteSandbox.changes": (lambda p: p.box.changes(), True),
     "RemoteSandbox.checkpoint": (lambda p: p.box.checkpoint(), False),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import AsyncSandbox, Sandbox, race
+from ringfence import AsyncSandbox, Sandbox, SandboxSpec, race
 from ringfence.client import Client, RemoteSandbox
 from ringfence.errors import (
     Forbidden,
@@ -20,6 +20,8 @@ from ringfence.errors import (
     SnapshotNotFound,
     Unsupported,
 )
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
 from tests.api.conftest import StartDaemon
 from tests.fork.conftest import Create
 
@@ -238,3 +240,49 @@ def test_a_user_s_key_forks_within_its_rights_only(
             with pytest.raises(SandboxNotFound):
                 its.fork()
             its._at = f"/v1/sandboxes/{its.id}"
+
+
+def test_a_fork_asked_for_again_under_its_key_is_the_same(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
+        with daemon.client() as admin:
+
+            def ask(key: str, **body: Any) -> tuple[int, list[str]]:
+                headers = {"idempotency-key": key} if key else {}
+                at = f"/v1/sandboxes/{sandbox.id}/fork"
+                answer = admin.post(at, json=body, headers=headers, timeout=60)
+                return answer.status_code, [each["id"] for each in answer.json().get("items", ())]
+
+            first = ask("one", n=3)
+            assert (201, 3) == (first[0], len(set(first[1])))
+            assert (200, first[1]) == ask("one", n=3)
+            assert 4 == len(client.list())
+            assert 422 == ask("one", n=2)[0], "another request under the same key"
+            assert 422 == ask("one", n=3, labels={"a": "b"})[0]
+            assert first[1] != ask("two", n=3)[1]
+            assert first[1] != ask("", n=3)[1], "the control: without a key they are new ones"
+            client.get(first[1][1]).terminate()
+            assert (409, []) == ask("one", n=3)
+        for each in client.list():
+            if each.id != sandbox.id:
+                client.get(each.id).terminate()
+
+
+def test_half_of_a_fork_that_was_killed_is_made_anew(tmp_path: Path) -> None:
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    with SessionManager(config, state_dir=str(tmp_path), background=False) as manager:
+        source = manager.acquire(SandboxSpec(), client_id="ann")
+        source.sandbox.files.write("a", "1")
+        whole = manager.fork(source.id, 3, key="one")
+        last = manager.index.under_key("ann", "one")
+        assert last is not None
+        assert last.id == whole[2].id
+        manager.terminate(whole[2].id)
+        manager.store._database.write("DELETE FROM sessions WHERE id = ?", (last.id,))
+        again = manager.fork(source.id, 3, key="one")
+
+        assert not {each.id for each in again} & {each.id for each in whole}
+        assert {source.id, *(each.id for each in again)} == {
+            each.session_id for each in manager.list()
+        }
+        assert [b"1"] * 3 == [each.sandbox.files.read("a") for each in again]

@@ -32,14 +32,19 @@ def acquire(
     options: AcquireOptions,
     client_id: str,
     most: int | None = None,
+    request: str = "",
 ) -> Lease:
-    """See `SessionManager.acquire`."""
+    """See `SessionManager.acquire`.
+
+    Args:
+        request: Digest of what was asked for under the key; empty: that of the spec and the options.
+    """
     check_client(client_id)
     spec = _checked(spec, options)
     if not options.key:
         return Acquiring(manager, spec, options, client_id, most=most).lease()
     with manager.keys.turn(client_id, options.key):
-        digest = digest_of(spec, options)
+        digest = request or digest_of(spec, options)
         asked = Acquiring(manager, spec, options, client_id, digest, most=most)
         known = manager.index.under_key(client_id, options.key)
         if known is None:

@@ -194,6 +194,7 @@ class AsyncSessionManager:
         changes: Mapping[str, Any] | None = None,
         judge: Callable[[SandboxSpec], SandboxSpec] | None = None,
         client_id: str | None = None,
+        key: str = "",
     ) -> list[AsyncLease]:
         """Make sessions with the files that this one has now; see `SessionManager.fork`."""
         make = partial(
@@ -204,6 +205,7 @@ class AsyncSessionManager:
             changes=changes,
             judge=judge,
             client_id=client_id,
+            key=key,
         )
         return [AsyncLease(each) for each in await copying(make)]
 

@@ -402,6 +402,7 @@ class SessionManager:
         judge: Callable[[SandboxSpec], SandboxSpec] | None = None,
         client_id: str | None = None,
         most: int | None = None,
+        key: str = "",
     ) -> list[Lease]:
         """Make `n` sessions of the same client with the files that this one has now; see `Sandbox.fork`.
 
@@ -411,13 +412,15 @@ class SessionManager:
             changes: `network`, `limits`, `labels` and `secrets` of the forks.
             judge: Checks the spec of the forks, which may have another one in its place.
             most: As of `acquire`.
+            key: Asking again under the same key gives the same sessions.
 
         Raises:
             QuotaExceeded, ResourceExhausted: As `acquire`; none is left.
+            InvalidRequest: The key was used for another request.
+            LifecycleError: Sessions of that key have ended.
         """
-        return forks.fork(
-            self, self._need(session, client_id), n, processes, changes or {}, judge, most
-        )
+        live = self._need(session, client_id)
+        return forks.fork(self, live, n, processes, changes or {}, judge, most, key)
 
     def merge(
         self,

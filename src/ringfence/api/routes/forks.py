@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Header, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -57,27 +57,37 @@ class Merge(schemas.Form):
     dry_run: bool = False
 
 
-@router.post("/{sandbox_id}/fork", status_code=201, response_model=Forks)
+@router.post(
+    "/{sandbox_id}/fork", status_code=201, response_model=Forks, responses={200: {"model": Forks}}
+)
 async def fork(
     sandbox_id: schemas.SandboxId,
     request: Request,
     service: TheService,
     caller: TheCaller,
     body: Fork | None = None,
+    idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
-    """Make new sandboxes with the files of this one, which goes on; they have the same owner."""
+    """Make new sandboxes with the files of this one, which goes on; they have the same owner.
+
+    With an `Idempotency-Key`, asking again gives the same ones as long as all live.
+    """
     live = await service.need(sandbox_id, caller)
     wanted = body or Fork()
     report = check(wanted.n, wanted.processes, live.sandbox_id, live.backend)
-    made = await service.thread_pools.call(
-        _fork, service, caller, live.sandbox_id, wanted, key=live.sandbox_id, pool=COPIES
-    )
+    call = partial(_fork, service, caller, live.sandbox_id, wanted, idempotency_key)
+    is_new, made = await service.thread_pools.call(call, key=live.sandbox_id, pool=COPIES)
     request.state.made = " ".join(view.id for view in made)
     items = [view.to_json(admin=caller.is_admin) for view in made]
-    return json_answer({"items": items, "next_cursor": None, "report": report.to_json()}, 201)
+    return json_answer(
+        {"items": items, "next_cursor": None, "report": report.to_json()}, 201 if is_new else 200
+    )
 
 
-def _fork(service: Service, caller: Caller, sandbox_id: str, body: Fork) -> list[SandboxView]:
+def _fork(
+    service: Service, caller: Caller, sandbox_id: str, body: Fork, key: str
+) -> tuple[bool, list[SandboxView]]:
+    """Fork, or find the forks of the same key; return whether they are new, and the sandboxes."""
     manager = service.manager
     changes: dict[str, Any] = {
         name: getattr(body, name)
@@ -96,8 +106,9 @@ def _fork(service: Service, caller: Caller, sandbox_id: str, body: Fork) -> list
         judge=judge,
         client_id=caller.sees,
         most=caller.max_sandboxes,
+        key=key,
     )
-    return [describe.describe(manager, each.id) for each in leases]
+    return leases[0].newly_created, [describe.describe(manager, each.id) for each in leases]
 
 
 @router.post("/{sandbox_id}/merge", response_model=_Merged)

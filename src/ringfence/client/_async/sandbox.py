@@ -367,7 +367,7 @@ class AsyncRemoteSandbox:
             if given is not None:
                 body[name] = dict(checks.string_map(given, name))
         answer = await self._transport.json(
-            "POST", f"{self._at}/fork", body=body, timeout_s=_SAVE_S
+            "POST", f"{self._at}/fork", body=body, key=new_key(), timeout_s=_SAVE_S
         )
         report = ForkReport.from_json(answer["report"])
         made = []

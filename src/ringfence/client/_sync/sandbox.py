@@ -365,7 +365,9 @@ class RemoteSandbox:
         for name, given in (("labels", labels), ("secrets", secrets)):
             if given is not None:
                 body[name] = dict(checks.string_map(given, name))
-        answer = self._transport.json("POST", f"{self._at}/fork", body=body, timeout_s=_SAVE_S)
+        answer = self._transport.json(
+            "POST", f"{self._at}/fork", body=body, key=new_key(), timeout_s=_SAVE_S
+        )
         report = ForkReport.from_json(answer["report"])
         made = []
         for each in answer["items"]:
