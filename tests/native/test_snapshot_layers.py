@@ -192,7 +192,6 @@ def test_each_is_whole_while_others_are_removed(
 
 def test_a_tall_pile_begins_anew(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MOST", 2)
-    monkeypatch.setattr("ringfence.backends.native.live.MOST_LAYERS", 2)
     chain: list[Snapshot] = []
     heights = []
     for number in range(5):

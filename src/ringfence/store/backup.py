@@ -143,8 +143,11 @@ def _copy_snapshot(state_dir: str, target: str, snapshot_id: str) -> bool:
 
 def _below(target: str, snapshot_id: str) -> list[str]:
     """The ids of the snapshots that a copied one lies over, deleted or not: see `snapshots.catalogue`."""
-    with open(os.path.join(target, _SNAPSHOTS, snapshot_id, "snapshot.json"), "rb") as file:
-        lower: list[str] = json.load(file).get("lower", [])
+    try:
+        with open(os.path.join(target, _SNAPSHOTS, snapshot_id, "snapshot.json"), "rb") as file:
+            lower: list[str] = json.load(file).get("lower", [])
+    except (FileNotFoundError, ValueError):
+        return []  # a damaged one is copied as it is
     return lower
 
 

@@ -7,7 +7,6 @@ import time
 
 from ...linux import namespaces
 from ...model.state import State
-from ...snapshots.layers import MOST as MOST_LAYERS
 from ..local.host.facts import host
 from ..local.sandbox import InCgroup
 from ..local.session import environment
@@ -64,8 +63,7 @@ class LiveSandbox(InCgroup):
         self.landlock_writable = draft.writable
         self.host_directory = draft.host_directory
         self.base = draft.base
-        below = draft.base.ids if draft.base is not None else ()
-        self.lower = below if len(below) < MOST_LAYERS else ()
+        self.lower = draft.base.lower if draft.base is not None else ()
         self.pid, self.zygote = 0, zygote
         self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
         self.protected, self.note = draft.protected, draft.note

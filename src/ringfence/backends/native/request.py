@@ -75,7 +75,6 @@ def request(spec: SandboxSpec, profiles: dict[str, Profile], over: Over | None =
         InvalidRequest, Unsupported: This host, or the native backend, cannot serve it.
         ImageNotFound: Its image is not on this machine.
     """
-    from ..local.mounts import images
 
     def make(resolved: SandboxSpec, held: Held | None) -> Request:
         asked = checked(resolved, profiles, held)
@@ -83,7 +82,11 @@ def request(spec: SandboxSpec, profiles: dict[str, Profile], over: Over | None =
             asked.base = over(held)
         return asked
 
-    return make(spec, None) if spec.image is None else images.made_from(spec, make)
+    if spec.image is None:
+        return make(spec, None)
+    from ..local.mounts import images
+
+    return images.made_from(spec, make)
 
 
 def checked(spec: SandboxSpec, profiles: dict[str, Profile], base: Base | None = None) -> Request:

@@ -53,6 +53,7 @@ class Held:
         }
 
     ids: tuple[str, ...] = ()  # of snapshots over it: see `layered.Layered`
+    lower = ids
 
     @property
     def locks(self) -> list[int]:

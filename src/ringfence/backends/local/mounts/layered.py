@@ -34,6 +34,11 @@ class Layered:
         self._lock, self._idmap = lock, ""
 
     @property
+    def lower(self) -> tuple[str, ...]:
+        """Return the snapshots that a new one lies over; none where the pile is high, and it is a whole one."""
+        return self.ids if len(self.ids) < layers.MOST else ()
+
+    @property
     def _places(self) -> list[str]:
         return [self.catalogue.place(each) for each in self.ids]
 

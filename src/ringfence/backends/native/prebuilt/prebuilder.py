@@ -18,7 +18,6 @@ from ....linux import namespaces
 from ....model.base.ids import new_id
 from ....policy import filters
 from ...local.host import cgroups, identity
-from ...local.mounts.layered import Layered
 from .. import planner
 from .prebuilt import Prebuilt, send_plan
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
     from ....launcher.plan import Plan, Shape
+    from ...local.mounts.layered import Layered
     from ..planner import Draft
     from ..request import Base, Request
     from ..runtime import Runtime
@@ -106,7 +106,7 @@ def _filter_with(key: int, plan: Plan) -> bytes | None:
 
 def _is_own(base: Base | None) -> TypeGuard[Layered | None]:
     """Return whether snapshots, or nothing, are all that the root lies over."""
-    return base is None or (bool(base.ids) and isinstance(base, Layered) and base.image is None)
+    return base is None or (bool(base.ids) and base.image is None)
 
 
 def is_repeatable(draft: Draft, plan: Plan) -> bool:
@@ -178,7 +178,8 @@ class Prebuilder:
                 pass  # no ids, no descriptors, or the zygote is gone
 
     def _start(self, draft: Draft, plan: Plan, shape: Shape, zygote: Zygote) -> Complete:
-        base = draft.base.held_again() if isinstance(draft.base, Layered) else None
+        assert _is_own(draft.base)
+        base = draft.base.held_again() if draft.base else None
         first = 0
         ours, theirs = wire.socketpair()
         try:
