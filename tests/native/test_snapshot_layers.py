@@ -232,6 +232,18 @@ def test_changes_are_told_across_generations(backend: NativeBackend) -> None:
     assert "removed" == since["d/moved"]
 
 
+def test_a_name_that_looks_like_a_whiteout_is_a_name(backend: NativeBackend) -> None:
+    first = saved(
+        backend, "echo 1 > .wh.a; echo 2 > a; mkdir .wh.d; echo 3 > .wh.d/.wh..wh..opq; echo 4 > d"
+    )
+    with restored(backend, first) as again:
+        assert 1 == layers_below(again)
+        assert "1\n2\n3\n4\n" == again.shell("cat .wh.a a .wh.d/.wh..wh..opq d").stdout_text
+        second = again.snapshot()
+    with restored(backend, second) as last:
+        assert "1\n2\n3\n4\n" == last.shell("cat .wh.a a .wh.d/.wh..wh..opq d").stdout_text
+
+
 def test_root_with_capabilities_gets_a_copy(backend: NativeBackend) -> None:
     if os.geteuid() != 0:
         pytest.skip("own_root needs a range of ids")

@@ -208,6 +208,15 @@ class Catalogue:
         except Exception as exc:
             raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
 
+    def is_layer(self, snapshot_id: str) -> bool:
+        """Return whether a snapshot, deleted or not, lies over others or over an image.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `open`.
+        """
+        form = self._describe(self.place(snapshot_id), snapshot_id, deleted=True)
+        return bool(form.get("lower") or form["spec"].get("image"))
+
     def content(self, snapshot_id: str) -> int:
         """Return a descriptor of the verified stream of a snapshot, or of one that others lie over.
 

@@ -49,8 +49,11 @@ def alone(snapshot: str) -> Iterator[None]:
         os.close(fd)
 
 
-def unpack(snapshot: str, content: int) -> bool:
+def unpack(snapshot: str, content: int, *, is_layer: bool) -> bool:
     """Unpack the stream `content` for the snapshot in the directory `snapshot`.
+
+    Args:
+        is_layer: `.wh.NAME` in it removes NAME from what it lies over.
 
     Precondition: `alone`, and the snapshot is not unpacked.
 
@@ -61,7 +64,7 @@ def unpack(snapshot: str, content: int) -> bool:
     partial = os.path.join(snapshot, f".{_TREE}-{os.getpid()}")
     try:
         os.mkdir(partial, 0o755)
-        names = _run(partial, content)
+        names = _run(partial, content, is_layer=is_layer)
         _replace(partial, tree_of(snapshot))
         info = os.stat(tree_of(snapshot))
         _write(os.path.join(snapshot, _NAMES), names)
@@ -178,11 +181,11 @@ def _walk(path: str, here: int) -> Iterator[Directory]:
                 os.close(fd)
 
 
-def _run(target: str, content: int) -> bytes:
+def _run(target: str, content: int, *, is_layer: bool) -> bytes:
     code = _CODE.format(path=[os.path.abspath(each) for each in sys.path if each])
     os.lseek(content, 0, os.SEEK_SET)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, target],
+        [sys.executable, "-I", "-S", "-c", code, target, *(["layer"] if is_layer else [])],
         stdin=content,
         capture_output=True,
         env={"LC_ALL": "C.UTF-8"},

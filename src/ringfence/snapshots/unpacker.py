@@ -36,10 +36,11 @@ class _Layer:
 
     Args:
         owns: Owners are kept, as ids inside; else all is the caller's, who has one id inside.
+        is_layer: The stream lies over another one, or an image, and `.wh.NAME` in it removes NAME.
     """
 
-    def __init__(self, owns: bool) -> None:
-        self._owns = owns
+    def __init__(self, *, owns: bool, is_layer: bool) -> None:
+        self._owns, self._is_layer = owns, is_layer
         self._ids = os.geteuid(), os.getegid()
 
     def prepare(self, member: tarfile.TarInfo, target: str) -> bool:
@@ -47,7 +48,7 @@ class _Layer:
         if member.name.count("/") > _MOST_DEEP:
             raise OSError(errno.ENAMETOOLONG, "too many directories in one another", member.name)
         directory, _, name = target.rpartition("/")
-        if name.startswith(WHITEOUT):
+        if self._is_layer and name.startswith(WHITEOUT):
             gone = f"{directory}/{name.removeprefix(WHITEOUT)}"
             os.mknod(gone, stat.S_IFCHR, os.makedev(0, 0))
             return False
@@ -67,13 +68,17 @@ def _names(root: str) -> Names:
 
 
 def main() -> None:
-    """Unpack standard input below the directory argv[1]; write its names to standard output."""
-    target = sys.argv[1]
+    """Unpack standard input below the directory argv[1]; write its names to standard output.
+
+    With a further argument the stream is a layer.
+    """
+    target, *layer = sys.argv[1:]
     owns = os.geteuid() == 0
+    prepare = _Layer(owns=owns, is_layer=bool(layer)).prepare
     _soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     confine(target, keep=_CHOWN | _DAC_OVERRIDE | _FOWNER if owns else 0, whiteouts=True)
-    trees.unpack(0, target, one_file_system=True, prepare=_Layer(owns).prepare)
+    trees.unpack(0, target, one_file_system=True, prepare=prepare)
     os.chdir("/")
     sys.stdout.buffer.write(marshal.dumps(_names(target)))
     sys.stdout.flush()

@@ -146,7 +146,7 @@ def _is_unpacked(catalogue: Catalogue, snapshot_id: str) -> bool:
             return True
         content = catalogue.content(snapshot_id)
         try:
-            return layers.unpack(place, content)
+            return layers.unpack(place, content, is_layer=catalogue.is_layer(snapshot_id))
         finally:
             os.close(content)
 
