@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -253,6 +254,30 @@ def test_root_with_capabilities_gets_a_copy(backend: NativeBackend) -> None:
     with restored(backend, first) as again:
         assert 0 == layers_below(again)
         assert "5 6\n" == again.shell("stat -c '%u %g' /etc/own").stdout_text
+
+
+def test_a_full_disk_leaves_a_snapshot_that_is_copied(
+    backend: NativeBackend, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    def run(target: str, _content: int, *, is_layer: bool) -> bytes:
+        assert not is_layer
+        (Path(target) / "half").write_text("written")
+        attempts.append(target)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(layers, "_run", run)
+    first = saved(backend, _TREE)
+    assert {"content.tar", "snapshot.json", "unpacked"} == set(os.listdir(state_dir / first.id))
+    for _ in range(2):
+        with restored(backend, first) as again:
+            assert 0 == layers_below(again)
+            assert "old\n" == again.shell("cat d/file").stdout_text
+    assert 1 == len(attempts), "not at each restore"
+    backend.delete_snapshot(first.id)
+
+    assert [] == left(state_dir)
 
 
 def test_one_that_cannot_be_unpacked_is_copied(backend: NativeBackend) -> None:

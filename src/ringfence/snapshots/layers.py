@@ -73,8 +73,19 @@ def unpack(snapshot: str, content: int, *, is_layer: bool) -> bool:
         _write(os.path.join(snapshot, _READY), ready.encode())
     except OSError:
         remove_tree(partial)
+        with contextlib.suppress(OSError):
+            _write(os.path.join(snapshot, _READY), json.dumps(_failed()).encode())
         return False
     return True
+
+
+def has_failed(snapshot: str) -> bool:
+    """Return whether `unpack` has failed since this boot: then it is not tried at each restore."""
+    try:
+        with open(os.path.join(snapshot, _READY), "rb") as file:
+            return bool(json.load(file) == _failed())
+    except (OSError, ValueError):
+        return False
 
 
 def hold(snapshot: str) -> int:
@@ -210,6 +221,10 @@ def _write(path: str, content: bytes) -> None:
     with open(f"{path}.new", "wb") as file:
         file.write(content)
     os.rename(f"{path}.new", path)
+
+
+def _failed() -> list[str | int]:
+    return [_boot(), 0, 0]  # no file has the inode 0
 
 
 def _boot() -> str:

@@ -139,7 +139,7 @@ def _is_unpacked(catalogue: Catalogue, snapshot_id: str) -> bool:
     place = catalogue.place(snapshot_id)
     if _is_there(place):
         return True
-    if not _is_large(catalogue, snapshot_id):
+    if not _is_large(catalogue, snapshot_id) or layers.has_failed(place):
         return False
     with layers.alone(place):
         if _is_there(place):
