@@ -127,6 +127,15 @@ def open_names(snapshot: str) -> int:
     return os.open(os.path.join(snapshot, _NAMES), os.O_RDONLY | os.O_CLOEXEC)
 
 
+def as_file(names: Names) -> int:
+    """A descriptor of marshalled names."""
+    fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        marshal.dump(names, file)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def names_of(snapshots: list[str], below: Names) -> Names:
     """Return the names and change times of what sandboxes see: see `launcher.helpers.layers`.
 

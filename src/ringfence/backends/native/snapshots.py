@@ -10,9 +10,9 @@ from dataclasses import replace
 from ...errors import LifecycleError, ResourceExhausted, SnapshotCorrupt
 from ...model.base.ids import new_id
 from ...model.state import State
+from ...snapshots.layers import as_file
 from ..local.answers import Refused
 from ..local.mounts import layered
-from ..local.mounts.images import as_file
 from ..local.mounts.layered import Layered
 from .inner import replay, send
 from .profiles import profile_named

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 from dataclasses import replace
 
 from ....errors import InvalidRequest, RingfenceError
 from ....images import config
 from ....images.store import ImageStore
+from ....snapshots.layers import as_file
 from ..host import identity
 from . import template
 
@@ -110,15 +110,6 @@ class Held:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-
-def as_file(names: Names) -> int:
-    """A descriptor of marshalled names."""
-    fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        marshal.dump(names, file)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def made_from(spec: SandboxSpec, make: Callable[[SandboxSpec, Held], T]) -> T:

@@ -8,7 +8,6 @@ from ....errors import SnapshotNotFound
 from ....snapshots import layers
 from ..host import identity
 from . import template
-from .images import as_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Layered:
         """Return a descriptor of `names`."""
         if len(self.ids) == 1 and self.image is None:
             return layers.open_names(self._places[0])
-        return as_file(self.names())
+        return layers.as_file(self.names())
 
     def held_again(self) -> Layered:
         """Return the same, with a lock of its own.
