@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import ClassVar
 
     from ..model.changes import Changes
@@ -160,6 +160,62 @@ class Comparable:
         Raises:
             SnapshotNotFound, SnapshotCorrupt: As `Backend.restore`.
             InvalidRequest: `field` is `since` for a snapshot of another image.
+        """
+        raise NotImplementedError
+
+
+class ProcessTemplate:
+    """The memory of one process, from which processes of other sandboxes are made; see `Forkable`.
+
+    The process stands still until `release`.
+
+    Attributes:
+        ids: Of its threads, inside.
+        bytes: Memory that is kept for it, shared with its copies until these write to it.
+    """
+
+    ids: Sequence[int] = ()
+    bytes: int = 0
+
+    def release(self) -> None:
+        """Let the process go on; idempotent."""
+        raise NotImplementedError
+
+    def load(self) -> None:
+        """Copy its memory. Precondition: `release`."""
+        raise NotImplementedError
+
+    def copy(
+        self, sandbox: BackendSandbox, request: ExecRequest, taken: Sequence[int]
+    ) -> tuple[BackendExec, Callable[[], None]]:
+        """Make a copy in a sandbox in which nothing has run, and the function that lets it run.
+
+        Args:
+            request: The exec that it is there; its command is not run.
+            taken: Ids of all threads that are copied into that sandbox.
+
+        Raises:
+            Unsupported: The copy could not be made.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of all that is kept; copies live on."""
+        raise NotImplementedError
+
+
+class Forkable:
+    """A sandbox whose running processes can be copied into other sandboxes of its backend."""
+
+    def running(self) -> Mapping[str, str]:
+        """Return the commands of all execs that run, by id."""
+        raise NotImplementedError
+
+    def template(self, run: BackendExec) -> ProcessTemplate:
+        """Stop the process of an exec and have it copied.
+
+        Raises:
+            Unsupported: It has something that no copy can have; it goes on.
         """
         raise NotImplementedError
 

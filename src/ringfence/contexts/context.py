@@ -100,6 +100,43 @@ class Context:
             self._kill()
             raise
 
+    # -- copies in forks ------------------------------------------------------------------------
+
+    def hold(self) -> bool:
+        """Keep cells from beginning until `let_go`; False: one runs."""
+        return self._turn.acquire(blocking=False)
+
+    def let_go(self) -> None:
+        """See `hold`."""
+        self._turn.release()
+
+    def copied(self, sandbox: Hosting, start: Callable[[Callable[[bytes], None]], Any]) -> Context:
+        """Return the context of a copy of this one's process.
+
+        Args:
+            sandbox: Where it is.
+            start: Lets the copy run, its output given to a callback; returns the process.
+
+        Raises:
+            ExecError: The copy does not answer.
+        """
+        context = object.__new__(Context)
+        context.language, context._sandbox, context._options = (
+            self.language,
+            sandbox,
+            self._options,
+        )
+        context._turn, context._sending = threading.Lock(), threading.Lock()
+        context._inbox = inbox = _Inbox()
+        context._process = process = start(inbox.feed)
+        context.id = process.id
+        _at_end(process, inbox.end)
+        context._send(request("copied"))
+        if not inbox.ready.wait(START_S) or inbox.reason:
+            context._kill()
+            raise ExecError(f"the copy of a context did not answer: {inbox.reason}")
+        return context
+
     # -- running ------------------------------------------------------------------------------
 
     def run(
@@ -279,6 +316,11 @@ class Context:
     def running(self) -> bool:
         """True until the interpreter has ended."""
         return not self._inbox.reason
+
+    @property
+    def process(self) -> Any:
+        """The process of its interpreter: `Process` or `RemoteProcess`."""
+        return self._process
 
     def __enter__(self) -> Context:
         return self

@@ -397,7 +397,10 @@ class Kernel:
         self.wire.result("hello", {})
         while True:
             request = self._cells.get()
-            if request["do"] == "variables":
+            if request["do"] == "copied":
+                _reseed()
+                self.wire.result("hello", {})
+            elif request["do"] == "variables":
                 self._serve(request, self._variables)
             else:
                 self._count += 1
@@ -427,6 +430,8 @@ class Kernel:
     def _sort(self, request: dict[str, Any]) -> None:
         if request["do"] == "answer":
             self._answers.put(request["text"])
+        elif request["do"] == "copied":
+            self._cells.put(request)
         elif request["do"] != "interrupt":
             with self.wire.whole:
                 self._waiting.add(request["cell"])
@@ -697,6 +702,24 @@ def _waits(fd: int, events: int, timeout_s: float | None = None) -> bool:
     poll = select.poll()
     poll.register(fd, events)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _reseed() -> None:
+    """In a copy of a process: whatever draws random numbers draws others than the original."""
+    import random
+
+    random.seed()
+    loaded: dict[str, Any] = dict(sys.modules)
+    if "tempfile" in loaded:
+        loaded["tempfile"]._name_sequence = None
+    if "uuid" in loaded:
+        loaded["uuid"]._last_timestamp = None
+    if "ssl" in loaded:
+        loaded["ssl"].RAND_add(os.urandom(64), 64.0)
+    if hasattr(loaded.get("numpy"), "random"):
+        loaded["numpy"].random.seed()
+    if "torch" in loaded:
+        loaded["torch"].seed()
 
 
 def _high(fd: int) -> int:

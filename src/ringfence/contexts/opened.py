@@ -66,6 +66,20 @@ class Contexts:
             self._open.append(context)
         return context
 
+    def running(self) -> list[tuple[Context, bool]]:
+        """Return those that run, and of each whether it is the default one of its language."""
+        with self._lock:
+            defaults = list(self._defaults.values())
+            each = [*defaults, *(one for one in self._open if one not in defaults)]
+        return [(one, one in defaults) for one in each if one.running]
+
+    def add(self, context: Context, *, is_default: bool) -> None:
+        """Take a context that somebody else has begun."""
+        with self._lock:
+            self._open.append(context)
+            if is_default:
+                self._defaults[context.language] = context
+
     def default(self, language: str = PYTHON) -> Context:
         """The context of `run_code`, begun when first asked for and again after its end."""
         with self._lock:

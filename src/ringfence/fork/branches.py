@@ -25,20 +25,28 @@ if TYPE_CHECKING:
 _PICKS = ("first", "best")
 
 
-def check(n: object, processes: object, parent: str, backend: str) -> ForkReport:
-    """Check what a fork is to be, and return what it will take along.
+def check_arguments(n: object, processes: object) -> None:
+    """Check what a fork is to be.
 
     Raises:
         InvalidRequest: `n` or `processes` is malformed.
-        Unsupported: Processes are required, and the backend copies files only.
     """
     checks.integer(n, "n", 1, MOST_FORKS)
     checks.choice(processes, "processes", PROCESSES, "what to do with running processes")
-    reason = f"the {backend} backend copies files only, and no running processes"
+
+
+def check(n: object, processes: object, parent: str) -> ForkReport:
+    """Check what a fork on a server is to be, and return what it will take along.
+
+    Raises:
+        InvalidRequest: `n` or `processes` is malformed.
+        Unsupported: Processes are required: a server copies files only.
+    """
+    check_arguments(n, processes)
+    reason = "a server copies files only, and no running processes"
     if processes == "required":
         raise Unsupported(
             reason,
-            backend=backend,
             operation="fork",
             hint='processes="auto" or "none" copies the files',
         )

@@ -259,10 +259,24 @@ def _contained(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> N
     wire.send_raw(reply, b"O")
 
 
+# -- live copies --------------------------------------------------------------------------------
+
+
+def _live(_request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
+    """See `live.server`: fds is its control socket."""
+    from .live import server
+
+    pidfd = os.pidfd_open(os.getpid())
+    wire.send_raw(reply, b"O", [pidfd])
+    reply.close()
+    server.serve(fds[0])
+
+
 _OPERATIONS = {
     "mount": _mount,
     "network": _network,
     "tree": _tree,
     "agent": _agent,
     "contained": _contained,
+    "live": _live,
 }

@@ -65,6 +65,8 @@ else:
 
 __all__ = (
     "Structure",
+    "address_of",
+    "address_of_variable",
     "addressof",
     "byref",
     "c_char_p",
@@ -117,6 +119,16 @@ def function_at(address: int, result: type, *types: type) -> Callable[..., int]:
     found.restype = result
     found.argtypes = types
     return found
+
+
+def address_of(buffer: bytearray) -> int:
+    """Address of the content of a buffer, whose length stays as it is from now on."""
+    return addressof(c_ulong.from_buffer(buffer))
+
+
+def address_of_variable(name: str) -> int:
+    """Address of a variable of the C library; OSError: it has none."""
+    return int(dlsym(_program, name))
 
 
 def python_function(name: str) -> Callable[[], int]:

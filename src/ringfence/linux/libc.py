@@ -40,6 +40,12 @@ _X86_64 = {
     "fchmodat": 268,
     "fchownat": 260,
     "utimensat": 280,
+    "get_robust_list": 274,
+    "rt_sigprocmask": 14,
+    "rseq": 334,
+    "kcmp": 312,
+    "tee": 276,
+    "arch_prctl": 158,
 }
 _AARCH64 = {
     "pivot_root": 41,
@@ -68,6 +74,12 @@ _AARCH64 = {
     "fchmodat": 53,
     "fchownat": 54,
     "utimensat": 88,
+    "get_robust_list": 100,
+    "rt_sigprocmask": 135,
+    "rseq": 293,
+    "kcmp": 272,
+    "tee": 77,
+    "arch_prctl": -1,  # of x86 alone
 }
 _COMMON = {
     "open_tree": 428,
@@ -148,6 +160,75 @@ def munmap(start: int, length: int) -> None:
         raise_errno("munmap")
 
 
+def same_file(pid: int, one: int, other: int) -> bool:
+    """Return whether two descriptors of a process are of one open file.
+
+    Source: kcmp(2), KCMP_FILE.
+    """
+    result = _kcmp(pid, pid, 0, one, other)
+    if result < 0:
+        raise_errno("kcmp", pid)
+    return result == 0
+
+
+def tee(source: int, target: int, most: int) -> int:
+    """Copy bytes from one pipe to another, and leave them in the first; how many.
+
+    Source: tee(2).
+    """
+    count = _tee(source, target, most, 0)
+    if count < 0:
+        raise_errno("tee")
+    return count
+
+
+def block_every_signal() -> None:
+    """Block all signals, also the two that the C library keeps to itself: rt_sigprocmask(2)."""
+    mask = cdata.c_uint64((1 << 64) - 1)
+    if _sigprocmask(0, cdata.byref(mask), None, 8) < 0:
+        raise_errno("rt_sigprocmask")
+
+
+def bytes_at(address: int, length: int) -> bytes:
+    """Copy memory of ours."""
+    fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, length, address)
+    finally:
+        os.close(fd)
+
+
+def word_of(name: str, length: int) -> int:
+    """Value of a variable of the C library.
+
+    Raises:
+        OSError: It has none of that name.
+    """
+    return int.from_bytes(bytes_at(cdata.address_of_variable(name), length), "little", signed=True)
+
+
+def unregister_sequence(offset: int, signature: int) -> None:
+    """Have the kernel forget the restartable sequences of this thread.
+
+    Args:
+        offset: From the thread pointer to its area.
+
+    Source: rseq(2).
+    """
+    thread = cdata.c_ulong()
+    if _arch_prctl(0x1003, cdata.byref(thread)) < 0:  # ARCH_GET_FS
+        raise_errno("arch_prctl")
+    if _rseq(thread.value + offset, 32, 1, signature) < 0:
+        raise_errno("rseq")
+
+
+_sigprocmask = declare(
+    "rt_sigprocmask", cdata.c_long, cdata.c_void_p, cdata.c_void_p, cdata.c_size_t
+)
+_rseq = declare("rseq", *[cdata.c_ulong] * 4)
+_arch_prctl = declare("arch_prctl", cdata.c_long, cdata.c_void_p)
+_kcmp = declare("kcmp", *[cdata.c_long] * 3, cdata.c_ulong, cdata.c_ulong)
+_tee = declare("tee", cdata.c_int, cdata.c_int, cdata.c_size_t, cdata.c_uint)
 _munmap = declare("munmap", cdata.c_ulong, cdata.c_size_t)
 _limits = (cdata.c_uint64 * 2)()
 _prlimit64 = declare("prlimit64", cdata.c_long, cdata.c_long, cdata.c_void_p, cdata.c_void_p)

@@ -13,7 +13,7 @@ _MADV_DONTNEED = 4  # include/uapi/asm-generic/mman-common.h
 _THERE, _OF_FILE = 0xC0, 0x20  # the highest byte of an entry of pagemap: present or swapped; bit 61
 _PAGE = os.sysconf("SC_PAGESIZE")
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4  # include/uapi/asm-generic/mman-common.h
-_MAP_PRIVATE, _MAP_ANONYMOUS = 0x02, 0x20
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_FIXED_NOREPLACE = 0x02, 0x20, 0x100000
 _FAILED = (1 << 64) - 1
 
 _madvise = declare("madvise", cdata.c_ulong, cdata.c_size_t, cdata.c_int)
@@ -74,5 +74,25 @@ def map_code(code: bytes) -> int:
         raise_errno("mmap")
     cdata.memmove(start, code, len(code))
     if _mprotect(start, size, _PROT_READ | _PROT_EXEC) < 0:
+        raise_errno("mprotect")
+    return start
+
+
+def map_at(start: int, size: int, content: bytes, *, executable: bool = False) -> int:
+    """Map private memory at an address that is free, filled from its beginning; the address.
+
+    Args:
+        executable: It is to be run, and not to be written to any more.
+
+    Raises:
+        OSError: EEXIST where something is mapped there.
+
+    Source: mmap(2), MAP_FIXED_NOREPLACE, Linux 4.17.
+    """
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+    if _mmap(start, size, _PROT_READ | _PROT_WRITE, flags, -1, 0) != start:
+        raise_errno("mmap")
+    cdata.memmove(start, content, len(content))
+    if executable and _mprotect(start, size, _PROT_READ | _PROT_EXEC) < 0:
         raise_errno("mprotect")
     return start

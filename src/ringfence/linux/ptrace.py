@@ -46,3 +46,8 @@ def registers(pid: int) -> dict[str, int]:
     if _ptrace(_GETREGS, pid, None, cdata.byref(buffer)) < 0:
         raise_errno("ptrace PTRACE_GETREGS", pid)
     return dict(zip(_REGISTERS, struct.unpack(_FORMAT, bytes(buffer)), strict=True))
+
+
+def packed(values: dict[str, int]) -> bytes:
+    """Registers as the kernel has them: struct user_regs_struct."""
+    return struct.pack(_FORMAT, *(values[name] & 0xFFFF_FFFF_FFFF_FFFF for name in _REGISTERS))

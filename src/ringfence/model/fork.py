@@ -28,11 +28,15 @@ class ForkReport(Model):
         parent: Id of the sandbox that was forked.
         has_processes: True if its processes go on in the fork; False: only its files are there.
         reason: Why processes were left out; empty where they were not asked for.
+        contexts: Ids of the contexts that go on in the fork, as the parent numbers them.
+        left_out: Execs that ran in the parent, and are not in the fork: id and command.
     """
 
     parent: str
     has_processes: bool = False
     reason: str = ""
+    contexts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -523,18 +523,21 @@ class Sandbox:
 
         Args:
             n: 1 to 1,000.
-            processes: `none` copies files only; `required` fails where running processes cannot be
-                copied; `auto` copies what the backend can: see `fork_report`.
+            processes: `auto` lets contexts go on in the forks, with their variables, where all of them can
+                be copied, and else copies files only, and says why in `fork_report`; `required` fails
+                where anything that runs cannot be copied; `none` copies files only.
             network, limits, labels, secrets: Of the forks; None: as here.
 
         Raises:
-            Unsupported: The backend saves no files, or `required` processes cannot be copied.
+            Unsupported: The backend saves no files, or `required` processes cannot be copied; nothing
+                has happened.
             ResourceExhausted: There is no room for all of them; none is left.
         """
-        from ..fork.branches import check, spec_of
+        from ..fork.branches import check_arguments, spec_of
+        from .live_fork import LiveFork
 
         session = self.session
-        report = check(n, processes, session.id, session.backend)
+        check_arguments(n, processes)
         given: dict[str, Any] = {
             "network": network,
             "limits": limits,
@@ -546,20 +549,27 @@ class Sandbox:
         wanted = spec_of(now, session.id, **given)
         applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), session.id, **given)
         home = self._home or backend_named(session.backend)
-        snapshot = self._inner.snapshot({})
+        live = LiveFork(self)
         made: list[Sandbox] = []
+        report = live.stop(processes)
         try:
-            for _ in range(n):
-                fork = type(self)(home.restore(snapshot.id, applied), wanted)
-                made.append(fork)
-                fork._home, fork._fork_report = self._home, report
-                fork._template += [os.dup(fd) for fd in self._template]
+            snapshot = self._inner.snapshot({})
+            try:
+                live.load()
+                for _ in range(n):
+                    fork = type(self)(home.restore(snapshot.id, applied), wanted)
+                    made.append(fork)
+                    fork._home, fork._fork_report = self._home, report
+                    fork._template += [os.dup(fd) for fd in self._template]
+                    live.put_into(fork)
+            finally:
+                home.delete_snapshot(snapshot.id)
         except BaseException:
             for each in made:
                 each.terminate()
             raise
         finally:
-            home.delete_snapshot(snapshot.id)
+            live.close()
         return made
 
     def merge(

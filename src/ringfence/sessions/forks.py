@@ -36,7 +36,7 @@ def fork(
     key: str,
 ) -> list[Lease]:
     """See `SessionManager.fork`."""
-    branches.check(n, processes, live.sandbox_id, live.backend)
+    branches.check(n, processes, live.sandbox_id)
     if not key:
         return _make(manager, live, [""] * n, changes, judge, most)
     told = {

@@ -74,7 +74,7 @@ async def fork(
     """
     live = await service.need(sandbox_id, caller)
     wanted = body or Fork()
-    report = check(wanted.n, wanted.processes, live.sandbox_id, live.backend)
+    report = check(wanted.n, wanted.processes, live.sandbox_id)
     call = partial(_fork, service, caller, live.sandbox_id, wanted, idempotency_key)
     is_new, made = await service.thread_pools.call(call, key=live.sandbox_id, pool=COPIES)
     request.state.made = " ".join(view.id for view in made)

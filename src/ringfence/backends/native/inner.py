@@ -60,7 +60,7 @@ def send(
     return body
 
 
-def _namespace_fds_of(sandbox: LiveSandbox) -> tuple[list[int], list[int]]:
+def namespace_fds_of(sandbox: LiveSandbox) -> tuple[list[int], list[int]]:
     """Kinds of its namespaces, and a descriptor for each, the caller's to close."""
     if host().trusted_root:
         return [sum(_NAMES.values(), sum(_BORROWED))], [sandbox.borrow_pidfd()]
@@ -94,7 +94,7 @@ def start_agent(sandbox: LiveSandbox, uid: int) -> wire.Socket:
     }
     try:
         try:
-            request["namespaces"], places = _namespace_fds_of(sandbox)
+            request["namespaces"], places = namespace_fds_of(sandbox)
             try:
                 sandbox.zygote.tell("enter", request, [theirs.fileno(), *places])
             finally:

@@ -8,6 +8,7 @@ import stat
 
 from ...launcher.pid1.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
 from ...linux import namespaces
+from ...model.fork import LINEAGE
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
 from ...policy import filters, landlock
@@ -209,7 +210,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "netlink_sockets": MOST_NETLINK_SOCKETS,
         "connects": draft.connects,
         "tag_key": tag_key,
-        "landlock": None if rules.is_empty else _landlock(rules, host),
+        "landlock": None if rules.is_empty else _landlock(rules, host, draft.spec),
         "cgroup_dirs": [],
         "cgroup_values": [],
         "cgroup_version": 0,
@@ -350,6 +351,11 @@ def _filter(profile: Profile, draft: Draft, tag_key: int) -> bytes:
 
 
 def _landlock(
-    rules: landlock.LandlockPlan, host: Host
+    rules: landlock.LandlockPlan, host: Host, spec: SandboxSpec
 ) -> tuple[int, int, int, int, list[tuple[str, int]]]:
-    return rules.handled_fs, rules.handled_net, rules.scoped, host.landlock_abi, list(rules.rules)
+    scoped = rules.scoped
+    if LINEAGE in spec.labels:
+        # A copied process has a Landlock domain beside PID 1's, which has to be able to end it. The PID
+        # namespace keeps signals inside.
+        scoped &= ~landlock.SCOPE_SIGNAL
+    return rules.handled_fs, rules.handled_net, scoped, host.landlock_abi, list(rules.rules)

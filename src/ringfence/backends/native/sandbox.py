@@ -22,7 +22,7 @@ from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.session import environment
-from ..optional import CpuClock, DurableSandbox
+from ..optional import CpuClock, DurableSandbox, Forkable
 from .files import NativeFiles
 from .live import LiveSandbox
 from .network import NativeNetwork
@@ -30,7 +30,7 @@ from .network import NativeNetwork
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
+    from ..optional import ProcessTemplate
+    from ..protocol import BackendExec
     from .live import Home
     from .planner import Draft
     from .zygote import Zygote
@@ -49,7 +51,7 @@ _GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has ki
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
-class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
+class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, CpuClock):
     """See `BackendSandbox`. All methods may be called from any thread."""
 
     network: NativeNetwork
@@ -129,9 +131,30 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
         label: str,
         attended: bool,
     ) -> LocalExec:
+        rest = self.as_asked(request, own)
+
+        def begin(number: int, reply: wire.Socket, streams: list[int]) -> None:
+            self.send(("exec", number, *rest), [reply.fileno(), *streams], control)
+
+        return self.begin(begin, request, control, uid, label, attended)
+
+    def begin(
+        self,
+        tell: Callable[[int, wire.Socket, list[int]], None],
+        request: ExecRequest,
+        control: wire.Socket,
+        uid: int,
+        label: str,
+        attended: bool,
+    ) -> LocalExec:
+        """Begin an exec.
+
+        Args:
+            tell: Has it started: its number, where PID 1 reports, the streams' ends for inside.
+        """
         ours, theirs, inner, outer = open_channels(request)
         self._lend(inner, uid)
-        rest, cwd = self.as_asked(request, own), self.working_directory(request.cwd)
+        cwd = self.working_directory(request.cwd)
         # Numbers reach PID 1 in order: the limit that carries a process's tag can only be lowered.
         with self._order:
             self.count += 1
@@ -145,7 +168,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
                 self.backend.handover.begin_exec(self, run)
                 if kills and control is self.control:
                     self._await_memory()
-                self.send(("exec", number, *rest), [theirs.fileno(), *inner], control)
+                tell(number, theirs, inner)
             except BaseException:
                 run.close()
                 attended = False
@@ -351,6 +374,17 @@ class NativeSandbox(LiveSandbox, DurableSandbox, CpuClock):
             operation="checkpoint",
             hint="snapshot() saves files; a strong backend saves memory too",
         )
+
+    def running(self) -> Mapping[str, str]:
+        """See `Forkable`."""
+        return {run.id: run.facts[0] for run in list(self.runs.values())}
+
+    def template(self, run: BackendExec) -> ProcessTemplate:
+        """See `Forkable`."""
+        from .live_copies import NativeTemplate
+
+        assert isinstance(run, LocalExec)
+        return NativeTemplate(self, run)
 
     def save_layer(self, path: str) -> None:
         """Write what was changed of the image this sandbox started from to the new file `path`.

@@ -357,7 +357,7 @@ class AsyncRemoteSandbox:
         """
         from ...fork.branches import check  # few sandboxes need it
 
-        check(n, processes, self.id, self._view.backend)
+        check(n, processes, self.id)
         body: dict[str, Any] = {"n": n, "processes": processes}
         if network is not None:
             body["network"] = parse_network(network).to_json()

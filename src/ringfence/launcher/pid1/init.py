@@ -109,6 +109,7 @@ class Init:
         self.listener = notifications.Listener(
             listener_fd, plan["netlink_sockets"], self.connect_key
         )
+        self.adopted: dict[int, notifications.Listener] = {}  # by descriptor
         if listener_fd >= 0:
             self.poll.register(listener_fd, select.POLLIN)
 
@@ -128,16 +129,19 @@ class Init:
         ready = self.poll.poll(self._timeout_ms())
         self._release_idle_pages(bool(ready))
         self._enforce_deadlines()
-        for fd, _event in ready:
+        for fd, event in ready:
             if fd == self.signal_fd:
                 os.read(self.signal_fd, 4096)
                 self._reap()
             elif fd == self.listener.fd:
                 self.listener.serve_one()
+            elif fd in self.adopted:
+                self._serve_adopted(fd, event)
             elif not self._serve_one():
                 return False
-        if self.listener.connects is not None:
-            self.listener.connects.look()
+        for listener in (self.listener, *self.adopted.values()):
+            if listener.connects is not None:
+                listener.connects.look()
         if self.watchdog.is_on:
             self.watchdog.look()
         for pid in self.file_locks.look():
@@ -167,7 +171,7 @@ class Init:
 
     def _sleep(self, now: float) -> None:
         """Sleep, where nothing runs that could need us."""
-        if self.hibernate is None or self.execs or has_children():
+        if self.hibernate is None or self.execs or self.adopted or has_children():
             return
         try:
             self.hibernate(self.plan)
@@ -193,9 +197,10 @@ class Init:
             waits.append(self.release_at - time.monotonic())
         if self.watchdog.is_on:
             waits.append(self.watchdog.wait_s())
-        connect_s = self.listener.connects.wait_s() if self.listener.connects else None
-        if connect_s is not None:
-            waits.append(connect_s)
+        for listener in (self.listener, *self.adopted.values()):
+            connect_s = listener.connects.wait_s() if listener.connects else None
+            if connect_s is not None:
+                waits.append(connect_s)
         look_s = self.file_locks.wait_s(is_busy=bool(self.execs) or has_children())
         if look_s is not None:
             waits.append(look_s)
@@ -208,6 +213,9 @@ class Init:
         verb, *args = message
         if verb == "exec":
             self._exec(fds, *args)
+            return True
+        if verb == "adopt":
+            self._adopt(fds, *args)
             return True
         if verb == "try":
             self._try(fds, *args)
@@ -294,6 +302,30 @@ class Init:
             for fd in fds[1:]:
                 os.close(fd)
         self.execs[number] = self.by_pid[run.pid] = run
+
+    def _adopt(self, fds: list[int], number: int, pid: int, timeout_s: float) -> None:
+        """Watch over a copy of another sandbox's process, which waits for this: see `launcher.live`."""
+        run = Exec(number, wire.adopt(fds[0]), time.monotonic() + timeout_s if timeout_s else 0.0)
+        run.pid = pid
+        self.execs[number] = self.by_pid[pid] = run
+        listener = notifications.Listener(fds[1], self.plan["netlink_sockets"], self.connect_key)
+        self.adopted[fds[1]] = listener
+        self.poll.register(fds[1], select.POLLIN)
+
+    def _serve_adopted(self, fd: int, event: int) -> None:
+        if event & select.POLLIN:
+            self.adopted[fd].serve_one()
+        else:  # nobody is under its filter any more
+            self.poll.unregister(fd)
+            del self.adopted[fd]
+            os.close(fd)
+
+    def _do_pid(self, number: int) -> bytes:
+        """The pid of an exec's first process, as everybody here sees it."""
+        run = self.execs.get(number)
+        if run is None or run.report is not None:
+            raise ProcessLookupError(3, "the process has ended")
+        return b"%d" % run.pid
 
     def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
         paths = programs.candidates(argv[0], env)

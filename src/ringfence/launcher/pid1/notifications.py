@@ -53,21 +53,37 @@ def guard(*, serves: bool, connect_key: int = 0) -> int:
         The descriptor at which questions arrive; -1: there is none, no netlink socket, and, where
         connect(2) was to be asked about, no Unix socket either.
     """
-    netlink = [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_NETLINK)]
     if serves:
-        asked = [(netlink, seccomp.RET_USER_NOTIF), *_asking(connect_key)]
         try:
+            asked = [(_NETLINK, seccomp.RET_USER_NOTIF), *_asking(connect_key)]
             return seccomp.install_listener(program(asked))
         except OSError:
             pass  # a kernel before 5.5; or the filter of who runs us has a listener already
-    refused = [(netlink, seccomp.RET_ERRNO | errno.EAFNOSUPPORT)]
+    refused = [(_NETLINK, seccomp.RET_ERRNO | errno.EAFNOSUPPORT)]
     if connect_key:
-        unix = [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_UNIX)]
-        getfd = [(_NUMBER_AT, libc.number("pidfd_getfd"))]
-        refused.append((unix, seccomp.RET_ERRNO | errno.EAFNOSUPPORT))
-        refused.append((getfd, seccomp.RET_ERRNO | errno.EPERM))
+        refused += _WITHOUT_UNIX
     seccomp.install_filter(program(refused))
     return -1
+
+
+def asking_in_copy(*, connects: bool) -> bytes:
+    """The filter of a copied process, into which PID 1 cannot look: its Landlock domain is another one.
+
+    Args:
+        connects: PID 1 would connect for it: it gets no Unix socket then.
+    """
+    refused = _WITHOUT_UNIX if connects else []
+    return program([(_NETLINK, seccomp.RET_USER_NOTIF), *refused])
+
+
+_WITHOUT_UNIX = [
+    (
+        [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_UNIX)],
+        seccomp.RET_ERRNO | errno.EAFNOSUPPORT,
+    ),
+    ([(_NUMBER_AT, libc.number("pidfd_getfd"))], seccomp.RET_ERRNO | errno.EPERM),
+]
+_NETLINK = [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_NETLINK)]
 
 
 def _asking(key: int) -> list[tuple[list[tuple[int, int]], int]]:

@@ -1,0 +1,184 @@
+"""Copies of a sandbox's running processes in other sandboxes: see `launcher.live`."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import signal
+import time
+from functools import partial
+
+from ...errors import IsolationError, SandboxLost, Unsupported
+from ...launcher import wire
+from ...launcher.live import steps
+from ...launcher.pid1.processes import TAG_BASE
+from ..local.answers import Refused, answer
+from ..optional import ProcessTemplate
+from .inner import namespace_fds_of, replay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ...model.execs.exec import ExecRequest
+    from ..local.agents.execs import LocalExec
+    from ..protocol import BackendExec
+    from .sandbox import NativeSandbox
+
+_STOP_S, _LOAD_S, _COPY_S = 10.0, 120.0, 30.0
+_PAUSE_S = 0.001
+
+
+def _refused(reason: str) -> Unsupported:
+    return Unsupported(
+        reason,
+        backend="native",
+        operation="fork with processes",
+        hint='processes="none" copies the files',
+    )
+
+
+class NativeTemplate(ProcessTemplate):
+    """See `ProcessTemplate`. A helper of the zygote's holds it, and ends with `close`.
+
+    Raises:
+        Unsupported: The process cannot be copied; it goes on, and nothing is left.
+    """
+
+    def __init__(self, sandbox: NativeSandbox, run: LocalExec) -> None:
+        ours, theirs = wire.socketpair()
+        self._control, self._name = ours, run.id
+        try:
+            _body, (self._pidfd,) = sandbox.zygote.ask("enter", {"op": "live"}, [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            streams = [os.fstat(fd).st_ino for fd in (run.stdin, run.stdout, run.stderr) if fd]
+            facts = self._ask("stop", {"pid": _pid_of(sandbox, run), "streams": streams}, _STOP_S)
+        except BaseException:
+            self.close()
+            raise
+        self.ids, self.bytes = facts["ids"], facts["bytes"]
+
+    def release(self) -> None:
+        """Let the process go on. It does as well where the helper has ended: ptrace(2)."""
+        try:
+            self._ask("release", None, _STOP_S)
+        except Unsupported:
+            pass
+
+    def load(self) -> None:
+        """Copy its memory, which it may change meanwhile."""
+        self._ask("load", None, _LOAD_S)
+
+    def copy(
+        self, sandbox: Any, request: ExecRequest, taken: Sequence[int]
+    ) -> tuple[BackendExec, Callable[[], None]]:
+        """See `ProcessTemplate`."""
+        reports: list[wire.Socket] = []
+
+        def tell(number: int, reply: wire.Socket, streams: list[int]) -> None:
+            argument = {
+                "plan": replay(sandbox),
+                "cgroup_dirs": sandbox.group.directories,
+                "tag": TAG_BASE - number,
+                "taken": list(taken),
+            }
+            argument["namespaces"], places = namespace_fds_of(sandbox)
+            try:
+                report, listener = self._begin(argument, [*places, *streams])
+            finally:
+                for fd in places:
+                    os.close(fd)
+            reports.append(report)
+            try:
+                told = ("adopt", number, self.ids[0], request.timeout_s or 0.0)
+                sandbox.send(told, [reply.fileno(), listener], sandbox.control)
+                sandbox.ask("wake")  # it reads one after the other
+            finally:
+                os.close(listener)
+
+        try:
+            run = sandbox.begin(tell, request, sandbox.control, sandbox.uid, "", attended=False)
+        except BaseException:
+            for report in reports:
+                report.close()
+            raise
+        return run, partial(_let_run, reports[0])
+
+    def _begin(self, argument: dict[str, Any], fds: list[int]) -> tuple[wire.Socket, int]:
+        """Make a copy that waits: the socket on which it does, and the listener of its filter."""
+        give_up = time.monotonic() + _COPY_S
+        while True:
+            ours, theirs = wire.socketpair()
+            try:
+                try:
+                    self._ask("copy", argument, _COPY_S, [*fds, theirs.fileno()])
+                finally:
+                    theirs.close()
+                ours.settimeout(_COPY_S)
+                data, sent = wire.receive_raw(ours)
+                if data == b"R" and len(sent) == 1:
+                    return ours, sent[0]
+                problem = steps.failure(data) if len(data) == steps.STEP_BYTES else None
+            except BaseException:
+                ours.close()
+                raise
+            ours.close()
+            # A helper that put files into the sandbox ends a moment after its answer, and has an id there.
+            if problem is None or problem.errno != errno.EEXIST or time.monotonic() > give_up:
+                raise _refused(f"no copy of {self._name} was made: {problem or 'it ended'}")
+            time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """Let go of all that is kept; copies live on. A process that stands still goes on. Idempotent."""
+        self._control.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def _ask(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
+        try:
+            wire.send(self._control, (verb, argument), list(fds))
+            body, _fds = answer(self._control, timeout_s)
+        except Refused as exc:
+            why = exc.strerror or str(exc)
+            if exc.errno == errno.ENOTTY:
+                why = "the kernel is older than Linux 6.7"
+            raise _refused(f"{self._name} cannot be copied: {why}") from exc
+        except IsolationError as exc:  # a thread waits for the kernel, and does not stop
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            raise _refused(f"{self._name} cannot be copied: it does not stop") from exc
+        except (BrokenPipeError, ConnectionResetError, SandboxLost) as exc:
+            raise _refused(f"{self._name} cannot be copied: what copies it has ended") from exc
+        return marshal.loads(body)
+
+
+def _let_run(report: wire.Socket) -> None:
+    try:
+        wire.send_raw(report, b"g")
+    finally:
+        report.close()
+
+
+def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
+    """The pid of an exec's first process, as the host sees it.
+
+    Source: proc(5), children, CONFIG_PROC_CHILDREN.
+    """
+    try:
+        inside = int(sandbox.ask("pid", run.number)[0])
+    except Refused as exc:
+        raise _refused(f"{run.id} has ended") from exc
+    with open(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children", "rb") as file:
+        for pid in file.read().split():
+            with open(f"/proc/{int(pid)}/status", "rb") as status:
+                ids = status.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+            if ids and int(ids[-1]) == inside:
+                return int(pid)
+    raise _refused(f"{run.id} is not to be found")

@@ -1,0 +1,405 @@
+"""Contexts that go on in forks: their state, what keeps copies apart, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.native.live_copies import NativeTemplate
+from ringfence.backends.native.sandbox import NativeSandbox
+from ringfence.contexts.frames import argv_of
+from ringfence.errors import Unsupported
+from ringfence.launcher.live import steps
+from ringfence.linux import libc
+from ringfence.model.calls import make_request
+from tests.posture.reading import Process, processes_in
+
+pytestmark = pytest.mark.skipif(
+    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
+)
+
+_STATE = """
+import hashlib, os, random, threading, time
+data = bytearray(os.urandom(1 << 20) * 20)
+table = {number: str(number) for number in range(10_000)}
+numbers = (n for n in range(100)); next(numbers)
+file = open('/tmp/lines', 'w+'); file.write('one\\ntwo\\nthree\\n'); file.flush()
+file.seek(0); file.readline()
+again = os.dup(file.fileno())
+event, ticks = threading.Event(), []
+def tick():
+    while not event.wait(0.01): ticks.append(1)
+threading.Thread(target=tick, daemon=True).start()
+random.seed(7)
+"""
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox.create() as made:
+        yield made
+
+
+def helpers() -> set[int]:
+    """Processes that make copies, and templates."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if "ringfence-copy\n" == Path(f"/proc/{pid}/comm").read_text():
+                found.add(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def native(sandbox: Sandbox) -> NativeSandbox:
+    assert isinstance(sandbox._inner, NativeSandbox)
+    return sandbox._inner
+
+
+def test_variables_files_and_threads_go_on_apart(sandbox: Sandbox) -> None:
+    sandbox.run_code(_STATE)
+    tell = "hashlib.md5(data).hexdigest(), len(table), file.tell(), os.lseek(again, 0, 1)"
+    before = sandbox.run_code(tell).text
+    with ExitStack() as stack:
+        forks = [stack.enter_context(each) for each in sandbox.fork(3, processes="required")]
+        assert {before} == {each.run_code(tell).text for each in forks}
+        report = forks[0].fork_report
+        assert report is not None
+        assert (True, 1, "") == (report.has_processes, len(report.contexts), report.reason)
+        for number, fork in enumerate(forks):
+            fork.run_code(f"data[0] = {number}; table.clear(); data.extend(b'x' * {number})")
+        assert before == sandbox.run_code(tell).text
+        assert ["0", "1", "2"] == [each.run_code("data[0]").text for each in forks]
+        for fork in forks:
+            assert "('two\\n', 1)" == fork.run_code("file.readline(), next(numbers)").text
+            ticked = "n = len(ticks); time.sleep(0.1); len(ticks) > n"
+            assert "True" == fork.run_code(ticked).text
+            assert "True" == fork.run_code("event.set(); threading.active_count() > 1").text
+
+
+def test_what_draws_random_numbers_draws_others(sandbox: Sandbox) -> None:
+    sandbox.run_code("import random, secrets, ssl, tempfile, uuid; random.seed(7)")
+    sandbox.run_code("random.random(), ssl.RAND_bytes(8), tempfile.mktemp()")
+    drawn = (
+        "[random.random(), secrets.token_hex(), ssl.RAND_bytes(8).hex(), tempfile.mktemp(),"
+        " str(uuid.uuid4()), os.urandom(8).hex()]"
+    )
+    with ExitStack() as stack:
+        forks = [stack.enter_context(each) for each in sandbox.fork(3)]
+        rows = [each.run_code(f"import os; {drawn}").results[-1].text for each in (sandbox, *forks)]
+        columns = list(zip(*(str(row).split(", ") for row in rows), strict=True))
+        assert 6 == len(columns)
+        assert [4] * 6 == [len(set(each)) for each in columns]
+
+
+def test_a_copy_starts_programs_and_is_interrupted_and_ended(sandbox: Sandbox) -> None:
+    sandbox.run_code("kept = 5")
+    (fork,) = sandbox.fork()
+    with fork:
+        assert "1000\n" in fork.run_code("!id -u").logs[0].text
+        late = fork.run_code("while True: pass", timeout_s=0.3)
+        assert late.error is not None
+        assert "CellTimeout" == late.error.name
+        assert "5" == fork.run_code("kept").text
+        program = fork.run_code("import os; os.readlink('/proc/self/exe')").text
+        assert program == sandbox.run_code("import os; os.readlink('/proc/self/exe')").text
+        fork.suspend()
+        fork.resume()
+        ((context, _),) = fork._its_contexts.running()
+        pid = fork.run_code("os.getpid()").text
+        assert 0 == fork.exec(["test", "-d", f"/proc/{pid}"]).exit_code
+        context.close()
+        assert 1 == fork.exec(["test", "-d", f"/proc/{pid}"]).exit_code
+        assert sandbox.run_code("kept").text == "5"
+
+
+def test_forks_of_forks(sandbox: Sandbox) -> None:
+    sandbox.run_code("generation = 0")
+    with ExitStack() as stack:
+        last = sandbox
+        for number in range(1, 4):
+            (last,) = last.fork(processes="required")
+            stack.enter_context(last)
+            assert str(number) == last.run_code("generation += 1; generation").text
+        assert "0" == sandbox.run_code("generation").text
+
+
+def test_several_contexts_keep_their_places(sandbox: Sandbox) -> None:
+    sandbox.run_code("which = 'default'")
+    sandbox.context().run("which = 'other'")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        assert "'default'" == fork.run_code("which").text
+        found = {context.run("which").text for context, _ in fork._its_contexts.running()}
+        assert {"'default'", "'other'"} == found
+
+
+_REFUSED = {
+    "child": "import subprocess; child = subprocess.Popen(['sleep', '100'])",
+    "socket": "import socket; pair = socket.socketpair()",
+    "shared memory": "import mmap; shared = mmap.mmap(-1, 4096)",
+    "removed": "import os; lost = open('/tmp/lost', 'w'); os.remove('/tmp/lost')",
+    "lock": "import fcntl; held = open('/tmp/held', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
+    "timers": "import ctypes; n = ctypes.c_void_p()\nctypes.CDLL(None).timer_create(1, None, ctypes.byref(n))",
+}
+
+
+@pytest.mark.parametrize("what", _REFUSED)
+def test_what_cannot_be_copied_is_refused_before_anything_happens(
+    sandbox: Sandbox, what: str
+) -> None:
+    sandbox.run_code(f"kept = 1; {_REFUSED[what]}")
+    made = len(Sandbox.snapshots())
+    with pytest.raises(Unsupported, match="exec-1 cannot be copied"):
+        sandbox.fork(processes="required")
+    assert made == len(Sandbox.snapshots())
+    (fork,) = sandbox.fork()
+    with fork:
+        assert fork.fork_report is not None
+        assert "cannot be copied" in fork.fork_report.reason
+        assert not fork.fork_report.has_processes
+        assert "1" == sandbox.run_code("kept").text
+        error = fork.run_code("kept").error
+        assert error is not None
+        assert "NameError" == error.name
+
+
+def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:
+    context = sandbox.context()
+    sandbox.fork(processes="required")[0].terminate()
+    process = sandbox.start(["sleep", "100"])
+    with pytest.raises(Unsupported, match="sleep"):
+        sandbox.fork(processes="required")
+    (fork,) = sandbox.fork()
+    with fork:
+        report = fork.fork_report
+        assert report is not None
+        assert report.has_processes
+        assert re.fullmatch(r"\('exec-\d+ \(sleep\)',\)", str(report.left_out))
+    process.kill()
+    process.wait()
+    assert context.hold()
+    with pytest.raises(Unsupported, match="runs a cell"):
+        sandbox.fork(processes="required")
+    context.let_go()
+
+
+_HOSTILE = {
+    "handlers of the C library's signals": """
+import ctypes
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda n: None)
+class Action(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulong) for name in ('handler', 'flags', 'restorer', 'mask')]
+place = ctypes.cast(handler, ctypes.c_void_p).value
+for n in (32, 33):
+    action = Action(place, 0x04000000, place, 0)
+    ctypes.CDLL(None).syscall(13, n, ctypes.byref(action), None, 8)
+""",
+    "ten thousand mappings": """
+import mmap
+private, rights = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, (mmap.PROT_READ, 3)
+maps = [mmap.mmap(-1, 4096, prot=rights[n % 2], flags=private) for n in range(10_000)]
+""",
+    "four sparse GiB": """
+import mmap
+sparse = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+sparse[3 << 30] = 7
+""",
+    "a pending signal": """
+import signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+""",
+    "not dumpable": "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
+    "a link in place of an open file": """
+import os; opened = open('/tmp/opened', 'w+'); opened.write('mine'); opened.flush()
+os.rename('/tmp/opened', '/tmp/elsewhere'); os.symlink('/proc/1/mem', '/tmp/opened')
+""",
+    "memory that changes meanwhile": """
+import threading
+busy = bytearray(1 << 20)
+def change():
+    while True:
+        for i in range(0, len(busy), 4096): busy[i] = (busy[i] + 1) % 256
+threading.Thread(target=change, daemon=True).start()
+""",
+}
+
+
+@pytest.mark.parametrize("what", _HOSTILE)
+def test_a_hostile_context_is_copied_right_or_refused(sandbox: Sandbox, what: str) -> None:
+    sandbox.run_code("kept = 3")
+    assert sandbox.run_code(_HOSTILE[what]).error is None
+    forks = sandbox.fork(2)
+    with forks[0], forks[1]:
+        for fork in forks:
+            report = fork.fork_report
+            assert report is not None
+            if report.has_processes:
+                assert "3" == fork.run_code("kept").text
+                assert "1000\n" == fork.run_code("!id -u").logs[0].text
+            else:
+                assert report.reason
+        assert "3" == sandbox.run_code("kept").text
+
+
+@pytest.mark.root
+def test_a_copy_is_as_locked_down_as_its_source(sandbox: Sandbox) -> None:
+    """But for its streams and its socket, which are new ones, all that the kernel tells is the same."""
+    sandbox.run_code(_STATE)
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        fork.exec(["true"])
+        source, copy = (only_context(each) for each in (sandbox, fork))
+        assert (source.inside, source.threads, source.name) == (
+            copy.inside,
+            copy.threads,
+            copy.name,
+        )
+        assert (source.command, source.limits, source.traceable) == (
+            copy.command,
+            copy.limits,
+            copy.traceable,
+        )
+        assert open_files(source) == open_files(copy)
+        (mine,), (theirs,) = source.identities, copy.identities
+        (first,) = init_of(fork).identities
+        assert first.namespaces == theirs.namespaces != mine.namespaces
+        for name in ("groups", "capabilities", "no_new_privs", "seccomp", "setgroups", "root"):
+            assert getattr(mine, name) == getattr(theirs, name), name
+        assert (first.uids, first.gids, first.uid_map) == (theirs.uids, theirs.gids, theirs.uid_map)
+        assert copy.control_groups == siblings_groups(fork)
+        facts = [status(each.pid) for each in (source, copy)]
+        assert facts[0]["Seccomp_filters"] == facts[1]["Seccomp_filters"] == "2"
+        scores = [Path(f"/proc/{each.pid}/oom_score_adj").read_text() for each in (source, copy)]
+        assert scores[0] == scores[1]
+        fields = Path(f"/proc/{copy.pid}/stat").read_text().rpartition(")")[2].split()
+        assert [copy.pid] * 2 == [int(fields[2]), int(fields[3])]
+
+
+@pytest.mark.root
+def test_no_copy_has_the_key_of_its_filter(sandbox: Sandbox) -> None:
+    """The pages that its filters came in are gone before anything of it runs."""
+    sandbox.run_code("x = 1")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        plan = native(fork).lockdown
+        code = plan["seccomp"]
+        at = code.index((plan["tag_key"] & 0xFFFFFFFF).to_bytes(4, "little"))
+        wanted = code[at - 4 : at + 12]
+        assert wanted in plan["seccomp"]
+        assert wanted not in memory_of(only_context(fork).pid)
+
+
+@pytest.mark.root
+def test_what_makes_copies_may_be_killed_at_any_time(sandbox: Sandbox) -> None:
+    """The source goes on, whether it stands still then or not, and nothing is left."""
+    sandbox.run_code("kept = 9")
+    before = helpers()
+    for kills_after in ("stop", "load", "copy"):
+        run = sandbox._its_contexts.running()[0][0].process.run
+        template = NativeTemplate(native(sandbox), run)
+        if kills_after != "stop":
+            template.release()
+            template.load()
+        if kills_after == "copy":
+            with Sandbox.create() as other:
+                wanted = make_request(argv_of("python"), stream_stdin=True)
+                _, go_on = template.copy(other._inner, wanted, template.ids)
+                signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
+                template.close()
+                go_on()
+            continue
+        signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
+        template.close()
+        assert "9" == sandbox.run_code("kept").text
+    assert "9" == sandbox.run_code("kept").text
+    give_up = time.monotonic() + 10
+    while helpers() - before and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert set() == helpers() - before
+    alone = [each for each in processes_in(native(sandbox).pid) if "python" in each.command[0]]
+    assert 1 == len(alone)
+
+
+def test_a_failed_copy_leaves_no_fork(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox.run_code("kept = 2")
+    made = len(Sandbox.snapshots())
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeTemplate, "load", lambda self: self.close())
+        with pytest.raises((Unsupported, OSError)):
+            sandbox.fork(2, processes="required")
+    assert made == len(Sandbox.snapshots())
+    assert "2" == sandbox.run_code("kept").text
+
+
+def test_a_step_that_fails_says_which() -> None:
+    program = steps.Steps(0)
+    program.begin("only")
+    program.exactly(5, 39)
+    content = program.content()
+    record = bytearray(content[-steps.STEP_BYTES :])
+    record[72:80] = (-17).to_bytes(8, "little", signed=True)
+    problem = steps.failure(bytes(record))
+    assert 17 == problem.errno
+    assert "system call 39" in str(problem)
+
+
+def open_files(process: Process) -> dict[int, str]:
+    """Without the numbers of pipes, which are new ones."""
+    return {fd: re.sub(r"\[\d+\]", "", text) for fd, text in process.files.items()}
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def init_of(sandbox: Sandbox) -> Process:
+    (found,) = [each for each in processes_in(native(sandbox).pid) if each.inside == 1]
+    return found
+
+
+def only_context(sandbox: Sandbox) -> Process:
+    found = [each for each in processes_in(native(sandbox).pid) if "python" in each.command[0]]
+    assert 1 == len(found)
+    return found[0]
+
+
+def siblings_groups(sandbox: Sandbox) -> frozenset[str]:
+    """The control groups of what PID 1 itself starts."""
+    process = sandbox.start(["sleep", "100"])
+    try:
+        sandbox.exec(["true"])
+        (found,) = [
+            each for each in processes_in(native(sandbox).pid) if "sleep" in each.command[0]
+        ]
+        return found.control_groups
+    finally:
+        process.kill()
+        process.wait()
+
+
+def memory_of(pid: int) -> bytes:
+    """All that a process can read of itself."""
+    found = []
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, rights = line.split()[:2]
+            if "r" not in rights or "[v" in line:
+                continue
+            start, end = (int(each, 16) for each in place.split("-"))
+            try:
+                found.append(os.pread(memory.fileno(), end - start, start))
+            except OSError:
+                continue
+    return b"".join(found)
