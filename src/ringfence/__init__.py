@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from .model.stats import SandboxStats as SandboxStats
     from .sandbox import AsyncSandbox as AsyncSandbox
     from .sandbox import Sandbox as Sandbox
+    from .sandbox.marks import Mark as Mark
     from .sandbox.template import Template as Template
     from .sessions import AsyncBashTool as AsyncBashTool
     from .sessions import AsyncLease as AsyncLease
@@ -201,6 +202,8 @@ def _rooms_of(name: str) -> tuple[str, ...]:
         return (".sandbox",)
     if name == "Template":
         return (".sandbox.template",)
+    if name == "Mark":
+        return (".sandbox.marks",)
     if name in _FORKS:
         return (".fork.branches",)
     if name in _CLIENT:
@@ -223,6 +226,7 @@ def _public() -> set[str]:
     return {
         *_LIBRARY,
         *_FORKS,
+        "Mark",
         "Template",
         "ExecutionService",
         *_CLIENT,

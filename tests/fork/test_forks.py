@@ -288,3 +288,11 @@ def test_half_of_a_fork_that_was_killed_is_made_anew(tmp_path: Path) -> None:
             each.session_id for each in manager.list()
         }
         assert [b"1"] * 3 == [each.sandbox.files.read("a") for each in again]
+
+
+def test_a_server_keeps_no_marks_and_says_so(sandbox: Any) -> None:
+    if isinstance(sandbox, Sandbox):
+        pytest.skip("see test_live.py")
+    for call in (sandbox.mark, lambda: sandbox.rewind(None), lambda: sandbox.fork(at="mark")):
+        with pytest.raises(Unsupported, match="keeps no marks"):
+            call()

@@ -16,10 +16,11 @@ from ringfence import Sandbox
 from ringfence.backends.native.live_copies import NativeTemplate
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.contexts.frames import argv_of
-from ringfence.errors import Unsupported
+from ringfence.errors import InvalidRequest, LifecycleError, ResourceExhausted, Unsupported
 from ringfence.launcher.live import steps
 from ringfence.linux import libc
 from ringfence.model.calls import make_request
+from ringfence.sandbox import marks as marks_of
 from tests.posture.reading import Process, processes_in
 
 pytestmark = pytest.mark.skipif(
@@ -306,7 +307,7 @@ def test_what_makes_copies_may_be_killed_at_any_time(sandbox: Sandbox) -> None:
     sandbox.run_code("kept = 9")
     before = helpers()
     for kills_after in ("stop", "load", "copy"):
-        run = sandbox._its_contexts.running()[0][0].process.run
+        run = sandbox._its_contexts.running()[0][0]._process._pump.run
         template = NativeTemplate(native(sandbox), run)
         if kills_after != "stop":
             template.release()
@@ -340,6 +341,77 @@ def test_a_failed_copy_leaves_no_fork(sandbox: Sandbox, monkeypatch: pytest.Monk
             sandbox.fork(2, processes="required")
     assert made == len(Sandbox.snapshots())
     assert "2" == sandbox.run_code("kept").text
+
+
+def test_it_goes_back_in_place(sandbox: Sandbox) -> None:
+    before = sandbox.id
+    sandbox.run_code("x = 1")
+    sandbox.files.write("file", "old")
+    with sandbox.mark(processes="required") as mark:
+        for _ in range(2):
+            sandbox.run_code("x += 1; y = 2")
+            late = sandbox.context()
+            sandbox.files.write("file", "new")
+            sandbox.files.write("more", "")
+            sandbox.rewind(mark)
+            assert before == sandbox.id
+            assert "1" == sandbox.run_code("x").text
+            assert not late.running
+            assert "old" == sandbox.files.read_text("file")
+            assert not sandbox.files.exists("more")
+        assert sandbox.parent is None
+    with pytest.raises(LifecycleError, match="closed"):
+        sandbox.rewind(mark)
+    assert "1" == sandbox.run_code("x").text
+    assert [] == [each for each in Sandbox.snapshots() if each.session_id == before]
+
+
+def test_a_tree_of_marks_is_searched(sandbox: Sandbox) -> None:
+    """Each node is a fork of its parent's mark; the parent has gone by then."""
+    sandbox.run_code("path = []")
+    marks = [sandbox.mark(processes="required")]
+    owners = {marks[0].id: sandbox}
+    try:
+        for _depth in range(3):
+            following = []
+            for mark in marks:
+                for choice in range(2):
+                    (node,) = owners[mark.id].fork(at=mark)
+                    node.run_code(f"path.append({choice})")
+                    following.append((node, node.mark(processes="required")))
+                mark.close()
+            owners = {mark.id: node for node, mark in following}
+            marks = [mark for _, mark in following]
+            for node, _ in following:
+                node.terminate()
+        found = []
+        for mark in marks:
+            (leaf,) = owners[mark.id].fork(at=mark)
+            with leaf:
+                found.append(leaf.run_code("path").text)
+        paths = [f"[{a}, {b}, {c}]" for a in (0, 1) for b in (0, 1) for c in (0, 1)]
+        assert paths == found
+    finally:
+        for mark in marks:
+            mark.close()
+
+
+def test_another_sandboxs_mark_is_refused(sandbox: Sandbox) -> None:
+    with Sandbox.create() as other, other.mark() as mark:
+        with pytest.raises(InvalidRequest, match="another sandbox"):
+            sandbox.rewind(mark)
+        with pytest.raises(InvalidRequest, match="another sandbox"):
+            sandbox.fork(at=mark)
+
+
+def test_marks_of_a_process_are_few(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks_of, "MOST_MARKS", 2)
+    with sandbox.mark(), sandbox.mark():
+        with pytest.raises(ResourceExhausted, match="marks already"):
+            sandbox.mark()
+        with pytest.raises(ResourceExhausted, match="marks already"):
+            sandbox.fork()
+    sandbox.mark().close()
 
 
 def test_a_step_that_fails_says_which() -> None:

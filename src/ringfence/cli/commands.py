@@ -325,7 +325,7 @@ BENCH = Command(
         ),
         HELP,
     ),
-    words="create exec run throughput parked files images snapshots live egress adapters server "
+    words="create exec run throughput parked files images snapshots forks live egress adapters server "
     "backends floods",
     details="""\
 Default MEASURE: all except server, backends and floods.

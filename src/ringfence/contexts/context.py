@@ -121,21 +121,30 @@ class Context:
             ExecError: The copy does not answer.
         """
         context = object.__new__(Context)
-        context.language, context._sandbox, context._options = (
-            self.language,
-            sandbox,
-            self._options,
-        )
+        context.language, context._options = self.language, self._options
+        context._sandbox = sandbox
         context._turn, context._sending = threading.Lock(), threading.Lock()
-        context._inbox = inbox = _Inbox()
-        context._process = process = start(inbox.feed)
-        context.id = process.id
-        _at_end(process, inbox.end)
-        context._send(request("copied"))
-        if not inbox.ready.wait(START_S) or inbox.reason:
-            context._kill()
-            raise ExecError(f"the copy of a context did not answer: {inbox.reason}")
+        context.go_on_as(start)
         return context
+
+    def go_on_as(self, start: Callable[[Callable[[bytes], None]], Any]) -> None:
+        """Take a copy of a process of this context, made at an earlier moment, for its own.
+
+        Args:
+            start: See `copied`.
+
+        Raises:
+            ExecError: The copy does not answer.
+        """
+        with self._turn:
+            inbox = _Inbox()
+            process = start(inbox.feed)
+            self._process, self._inbox, self.id = process, inbox, process.id
+            _at_end(process, inbox.end)
+            self._send(request("copied"))
+            if not inbox.ready.wait(START_S) or inbox.reason:
+                self._kill()
+                raise ExecError(f"the copy of a context did not answer: {inbox.reason}")
 
     # -- running ------------------------------------------------------------------------------
 
@@ -316,11 +325,6 @@ class Context:
     def running(self) -> bool:
         """True until the interpreter has ended."""
         return not self._inbox.reason
-
-    @property
-    def process(self) -> Any:
-        """The process of its interpreter: `Process` or `RemoteProcess`."""
-        return self._process
 
     def __enter__(self) -> Context:
         return self

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..model.state import State
     from ..model.stats import SandboxStats
     from .expose import Exposure
+    from .marks import Mark
 
 
 class AsyncSandbox:
@@ -298,6 +299,7 @@ class AsyncSandbox:
         self,
         n: int = 1,
         *,
+        at: Mark | None = None,
         processes: str = "auto",
         network: Network | None = None,
         limits: Limits | Mapping[str, Any] | None = None,
@@ -308,6 +310,7 @@ class AsyncSandbox:
         made = await in_thread(
             self._sandbox.fork,
             n,
+            at=at,
             processes=processes,
             network=network,
             limits=limits,
@@ -315,6 +318,14 @@ class AsyncSandbox:
             secrets=secrets,
         )
         return [type(self)(each) for each in made]
+
+    async def mark(self, *, processes: str = "auto") -> Mark:
+        """Keep this moment; see `Sandbox.mark`."""
+        return await in_thread(self._sandbox.mark, processes=processes)
+
+    async def rewind(self, mark: Mark) -> None:
+        """Go back to a mark of this sandbox; see `Sandbox.rewind`."""
+        await in_thread(self._sandbox.rewind, mark)
 
     async def merge(
         self,

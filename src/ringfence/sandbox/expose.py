@@ -38,6 +38,10 @@ class Exposure:
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
+    def lead_to(self, sandbox: BackendSandbox) -> None:
+        """Connect to another sandbox from now on."""
+        self._sandbox = sandbox
+
     def close(self) -> None:
         """Accept nothing more; idempotent."""
         with self._lock:

@@ -36,6 +36,10 @@ class Files:
         # `mounts` is called on each use: mounts can be added to a running sandbox.
         self._inner, self._mounts = inner, mounts
 
+    def _lead_to(self, inner: BackendFiles, mounts: Callable[[], Iterable[ResolvedMount]]) -> None:
+        """Serve the files of another sandbox from now on."""
+        self._inner, self._mounts = inner, mounts
+
     if not TYPE_CHECKING:  # for checkers a wrong name is an error
 
         def __getattr__(self, name: str) -> object:

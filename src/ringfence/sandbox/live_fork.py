@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..backends.optional import Forkable
 from ..contexts.frames import argv_of
 from ..errors import ExecError, Unsupported
@@ -10,13 +12,15 @@ from ..model.fork import ForkReport
 from .process import Process
 from .pump import Pump
 
+_KEPT_BYTES = 1 << 16  # of output, beside what cells have
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ..backends.optional import ProcessTemplate
+    from ..backends.protocol import BackendExec
     from ..contexts import Context
-    from .sync import Sandbox
 
 
 class LiveFork:
@@ -28,7 +32,7 @@ class LiveFork:
         sandbox: Its contexts are those that were opened through this object.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Any) -> None:
         self._sandbox = sandbox
         self._held: list[tuple[Context, bool]] = []
         self._templates: list[ProcessTemplate] = []
@@ -70,7 +74,7 @@ class LiveFork:
             if not context.hold():
                 raise _refused(f"context {context.id} runs a cell")
             self._held.append((context, is_default))
-            self._templates.append(inner.template(context.process.run))
+            self._templates.append(inner.template(context._process._pump.run))
         left_out = tuple(f"{id} ({command})" for id, command in running.items())
         reason = "only contexts are copied" if left_out else ""
         if left_out and is_required:
@@ -95,23 +99,33 @@ class LiveFork:
         for template in self._templates:
             template.load()
 
-    def put_into(self, fork: Sandbox) -> None:
+    def put_into(self, fork: Any) -> None:
         """Make a copy of each context in a fork. None runs before all are locked down."""
+        contexts = fork._its_contexts
+        for context, is_default, start in self._copies(fork):
+            copied = _answering(partial(context.copied, fork, start))
+            contexts.add(copied, is_default=is_default)
+
+    def put_back(self, sandbox: Any) -> None:
+        """Have each context go on in its sandbox, which was restored, from where it was stopped."""
+        for context, _, start in self._copies(sandbox):
+            _answering(partial(context.go_on_as, start))
+
+    def _copies(self, sandbox: Any) -> list[tuple[Context, bool, Callable[..., Process]]]:
+        """Make copies that wait: of which context, whether it is the default one, what lets it run."""
         taken = [number for template in self._templates for number in template.ids]
-        request = make_request(argv_of("python"), stream_stdin=True, max_output_bytes=1 << 16)
-        ready = [template.copy(fork._inner, request, taken) for template in self._templates]
-        for (context, is_default), (run, go_on) in zip(self._held, ready, strict=True):
+        request = make_request(argv_of("python"), stream_stdin=True, max_output_bytes=_KEPT_BYTES)
+        limits = sandbox.spec.limits
+        ready = [template.copy(sandbox._inner, request, taken) for template in self._templates]
 
-            def start(feed: Callable[[bytes], None], run=run, go_on=go_on) -> Process:  # type: ignore[no-untyped-def]
-                go_on()
-                pump = Pump(run, request, fork.spec.limits, feed, None)
-                return Process(pump, stdin_open=True)
+        def start(
+            run: BackendExec, go_on: Callable[[], None], feed: Callable[[bytes], None]
+        ) -> Process:
+            go_on()
+            return Process(Pump(run, request, limits, feed, None), stdin_open=True)
 
-            try:
-                copied = context.copied(fork, start)
-            except ExecError as exc:
-                raise _refused(str(exc)) from exc
-            fork._its_contexts.add(copied, is_default=is_default)
+        pairs = zip(self._held, ready, strict=True)
+        return [(*held, partial(start, *each)) for held, each in pairs]
 
     def close(self) -> None:
         """Let go of all that is kept; copies live on, and what stands still goes on. Idempotent."""
@@ -121,6 +135,13 @@ class LiveFork:
             templates, self._templates = self._templates, []
             for template in templates:
                 template.close()
+
+
+def _answering(begin: Callable[[], object]) -> Any:
+    try:
+        return begin()
+    except ExecError as exc:
+        raise _refused(str(exc)) from exc
 
 
 def _refused(reason: str, backend: str = "native") -> Unsupported:

@@ -14,7 +14,6 @@ from .reactor import reactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..backends.protocol import BackendExec
     from ..model.execs.exec import ExecResult
     from .stream import Stream
 
@@ -35,11 +34,6 @@ class Process:
         self.stderr: Stream = pump.stderr
         self.stdin = StdinWriter(pump) if stdin_open else None
         self.future: Future[ExecResult] = reactor().drive(pump)
-
-    @property
-    def run(self) -> BackendExec:
-        """The exec as its backend has it."""
-        return self._pump.run
 
     @property
     def running(self) -> bool:

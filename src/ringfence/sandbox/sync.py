@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..model.state import State
     from ..model.stats import SandboxStats
     from .expose import Exposure
+    from .marks import Mark
     from .process import Process
 
 DEFAULT_BACKEND = DEFAULT
@@ -511,6 +512,7 @@ class Sandbox:
         self,
         n: int = 1,
         *,
+        at: Mark | None = None,
         processes: str = "auto",
         network: Network | None = None,
         limits: Limits | Mapping[str, Any] | None = None,
@@ -523,6 +525,7 @@ class Sandbox:
 
         Args:
             n: 1 to 1,000.
+            at: An earlier moment to fork from; None: now. `processes` is the mark's then.
             processes: `auto` lets contexts go on in the forks, with their variables, where all of them can
                 be copied, and else copies files only, and says why in `fork_report`; `required` fails
                 where anything that runs cannot be copied; `none` copies files only.
@@ -534,9 +537,7 @@ class Sandbox:
             ResourceExhausted: There is no room for all of them; none is left.
         """
         from ..fork.branches import check_arguments, spec_of
-        from .live_fork import LiveFork
 
-        session = self.session
         check_arguments(n, processes)
         given: dict[str, Any] = {
             "network": network,
@@ -544,33 +545,80 @@ class Sandbox:
             "labels": labels,
             "secrets": secrets,
         }
+        self._check_mark(at)
         # With the network policy that holds now.
         now = self.spec.altered(network=self._inner.spec.network)
-        wanted = spec_of(now, session.id, **given)
-        applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), session.id, **given)
-        home = self._home or backend_named(session.backend)
-        live = LiveFork(self)
+        wanted = spec_of(now, self.id, **given)
+        applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), self.id, **given)
+        mark = at or self.mark(processes=processes)
         made: list[Sandbox] = []
-        report = live.stop(processes)
         try:
-            snapshot = self._inner.snapshot({})
-            try:
-                live.load()
-                for _ in range(n):
-                    fork = type(self)(home.restore(snapshot.id, applied), wanted)
-                    made.append(fork)
-                    fork._home, fork._fork_report = self._home, report
-                    fork._template += [os.dup(fd) for fd in self._template]
-                    live.put_into(fork)
-            finally:
-                home.delete_snapshot(snapshot.id)
+            for _ in range(n):
+                fork = type(self)(mark.restore(applied), wanted)
+                made.append(fork)
+                fork._home, fork._fork_report = self._home, mark.report
+                fork._template += [os.dup(fd) for fd in self._template]
+                mark.put_into(fork)
         except BaseException:
             for each in made:
                 each.terminate()
             raise
         finally:
-            live.close()
+            if at is None:
+                mark.close()
         return made
+
+    def mark(self, *, processes: str = "auto") -> Mark:
+        """Keep this moment, its files and contexts, for `rewind` and `fork(at=)`; the sandbox goes on.
+
+        Args:
+            processes: See `fork`.
+
+        Raises:
+            Unsupported: As `fork`.
+            ResourceExhausted: This process keeps as many marks as it may, 64.
+        """
+        from ..fork.branches import check_arguments
+        from .marks import Mark
+
+        check_arguments(1, processes)
+        return Mark(self, self._home or backend_named(self.session.backend), processes)
+
+    def rewind(self, mark: Mark) -> None:
+        """Go back to a mark of this sandbox, in place: its files, and the contexts that ran.
+
+        All else that runs ends, and so do cells. Contexts that were begun after the mark have ended then.
+        Limits, network policy and the directories of the host are not changed.
+
+        Raises:
+            InvalidRequest: The mark is of another sandbox.
+            LifecycleError: The mark is closed.
+            RingfenceError: It could not be restored; the sandbox has ended then, and the mark is kept.
+        """
+        from ..model.fork import LINEAGE
+
+        self._check_mark(mark)
+        spec = self._inner.spec.altered(secrets=self.spec.secrets)
+        labels = {**spec.labels, LINEAGE: spec.labels.get(LINEAGE, "")}
+        spec = spec.altered(id=self.id, labels=labels)
+        self._inner.terminate()
+        inner = mark.restore(spec)
+        self._inner = inner
+        self.files._lead_to(inner.files, lambda: inner.session.mounts)
+        for exposure in self._exposures:
+            exposure.lead_to(inner)
+        try:
+            mark.put_back(self)
+        except BaseException:
+            self.terminate()
+            raise
+
+    def _check_mark(self, mark: Mark | None) -> None:
+        if mark is None:
+            return
+        if mark.sandbox_id != self.id:
+            raise InvalidRequest("is of another sandbox", field="mark")
+        mark.check()
 
     def merge(
         self,

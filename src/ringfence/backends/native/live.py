@@ -77,6 +77,8 @@ class LiveSandbox(InCgroup):
         self.runs: dict[int, LocalExec] = {}
         # For want of memory: how many, and when the last was seen.
         self._kills_seen, self._killed_at = 0, 0.0
+        # Paths, by device and inode, of files that copied processes in it have mapped: see `live_copies`.
+        self.mapped_files: dict[tuple[int, int], bytes] = {}
         self.was_paused = False  # by an earlier process, as far as it came
 
     def begun(self, pid: int, pidfd: int, namespace_fds: list[int], sockets: list[int]) -> None:

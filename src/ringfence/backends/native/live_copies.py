@@ -59,11 +59,17 @@ class NativeTemplate(ProcessTemplate):
             theirs.close()
         try:
             streams = [os.fstat(fd).st_ino for fd in (run.stdin, run.stdout, run.stderr) if fd]
-            facts = self._ask("stop", {"pid": _pid_of(sandbox, run), "streams": streams}, _STOP_S)
+            argument = {
+                "pid": _pid_of(sandbox, run),
+                "streams": streams,
+                "files": sandbox.mapped_files,
+            }
+            facts = self._ask("stop", argument, _STOP_S)
         except BaseException:
             self.close()
             raise
         self.ids, self.bytes = facts["ids"], facts["bytes"]
+        self._files: dict[tuple[int, int], bytes] = facts["files"]
 
     def release(self) -> None:
         """Let the process go on. It does as well where the helper has ended: ptrace(2)."""
@@ -109,6 +115,7 @@ class NativeTemplate(ProcessTemplate):
             for report in reports:
                 report.close()
             raise
+        sandbox.mapped_files.update(self._files)
         return run, partial(_let_run, reports[0])
 
     def _begin(self, argument: dict[str, Any], fds: list[int]) -> tuple[wire.Socket, int]:

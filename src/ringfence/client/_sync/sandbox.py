@@ -7,7 +7,7 @@ import os
 import uuid
 from functools import partial
 
-from ...errors import InvalidRequest, LifecycleError
+from ...errors import InvalidRequest, LifecycleError, Unsupported
 from ...model.base import checks
 from ...model.calls import (
     check_callbacks,
@@ -343,6 +343,7 @@ class RemoteSandbox:
         self,
         n: int = 1,
         *,
+        at: object = None,
         processes: str = "auto",
         network: Network | None = None,
         limits: Limits | Mapping[str, Any] | None = None,
@@ -353,9 +354,12 @@ class RemoteSandbox:
 
         Raises:
             QuotaExceeded: The owner may not have as many; none is left.
+            Unsupported: `at` is given: a server keeps no marks.
         """
         from ...fork.branches import check  # few sandboxes need it
 
+        if at is not None:
+            raise _no_marks()
         check(n, processes, self.id)
         body: dict[str, Any] = {"n": n, "processes": processes}
         if network is not None:
@@ -377,6 +381,24 @@ class RemoteSandbox:
             fork._fork_report = report
             made.append(fork)
         return made
+
+    def mark(self, *, processes: str = "auto") -> Never:
+        """Refuse: a server keeps no marks; see `Sandbox.mark`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        del processes
+        raise _no_marks()
+
+    def rewind(self, mark: object) -> Never:
+        """Refuse: a server keeps no marks; see `Sandbox.rewind`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        del mark
+        raise _no_marks()
 
     def merge(
         self,
@@ -475,3 +497,11 @@ def body_of(spec: SandboxSpec, **others: Any) -> dict[str, Any]:
 def new_key() -> str:
     """Make an idempotency key: a request with one is safe to repeat."""
     return f"{os.getpid():x}-{uuid.uuid4().hex}"
+
+
+def _no_marks() -> Unsupported:
+    return Unsupported(
+        "a server keeps no marks",
+        operation="mark",
+        hint="snapshot() saves the files; in this process, Sandbox has marks",
+    )

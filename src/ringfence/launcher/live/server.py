@@ -75,7 +75,7 @@ class _Server:
             self.template.close()
 
     def _do_stop(self, argument: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        source = Source(argument["pid"], argument["streams"])
+        source = Source(argument["pid"], argument["streams"], argument["files"])
         source.stop()
         self.source = source
         return describe(source)

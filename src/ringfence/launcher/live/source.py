@@ -104,13 +104,16 @@ class Source:
     Args:
         pid: As we see it.
         streams: Inodes of the pipes that its copies get others for, in their order.
+        files: Paths by device and inode, of a source that this is a copy of: the mounts through which that
+            one mapped them may have gone, and then the kernel names no path.
 
     Attributes:
         child: A copy that the kernel made, which stands still too: its memory is what copies get.
     """
 
-    def __init__(self, pid: int, streams: list[int]) -> None:
+    def __init__(self, pid: int, streams: list[int], files: dict[tuple[int, int], bytes]) -> None:
         self.pid, self._streams = pid, streams
+        self.files = files
         self.threads: list[State] = []
         self.mappings: list[Mapping] = []
         self.descriptors: dict[int, Descriptor] = {}
@@ -249,7 +252,11 @@ class Source:
         """Open the file of a mapping where nobody inside can write to it; else its content is copied."""
         key = mapping.device, mapping.inode
         if key not in known:
-            known[key] = _open_read_only(root, mapping)
+            for name in (mapping.name, self.files.get(key, b"")):
+                known[key] = _open_read_only(root, mapping, name)
+                if known[key] >= 0:
+                    self.files[key] = name
+                    break
         if known[key] >= 0:
             mapping.file = os.dup(known[key])
         else:
@@ -446,13 +453,11 @@ def _leave_sequence(state: State, memory: int) -> None:
         state.registers["rip"] = abort
 
 
-def _open_read_only(root: int, mapping: Mapping) -> int:
+def _open_read_only(root: int, mapping: Mapping, path: bytes) -> int:
     """Open a mapped file, if it is the one and lies where nobody inside can write; else -1."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = files.openat2(
-            root, mapping.name.decode("utf-8", "surrogateescape"), flags, resolve=_RESOLVE
-        )
+        fd = files.openat2(root, path.decode("utf-8", "surrogateescape"), flags, resolve=_RESOLVE)
     except OSError:
         return -1
     status = os.fstat(fd)
@@ -502,4 +507,5 @@ def describe(source: Source) -> dict[str, Any]:
         "threads": len(source.threads),
         "bytes": sum(end - start for start, end in source.runs),
         "ids": [each.id_inside for each in source.threads],
+        "files": source.files,
     }

@@ -1,0 +1,131 @@
+"""forks: copy a live Python context into new sandboxes, beside os.fork() of a bare process of that size."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from ...launcher import wire
+from ...sandbox import Sandbox
+from ..rows import VALUE, Row, Target
+from ..turns import OURS, Samples, take_turns
+from .files import timed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...sandbox.marks import Mark
+    from ..settings import Settings
+
+_MIB = 118
+_STATE = f"import os; state = bytearray(os.urandom(1 << 20) * {_MIB})"
+_MANY = 100
+_PEER = "os.fork() without isolation"
+# Answers one byte for each request, from a child of its own each time.
+_BARE = f"""
+import os, sys
+state = bytearray(os.urandom(1 << 20) * {_MIB})
+os.write(1, b"r")
+while os.read(0, 1):
+    pid = os.fork()
+    if not pid:
+        os.write(1, b"%d" % (len(state) % 7))
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def measure(settings: Settings) -> Iterator[Row]:
+    """Milliseconds from the call to the first reply of the last fork; what is made is ended outside."""
+    rounds = settings.slow_rounds
+    with Sandbox.create() as source:
+        source.run_code(_STATE)
+        bare, ours = _start_bare()
+        try:
+
+            def fork_bare() -> float:
+                return timed(lambda: _ask(ours), _nothing)
+
+            with source.mark(processes="required") as mark:
+
+                def fork() -> float:
+                    made: list[Sandbox] = []
+
+                    def begin() -> None:
+                        made.extend(source.fork(at=mark))
+                        made[0].run_code("len(state)")
+
+                    return timed(begin, partial(_end, made))
+
+                def rewind() -> float:
+                    def back() -> None:
+                        source.rewind(mark)
+                        source.run_code("len(state)")
+
+                    return timed(back, _nothing)
+
+                what = f"fork of a context with {_MIB} MiB, to its first reply"
+                samples = take_turns({OURS: fork, _PEER: fork_bare}, rounds)
+                yield _row(what, samples, Target(VALUE, must=8.0, aim=4.0), peer=True)
+                what = "rewind of it, to its first reply"
+                target = Target(VALUE, must=5.0, aim=1.9)
+                yield _row(what, take_turns({OURS: rewind}, rounds), target)
+
+                def fork_many() -> float:
+                    made: list[Sandbox] = []
+                    return timed(
+                        lambda: made.extend(source.fork(_MANY, at=mark)), partial(_end, made)
+                    )
+
+                what = f"{_MANY} forks of it"
+                target = Target(VALUE, must=500.0, aim=250.0)
+                yield _row(what, take_turns({OURS: fork_many}, min(rounds, 3)), target)
+
+            def keep() -> float:
+                made: list[Mark] = []
+                return timed(lambda: made.append(source.mark()), partial(_close, made))
+
+            what = "mark of it"
+            target = Target(VALUE, must=50.0, aim=10.0)
+            yield _row(what, take_turns({OURS: keep}, rounds), target)
+        finally:
+            ours.close()
+            os.waitpid(bare, 0)
+
+
+def _row(what: str, samples: Samples, target: Target, *, peer: bool = False) -> Row:
+    count, ours = len(samples.seconds[OURS]), samples.median_ms(OURS)
+    if not peer:
+        return Row("forks", what, "ms", ours, target=target, samples=count)
+    return Row("forks", what, "ms", ours, _PEER, samples.median_ms(_PEER), target, count)
+
+
+def _end(made: list[Sandbox]) -> None:
+    for each in made:
+        each.terminate()
+
+
+def _close(made: list[Mark]) -> None:
+    for each in made:
+        each.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _start_bare() -> tuple[int, wire.Socket]:
+    ours, theirs = wire.socketpair()
+    actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), fd) for fd in (0, 1)]
+    argv = [sys.executable, "-I", "-c", _BARE]
+    pid = os.posix_spawn(sys.executable, argv, {}, file_actions=actions)
+    theirs.close()
+    assert ours.recv(1) == b"r"
+    return pid, ours
+
+
+def _ask(bare: wire.Socket) -> None:
+    bare.send(b"g")
+    bare.recv(1)
