@@ -324,7 +324,11 @@ class AsyncSandbox:
         return await in_thread(self._sandbox.mark, processes=processes)
 
     async def rewind(self, mark: Mark) -> None:
-        """Go back to a mark of this sandbox; see `Sandbox.rewind`."""
+        """Go back to a mark of this sandbox; see `Sandbox.rewind`.
+
+        Args:
+            mark: Of this sandbox, and not closed.
+        """
         await in_thread(self._sandbox.rewind, mark)
 
     async def merge(

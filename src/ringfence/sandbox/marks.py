@@ -25,7 +25,11 @@ _kept: set[str] = set()
 class Mark:
     """A moment of a sandbox: its files, and the contexts that ran. A context manager: leaving it closes it.
 
-    It needs the sandbox no more, and lives as long as the process that made it.
+    It needs the sandbox no more, and lives as long as the process that made it. Made by `Sandbox.mark`.
+
+    Args:
+        home: The backend of the sandbox.
+        processes: See `Sandbox.fork`.
 
     Attributes:
         sandbox_id: Id of the sandbox.
@@ -71,7 +75,11 @@ class Mark:
         return self._home.restore(self.id, spec)
 
     def put_into(self, fork: Any) -> None:
-        """Make a copy of each context in a fork."""
+        """Make a copy of each context.
+
+        Args:
+            fork: A sandbox made by `restore`, in which nothing has run.
+        """
         self._live.put_into(fork)
 
     def put_back(self, sandbox: Any) -> None:

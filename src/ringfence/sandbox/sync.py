@@ -590,6 +590,9 @@ class Sandbox:
         All else that runs ends, and so do cells. Contexts that were begun after the mark have ended then.
         Limits, network policy and the directories of the host are not changed.
 
+        Args:
+            mark: Of this sandbox, and not closed. It can be used again.
+
         Raises:
             InvalidRequest: The mark is of another sandbox.
             LifecycleError: The mark is closed.

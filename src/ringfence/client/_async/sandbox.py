@@ -395,6 +395,9 @@ class AsyncRemoteSandbox:
     async def rewind(self, mark: object) -> Never:
         """Refuse: a server keeps no marks; see `Sandbox.rewind`.
 
+        Args:
+            mark: Anything; it is not used.
+
         Raises:
             Unsupported: Always.
         """

@@ -394,6 +394,9 @@ class RemoteSandbox:
     def rewind(self, mark: object) -> Never:
         """Refuse: a server keeps no marks; see `Sandbox.rewind`.
 
+        Args:
+            mark: Anything; it is not used.
+
         Raises:
             Unsupported: Always.
         """
