@@ -146,7 +146,8 @@ def test_several_contexts_keep_their_places(sandbox: Sandbox) -> None:
 
 _REFUSED = {
     "child": "import subprocess; child = subprocess.Popen(['sleep', '100'])",
-    "socket": "import socket; pair = socket.socketpair()",
+    "server": "import socket; server = socket.create_server(('127.0.0.1', 0))",
+    "full pair": "import socket; pair = socket.socketpair(); pair[0].send(b'x')",
     "shared memory": "import mmap; shared = mmap.mmap(-1, 4096)",
     "removed": "import os; lost = open('/tmp/lost', 'w'); os.remove('/tmp/lost')",
     "lock": "import fcntl; held = open('/tmp/held', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
@@ -172,6 +173,25 @@ def test_what_cannot_be_copied_is_refused_before_anything_happens(
         error = fork.run_code("kept").error
         assert error is not None
         assert "NameError" == error.name
+
+
+def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
+    """With its epoll descriptor, its socket pair, and what was scheduled."""
+    sandbox.run_code(
+        "import asyncio, os, selectors\n"
+        "async def later():\n await asyncio.sleep(0.01)\n return 'slept'\n"
+        "queue = asyncio.Queue(); await queue.put(3); task = asyncio.create_task(later())\n"
+        "counter = os.eventfd(5); poll = selectors.EpollSelector()\n"
+        "poll.register(counter, selectors.EVENT_READ, 'ready')"
+    )
+    with ExitStack() as stack:
+        forks = [stack.enter_context(each) for each in sandbox.fork(2, processes="required")]
+        for each in (sandbox, *forks):
+            assert "(3, 'slept')" == each.run_code("await queue.get(), await task").text
+            asked = "[key.data for key, _ in poll.select(0)], os.eventfd_read(counter)"
+            assert "(['ready'], 5)" == each.run_code(asked).text
+            threaded = "await asyncio.get_running_loop().run_in_executor(None, lambda: 6)"
+            assert "6" == each.run_code(threaded).text
 
 
 def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:

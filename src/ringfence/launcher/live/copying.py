@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _READ, _WRITE, _OPEN, _CLOSE, _LSEEK, _MUNMAP, _DUP, _SETITIMER = 0, 1, 2, 3, 8, 11, 32, 38
 _SENDMSG, _EXIT_GROUP, _WAIT4, _FCNTL, _CHDIR, _SETSID, _SETGROUPS = 46, 231, 61, 72, 80, 112, 116
 _SETRESUID, _SETRESGID, _CAPSET, _SIGQUEUE, _PRCTL, _ARCH_PRCTL = 117, 119, 126, 129, 157, 158
+_SOCKETPAIR = 53
 _SET_TID_ADDRESS, _EPOLL_CTL, _SET_ROBUST_LIST, _EVENTFD, _EPOLL_CREATE = 218, 233, 273, 290, 291
 _DUP3, _PIPE2, _TGSIGQUEUE, _PRLIMIT, _SECCOMP, _RSEQ, _CLONE3 = 292, 293, 297, 302, 317, 334, 435
 _SETNS, _OPENAT2 = 308, 437
@@ -257,15 +258,14 @@ class _Copy:
         ends: dict[int, tuple[int, int]] = {}
         for inode, content in self.source.pipes.items():
             self.steps.add(_PIPE2, self.steps.put(bytes(8)), 0)
-            low = self._lowest(2)
-            ends[inode] = self.free, self.free + 1
-            for fd, there in zip(low, ends[inode], strict=True):
-                self.steps.exactly(there, _DUP3, fd, there, _CLOEXEC)
-                self.steps.add(_CLOSE, fd)
-            self.free += 2
+            ends[inode] = self._park_two()
             if content:
                 at = self.steps.put(content)
                 self.steps.exactly(len(content), _WRITE, ends[inode][1], at, len(content))
+        for kind, one, other in self.source.pairs:
+            self.steps.add(_SOCKETPAIR, 1, kind, 0, self.steps.put(bytes(8)))
+            ends[one] = self._park_two()
+            ends[other] = ends[one][::-1]
         for number, each in sorted(self.source.descriptors.items()):
             self._place(number, each, ends)
             self.used.add(number)
@@ -274,18 +274,26 @@ class _Copy:
                 event = self.steps.put(struct.pack("=IQ", events, data))
                 self.steps.add(_EPOLL_CTL, number, 1, watched, event)
 
+    def _park_two(self) -> tuple[int, int]:
+        """Move two new descriptors, of the lowest numbers, out of the way."""
+        there = self.free, self.free + 1
+        for fd, place in zip(self._lowest(2), there, strict=True):
+            self.steps.exactly(place, _DUP3, fd, place, _CLOEXEC)
+            self.steps.add(_CLOSE, fd)
+        self.free += 2
+        return there
+
     def _place(self, number: int, each: Descriptor, ends: dict[int, tuple[int, int]]) -> None:
         on_exec = each.flags & _CLOEXEC
         status = each.flags & _STATUS
         if each.same_as >= 0:
             self.steps.exactly(number, _DUP3, each.same_as, number, on_exec)
             return
-        if each.kind in ("given", "pipe"):
-            there = (
-                self.stream[each.given]
-                if each.kind == "given"
-                else ends[each.pipe][(each.flags & 3) == os.O_WRONLY]
-            )
+        if each.kind in ("given", "pipe", "socket"):
+            if each.kind == "given":
+                there = self.stream[each.given]
+            else:  # a socket is open for both
+                there = ends[each.pipe][(each.flags & 3) == os.O_WRONLY]
             self.steps.exactly(number, _DUP3, there, number, on_exec)
             if status:
                 self.steps.add(_FCNTL, number, _F_SETFL, status)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import _struct as struct
 import fcntl
+import marshal
 import posix as os
 import stat
 
-from ...linux import files, libc, on_behalf, tracing
+from ...linux import files, libc, namespaces, on_behalf, tracing, unix_diag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Descriptor:
     """An open file of the process.
 
     Attributes:
-        kind: `given`, `pipe`, `file`, `event` or `epoll`.
+        kind: `given`, `pipe`, `socket`, `file`, `event` or `epoll`.
+        pipe: Inode, of a pipe or socket.
         flags: Of open(2), with O_CLOEXEC.
         same_as: A lower descriptor of the same open file; -1: there is none.
     """
@@ -118,6 +120,7 @@ class Source:
         self.mappings: list[Mapping] = []
         self.descriptors: dict[int, Descriptor] = {}
         self.pipes: dict[int, bytes] = {}  # content by inode
+        self.pairs: list[tuple[int, int, int]] = []  # kind, and both inodes
         self.actions: dict[int, bytes] = {}
         self.timers: dict[int, bytes] = {}
         self.pending: list[bytes] = []
@@ -276,6 +279,7 @@ class Source:
             self.descriptors[number] = self._descriptor(number)
         self._find_shared()
         self._read_pipes()
+        self._read_pairs()
         self.cwd = os.readlink(f"/proc/{self.pid}/cwd")
         self.exe = os.readlink(f"/proc/{self.pid}/exe")
 
@@ -292,6 +296,10 @@ class Source:
             found.pipe = int(target[6:-1])
             if found.pipe in self._streams:
                 found.kind, found.given = "given", self._streams.index(found.pipe)
+            return found
+        if target.startswith("socket:["):
+            found = Descriptor("socket", flags)
+            found.pipe = int(target[8:-1])
             return found
         if target == "anon_inode:[eventfd]":
             found = Descriptor("event", flags)
@@ -329,7 +337,7 @@ class Source:
         """Find descriptors of one open file, which share their position: kcmp(2), KCMP_FILE."""
         seen: dict[tuple[str, str, int], list[int]] = {}
         for number, each in self.descriptors.items():
-            if each.kind in ("given", "pipe"):
+            if each.kind in ("given", "pipe", "socket"):
                 continue
             others = seen.setdefault((each.kind, each.path, each.count), [])
             for other in others:
@@ -350,6 +358,25 @@ class Source:
                 number = next(iter(numbers.values()))
                 raise CannotCopy(f"descriptor {number} is a pipe to another process")
             self.pipes[inode] = self._content(numbers[0])
+
+    def _read_pairs(self) -> None:
+        """Find which of its sockets are pairs of socketpair(2), with nothing in them."""
+        ours = {
+            each.pipe: number for number, each in self.descriptors.items() if each.kind == "socket"
+        }
+        if not ours:
+            return
+        known = _unix_sockets(self.pid)
+        for inode, number in ours.items():
+            kind, peer, waiting = known.get(inode, (0, 0, 0))
+            if peer not in ours:
+                raise CannotCopy(
+                    f"descriptor {number} is a socket to another process, or a server's"
+                )
+            if waiting:
+                raise CannotCopy(f"descriptor {number} is a socket with {waiting} bytes in it")
+            if inode < peer:
+                self.pairs.append((kind, inode, peer))
 
     def _content(self, number: int) -> bytes:
         fd = on_behalf.descriptor(self.pid, number, 0)
@@ -451,6 +478,46 @@ def _leave_sequence(state: State, memory: int) -> None:
     _version, _flags, start, length, abort = struct.unpack("=IIQQQ", found)
     if start <= state.registers["rip"] < start + length:
         state.registers["rip"] = abort
+
+
+def _unix_sockets(pid: int) -> dict[int, tuple[int, int, int]]:
+    """Return kind, peer and bytes that wait, by inode, of all in the network namespace of a process.
+
+    A child of ours goes there: nobody comes back from another user namespace.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(read)
+            with open(write, "wb") as file:
+                file.write(marshal.dumps(_look_there(pid)))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    found: dict[int, tuple[int, int, int]] | None = marshal.loads(data) if data else None
+    if found is None:
+        raise CannotCopy("it has sockets, and this kernel does not tell what they lead to")
+    return found
+
+
+def _look_there(pid: int) -> dict[int, tuple[int, int, int]] | None:
+    try:
+        for name, kind in (("user", namespaces.CLONE_NEWUSER), ("net", namespaces.CLONE_NEWNET)):
+            ours, theirs = (os.stat(f"/proc/{each}/ns/{name}") for each in ("self", pid))
+            if ours.st_ino != theirs.st_ino:
+                fd = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                namespaces.setns(fd, kind)
+                os.close(fd)
+        return {
+            inode: (each.kind, each.peer, each.waiting)
+            for inode, each in unix_diag.sockets().items()
+        }
+    except OSError:
+        return None
 
 
 def _open_read_only(root: int, mapping: Mapping, path: bytes) -> int:
