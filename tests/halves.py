@@ -19,6 +19,7 @@ from ringfence.testing.conformance.optional import (
     Attendance,
     Comparison,
     Durability,
+    Forks,
     Profiles,
     Tenancy,
 )
@@ -42,6 +43,7 @@ class ForEachUser(
     Tenancy,
     Profiles,
     Attendance,
+    Forks,
 ):
     """Files of the host and owners, limits and what holds: done with what the user may do."""
 

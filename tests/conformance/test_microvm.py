@@ -26,6 +26,7 @@ from ringfence.testing.conformance.optional import (
     Attendance,
     Comparison,
     Durability,
+    Forks,
     Profiles,
     Tenancy,
 )
@@ -77,6 +78,7 @@ class TestMicrovm(
     Tenancy,
     Profiles,
     Attendance,
+    Forks,
 ):
     """One half of the suite."""
 

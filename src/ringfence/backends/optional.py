@@ -207,6 +207,10 @@ class ProcessTemplate:
 class Forkable:
     """A sandbox whose running processes can be copied into other sandboxes of its backend."""
 
+    def start(self, request: ExecRequest) -> BackendExec:
+        """See `BackendSandbox`."""
+        raise NotImplementedError
+
     def running(self) -> Mapping[str, str]:
         """Return the commands of all execs that run, by id."""
         raise NotImplementedError

@@ -28,7 +28,7 @@ from .lifecycle import Lifecycle
 from .limits import LimitsThatBite
 from .mounts import Mounts
 from .network import Network
-from .optional import Attendance, Comparison, Durability, Profiles, Tenancy
+from .optional import Attendance, Comparison, Durability, Forks, Profiles, Tenancy
 from .reports import Reports
 from .requests import Requests
 from .suspension import Suspension
@@ -38,7 +38,9 @@ from .warmth import Warmth
 __all__ = ["PROGRAMS", "BackendConformance", "BasicConformance", "ConformanceBase", "needs"]
 
 
-class BasicConformance(Lifecycle, Execs, Comparison, Durability, Tenancy, Profiles, Attendance):
+class BasicConformance(
+    Lifecycle, Execs, Comparison, Durability, Tenancy, Profiles, Attendance, Forks
+):
     """The first half of the way: lifecycle, execs, and the optional parts that are declared."""
 
 
@@ -63,5 +65,6 @@ class BackendConformance(
     Tenancy,
     Profiles,
     Attendance,
+    Forks,
 ):
     """The whole suite; subclass it as `Test...` and override `make_backend`."""

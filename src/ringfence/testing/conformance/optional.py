@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ...backends import optional
 from ...errors import RingfenceError, SnapshotNotFound, Unsupported
 from ...model.execs.exec import ExecRequest
+from ...model.fork import LINEAGE
 from ...policy.seccomp import SeccompPolicy
 from ..lab import Lab
 from ..running import wait_done
@@ -18,11 +20,12 @@ from .base import ConformanceBase
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...backends.protocol import Backend
+    from ...backends.protocol import Backend, BackendExec
     from ...model.changes import Changes
     from .base import MakeSandbox
 
 Part = TypeVar("Part")
+_FORK = {LINEAGE: "another"}
 NO_MKDIR = {"extends": "os_hardened", "rules": [{"names": ["mkdir", "mkdirat"], "action": "EPERM"}]}
 
 
@@ -202,3 +205,58 @@ class Attendance(ConformanceBase):
         sandbox.sh("i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done")
 
         assert before is None or before <= (clock.cpu_ns() or 0)
+
+
+_COUNTS = "n=5; while read -r line; do n=$((n+1)); echo $n; done"
+
+
+class Forks(ConformanceBase):
+    """A shell that counts the lines that it reads goes on in another sandbox from the number it has."""
+
+    def test_a_running_program_goes_on_in_another_sandbox(
+        self, sandbox: Lab, make_sandbox: MakeSandbox
+    ) -> None:
+        forkable = declared(sandbox.sandbox, optional.Forkable)
+        wanted = ExecRequest(("sh", "-c", _COUNTS), stream_stdin=True)
+        run = forkable.start(wanted)
+        assert b"6\n" == self._ask(run)
+        assert "sh" == forkable.running()[run.id]
+        template = forkable.template(run)
+        try:
+            template.release()
+            template.load()
+            assert b"7\n" == self._ask(run)
+            others = [make_sandbox(labels=_FORK).sandbox for _ in range(2)]
+            copies = [template.copy(each, wanted, template.ids) for each in others]
+        finally:
+            template.close()
+        for copy, go_on in copies:
+            go_on()
+            assert b"7\n" == self._ask(copy)
+        assert b"8\n" == self._ask(run)
+        copy, _ = copies[0]
+        copy.close_stdin()
+        wait_done(copy, self.patience_s)
+        assert 0 == copy.status().exit_code
+        copies[1][0].kill()
+        wait_done(copies[1][0], self.patience_s)
+        assert "caller" == copies[1][0].status().killed_by
+
+    def test_what_cannot_be_copied_goes_on(self, sandbox: Lab) -> None:
+        forkable = declared(sandbox.sandbox, optional.Forkable)
+        script = f"sleep 1000 & {_COUNTS}; kill $!"
+        run = forkable.start(ExecRequest(("sh", "-c", script), stream_stdin=True))
+        assert b"6\n" == self._ask(run)
+        with pytest.raises(Unsupported, match="child processes"):
+            forkable.template(run)
+        assert b"7\n" == self._ask(run)
+
+    def _ask(self, run: BackendExec) -> bytes:
+        """Give a line, and read one."""
+        assert run.stdin is not None
+        assert run.stdout is not None
+        os.write(run.stdin, b"\n")
+        poll = select.poll()
+        poll.register(run.stdout, select.POLLIN)
+        assert poll.poll(self.patience_s * 1000)
+        return os.read(run.stdout, 100)
