@@ -16,7 +16,13 @@ from ringfence import Sandbox
 from ringfence.backends.native.live_copies import NativeTemplate
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.contexts.frames import argv_of
-from ringfence.errors import InvalidRequest, LifecycleError, ResourceExhausted, Unsupported
+from ringfence.errors import (
+    ExecNotFound,
+    InvalidRequest,
+    LifecycleError,
+    ResourceExhausted,
+    Unsupported,
+)
 from ringfence.launcher.live import steps
 from ringfence.linux import libc
 from ringfence.model.calls import make_request
@@ -175,6 +181,38 @@ def test_what_cannot_be_copied_is_refused_before_anything_happens(
         assert "NameError" == error.name
 
 
+_COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"
+
+
+def test_processes_go_on_under_their_ids(sandbox: Sandbox) -> None:
+    counter = sandbox.start(["sh", "-c", _COUNTER], stream_stdin=True)
+    idle = sandbox.start(["sleep", "1000"])
+    assert counter.stdin is not None
+    counter.stdin.write(b"a\n")
+    assert b"a 1\n" == next(iter(counter.stdout))
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1]:
+        for number, fork in enumerate(forks):
+            report = fork.fork_report
+            assert report is not None
+            assert (counter.id, idle.id) == report.processes
+            copy = fork.process(counter.id)
+            assert copy.stdin is not None
+            for _ in range(number + 1):
+                copy.stdin.write(b"b\n")
+            copy.stdin.close()
+            wanted = b"b 2\nb 3\nend\n" if number else b"b 2\nend\n"
+            assert wanted == copy.wait(10).stdout
+            assert fork.process(idle.id).running
+            fork.process(idle.id).kill()
+            assert "caller" == fork.process(idle.id).wait(10).killed_by
+        assert counter.running
+        assert idle.running
+    counter.stdin.write(b"c\n")
+    counter.stdin.close()
+    assert b"a 1\nc 2\nend\n" == counter.wait(10).stdout
+
+
 def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
     """With its epoll descriptor, its socket pair, and what was scheduled."""
     sandbox.run_code(
@@ -197,15 +235,18 @@ def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
 def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:
     context = sandbox.context()
     sandbox.fork(processes="required")[0].terminate()
-    process = sandbox.start(["sleep", "100"])
-    with pytest.raises(Unsupported, match="sleep"):
+    process = sandbox.start(["sh", "-c", "sleep 100 & wait"])
+    with pytest.raises(Unsupported, match=r"child processes \(sh\)"):
         sandbox.fork(processes="required")
     (fork,) = sandbox.fork()
     with fork:
         report = fork.fork_report
         assert report is not None
-        assert report.has_processes
-        assert re.fullmatch(r"\('exec-\d+ \(sleep\)',\)", str(report.left_out))
+        assert (context.id,) == report.contexts
+        assert (f"{process.id} (sh)",) == report.left_out
+        assert "child processes" in report.reason
+        with pytest.raises(ExecNotFound):
+            fork.process(process.id)
     process.kill()
     process.wait()
     assert context.hold()

@@ -212,7 +212,7 @@ class Forkable:
         raise NotImplementedError
 
     def running(self) -> Mapping[str, str]:
-        """Return the commands of all execs that run, by id."""
+        """Return the commands of all execs that run, by id, in the order in which they began."""
         raise NotImplementedError
 
     def template(self, run: BackendExec) -> ProcessTemplate:

@@ -26,9 +26,10 @@ class ForkReport(Model):
 
     Attributes:
         parent: Id of the sandbox that was forked.
-        has_processes: True if its processes go on in the fork; False: only its files are there.
-        reason: Why processes were left out; empty where they were not asked for.
-        contexts: Ids of the contexts that go on in the fork, as the parent numbers them.
+        has_processes: True if something that ran goes on in the fork; False: only the files are there.
+        reason: Why something was left out; empty where nothing was, or nothing was asked for.
+        contexts: Ids of the contexts that go on, which are the same in the fork.
+        processes: Ids of other processes that go on, which are the same in the fork.
         left_out: Execs that ran in the parent, and are not in the fork: id and command.
     """
 
@@ -36,6 +37,7 @@ class ForkReport(Model):
     has_processes: bool = False
     reason: str = ""
     contexts: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 

@@ -197,6 +197,10 @@ class AsyncSandbox:
         """Start a process in the background; options as for `Sandbox.start`."""
         return AsyncProcess(await in_thread(self._sandbox.start, argv, **options))
 
+    async def process(self, exec_id: str) -> AsyncProcess:
+        """A process that was started before; see `Sandbox.process`."""
+        return AsyncProcess(self._sandbox.process(exec_id))
+
     async def context(
         self,
         language: str = "python",

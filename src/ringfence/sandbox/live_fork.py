@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from ..backends.optional import Forkable
-from ..contexts.frames import argv_of
 from ..errors import ExecError, Unsupported
 from ..model.calls import make_request
 from ..model.fork import ForkReport
@@ -21,25 +20,41 @@ if TYPE_CHECKING:
     from ..backends.optional import ProcessTemplate
     from ..backends.protocol import BackendExec
     from ..contexts import Context
+    from ..model.execs.exec import ExecRequest
+    from ..model.limits import Limits
+
+
+class _Held:
+    """A process that stands still, and its template.
+
+    Attributes:
+        context, is_default: The context that it runs, or None.
+        has_stdin: Its standard input is written by the caller.
+    """
+
+    context: Context | None = None
+    is_default = False
+
+    def __init__(self, id: str, command: str, template: ProcessTemplate, has_stdin: bool) -> None:
+        self.id, self.command, self.template, self.has_stdin = id, command, template, has_stdin
 
 
 class LiveFork:
-    """The contexts of a sandbox, as its forks take them along: every one, or none.
+    """Processes of a sandbox, as its forks take them along: all contexts or none, and others one by one.
 
-    From `stop` to `release` the contexts stand still, so that files can be saved of the same moment.
+    From `stop` to `release` it stands still, so that files can be saved of the same moment.
 
     Args:
-        sandbox: Its contexts are those that were opened through this object.
+        sandbox: Its contexts and processes are those that were begun through this object.
     """
 
     def __init__(self, sandbox: Any) -> None:
         self._sandbox = sandbox
-        self._held: list[tuple[Context, bool]] = []
-        self._templates: list[ProcessTemplate] = []
-        self._is_stopped = False
+        self._held: list[_Held] = []
+        self._waiting: list[Context] = []  # contexts that begin no cell meanwhile
 
     def stop(self, processes: str) -> ForkReport:
-        """Stop all contexts; what goes along.
+        """Stop all of it; what goes along.
 
         Args:
             processes: See `Sandbox.fork`.
@@ -54,7 +69,6 @@ class LiveFork:
             return self._stop(parent, is_required=processes == "required")
         except Unsupported as exc:
             self.close()
-            self._held = []
             if processes == "required":
                 raise
             return ForkReport(parent, reason=exc.message)
@@ -67,74 +81,108 @@ class LiveFork:
         if not isinstance(inner, Forkable):
             name = self._sandbox.session.backend
             raise _refused(f"the {name} backend copies files only, and no running processes", name)
-        running = dict(inner.running())
-        self._is_stopped = True
-        for context, is_default in self._sandbox._its_contexts.running():
-            running.pop(context.id, None)
-            if not context.hold():
-                raise _refused(f"context {context.id} runs a cell")
-            self._held.append((context, is_default))
-            self._templates.append(inner.template(context._process._pump.run))
-        left_out = tuple(f"{id} ({command})" for id, command in running.items())
-        reason = "only contexts are copied" if left_out else ""
-        if left_out and is_required:
-            raise _refused(f"{reason}, and other commands run: {', '.join(left_out)}")
-        contexts = tuple(context.id for context, _ in self._held)
-        return ForkReport(parent, bool(contexts), reason, contexts, left_out)
+        contexts = {
+            each.id: (each, default) for each, default in self._sandbox._its_contexts.running()
+        }
+        left_out: dict[str, str] = {}
+        for id, command in inner.running().items():  # in the order in which they began
+            if id in contexts:
+                self._hold_context(inner, command, *contexts[id])
+                continue
+            process = self._sandbox._started.get(id)
+            try:
+                if process is None:
+                    raise _refused(f"{id} cannot be copied: nobody would read its output")
+                template = inner.template(process._pump.run)
+                self._held.append(_Held(id, command, template, process.stdin is not None))
+            except Unsupported as exc:
+                if is_required:
+                    raise _refused(f"{exc.message} ({command})") from exc
+                left_out[f"{id} ({command})"] = exc.message
+        ids = {True: [], False: []}  # type: dict[bool, list[str]]
+        for each in self._held:
+            ids[each.context is not None].append(each.id)
+        reason = "; ".join(left_out.values())
+        return ForkReport(
+            parent, bool(self._held), reason, tuple(ids[True]), tuple(ids[False]), tuple(left_out)
+        )
+
+    def _hold_context(
+        self, inner: Forkable, command: str, context: Context, is_default: bool
+    ) -> None:
+        if not context.hold():
+            raise _refused(f"context {context.id} runs a cell")
+        self._waiting.append(context)
+        template = inner.template(context._process._pump.run)
+        held = _Held(context.id, command, template, has_stdin=True)
+        held.context, held.is_default = context, is_default
+        self._held.append(held)
 
     def release(self) -> None:
-        """Let them go on; idempotent."""
-        if self._is_stopped:
-            self._is_stopped = False
-            try:
-                for template in self._templates:
-                    template.release()
-            finally:
-                for context, _ in self._held:
-                    context.let_go()
+        """Let it go on; idempotent."""
+        try:
+            for held in self._held:
+                held.template.release()
+        finally:
+            waiting, self._waiting = self._waiting, []
+            for context in waiting:
+                context.let_go()
 
     def load(self) -> None:
-        """Let them go on, and copy the memory that they had."""
+        """Let it go on, and copy the memory that it had."""
         self.release()
-        for template in self._templates:
-            template.load()
+        for held in self._held:
+            held.template.load()
 
     def put_into(self, fork: Any) -> None:
-        """Make a copy of each context in a fork. None runs before all are locked down."""
-        contexts = fork._its_contexts
-        for context, is_default, start in self._copies(fork):
-            copied = _answering(partial(context.copied, fork, start))
-            contexts.add(copied, is_default=is_default)
+        """Make a copy of each process in a fork. None runs before all are locked down."""
+        for held, start in self._copies(fork):
+            if held.context is None:
+                fork._began(start(None))
+            else:
+                copied = _answering(partial(held.context.copied, fork, start))
+                fork._its_contexts.add(copied, is_default=held.is_default)
 
     def put_back(self, sandbox: Any) -> None:
-        """Have each context go on in its sandbox, which was restored, from where it was stopped."""
-        for context, _, start in self._copies(sandbox):
-            _answering(partial(context.go_on_as, start))
+        """Have each go on in its sandbox, which was restored, from where it was stopped."""
+        for held, start in self._copies(sandbox):
+            if held.context is None:
+                sandbox._began(start(None))
+            else:
+                _answering(partial(held.context.go_on_as, start))
 
-    def _copies(self, sandbox: Any) -> list[tuple[Context, bool, Callable[..., Process]]]:
-        """Make copies that wait: of which context, whether it is the default one, what lets it run."""
-        taken = [number for template in self._templates for number in template.ids]
-        request = make_request(argv_of("python"), stream_stdin=True, max_output_bytes=_KEPT_BYTES)
-        limits = sandbox.spec.limits
-        ready = [template.copy(sandbox._inner, request, taken) for template in self._templates]
-
-        def start(
-            run: BackendExec, go_on: Callable[[], None], feed: Callable[[bytes], None]
-        ) -> Process:
-            go_on()
-            return Process(Pump(run, request, limits, feed, None), stdin_open=True)
-
-        pairs = zip(self._held, ready, strict=True)
-        return [(*held, partial(start, *each)) for held, each in pairs]
+    def _copies(self, sandbox: Any) -> list[tuple[_Held, Callable[..., Process]]]:
+        """Make copies that wait: of what, and what lets it run."""
+        taken = [number for held in self._held for number in held.template.ids]
+        found: list[tuple[_Held, Callable[..., Process]]] = []
+        for held in self._held:
+            most = None if held.context is None else _KEPT_BYTES
+            request = make_request(
+                [held.command], stream_stdin=held.has_stdin, max_output_bytes=most
+            )
+            run, go_on = held.template.copy(sandbox._inner, request, taken)
+            found.append((held, partial(_start, run, go_on, request, sandbox.spec.limits)))
+        return found
 
     def close(self) -> None:
         """Let go of all that is kept; copies live on, and what stands still goes on. Idempotent."""
         try:
             self.release()
         finally:
-            templates, self._templates = self._templates, []
-            for template in templates:
-                template.close()
+            held, self._held = self._held, []
+            for each in held:
+                each.template.close()
+
+
+def _start(
+    run: BackendExec,
+    go_on: Callable[[], None],
+    request: ExecRequest,
+    limits: Limits,
+    feed: Callable[[bytes], None] | None,
+) -> Process:
+    go_on()
+    return Process(Pump(run, request, limits, feed, None), stdin_open=request.stream_stdin)
 
 
 def _answering(begin: Callable[[], object]) -> Any:

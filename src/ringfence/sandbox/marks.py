@@ -88,12 +88,14 @@ class Mark:
 
     def close(self) -> None:
         """Let go of its files and memory; idempotent. Forks made from it live on."""
-        self._live.close()
         is_closed, self._is_closed = self._is_closed, True
-        with _lock:
-            _kept.discard(getattr(self, "id", ""))
-        if not is_closed:
-            self._home.delete_snapshot(self.id)
+        try:
+            self._live.close()
+        finally:
+            if not is_closed:
+                with _lock:
+                    _kept.discard(self.id)
+                self._home.delete_snapshot(self.id)
 
     def __enter__(self) -> Mark:
         return self

@@ -8,7 +8,7 @@ import threading
 
 from ..backends.optional import Comparable
 from ..backends.registry import DEFAULT, backend_named, backend_of, name_of, provision, tier_of
-from ..errors import InvalidRequest, LifecycleError, Unsupported
+from ..errors import ExecNotFound, InvalidRequest, LifecycleError, Unsupported
 from ..model.base import checks
 from ..model.calls import (
     check_callbacks,
@@ -80,6 +80,8 @@ class Sandbox:
         self.spec = spec
         self.files = Files(inner.files, lambda: inner.session.mounts)
         self._exposures: list[Exposure] = []
+        self._started: dict[str, Process] = {}  # by id, those that run and the last one
+        self._starting = threading.Lock()
         self._timer: threading.Timer | None = None
         if spec.ttl_s is not None:
             self._timer = threading.Timer(spec.ttl_s, self.terminate)
@@ -344,7 +346,24 @@ class Sandbox:
         check_callbacks(on_stdout, on_stderr)
         run = self._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)
-        return Process(pump, stdin_open=stream_stdin or pty is not None)
+        return self._began(Process(pump, stdin_open=stream_stdin or pty is not None))
+
+    def process(self, exec_id: str) -> Process:
+        """A process that was started before, or goes on in this fork under the id that it had.
+
+        Raises:
+            ExecNotFound: None with that id was started through this object.
+        """
+        found = self._started.get(exec_id)
+        if found is None:
+            raise ExecNotFound(f"no process {exec_id!r} was started through this sandbox object")
+        return found
+
+    def _began(self, process: Process) -> Process:
+        with self._starting:
+            running = {id: each for id, each in self._started.items() if each.running}
+            self._started = {**running, process.id: process}
+        return process
 
     # -- running code -------------------------------------------------------------------------
 
@@ -526,9 +545,9 @@ class Sandbox:
         Args:
             n: 1 to 1,000.
             at: An earlier moment to fork from; None: now. `processes` is the mark's then.
-            processes: `auto` lets contexts go on in the forks, with their variables, where all of them can
-                be copied, and else copies files only, and says why in `fork_report`; `required` fails
-                where anything that runs cannot be copied; `none` copies files only.
+            processes: `auto` lets contexts and processes go on in the forks, where they can be copied, and
+                says in `fork_report` what was left out and why: of contexts all, or single processes.
+                `required` fails where anything that runs cannot be copied; `none` copies files only.
             network, limits, labels, secrets: Of the forks; None: as here.
 
         Raises:
@@ -587,7 +606,8 @@ class Sandbox:
     def rewind(self, mark: Mark) -> None:
         """Go back to a mark of this sandbox, in place: its files, and the contexts that ran.
 
-        All else that runs ends, and so do cells. Contexts that were begun after the mark have ended then.
+        All that runs ends, and so do cells; what ran then goes on, contexts as the same objects, processes by
+        `process(id)`. Contexts that were begun after the mark have ended then.
         Limits, network policy and the directories of the host are not changed.
 
         Args:
@@ -605,6 +625,7 @@ class Sandbox:
         labels = {**spec.labels, LINEAGE: spec.labels.get(LINEAGE, "")}
         spec = spec.altered(id=self.id, labels=labels)
         self._inner.terminate()
+        self._started = {}
         inner = mark.restore(spec)
         self._inner = inner
         self.files._lead_to(inner.files, lambda: inner.session.mounts)

@@ -49,7 +49,7 @@ class NativeTemplate(ProcessTemplate):
 
     def __init__(self, sandbox: NativeSandbox, run: LocalExec) -> None:
         ours, theirs = wire.socketpair()
-        self._control, self._name = ours, run.id
+        self._control, self._name, self._number = ours, run.id, run.number
         try:
             _body, (self._pidfd,) = sandbox.zygote.ask("enter", {"op": "live"}, [theirs.fileno()])
         except BaseException:
@@ -58,7 +58,8 @@ class NativeTemplate(ProcessTemplate):
         finally:
             theirs.close()
         try:
-            streams = [os.fstat(fd).st_ino for fd in (run.stdin, run.stdout, run.stderr) if fd]
+            fds = run.stdin, run.stdout, run.stderr
+            streams = [os.fstat(fd).st_ino for fd in fds if fd is not None]
             argument = {
                 "pid": _pid_of(sandbox, run),
                 "streams": streams,
@@ -109,6 +110,8 @@ class NativeTemplate(ProcessTemplate):
             finally:
                 os.close(listener)
 
+        # It keeps its number, which is its id: those of a sandbox in which nothing ran are free.
+        sandbox.count = max(sandbox.count, self._number - 1)
         try:
             run = sandbox.begin(tell, request, sandbox.control, sandbox.uid, "", attended=False)
         except BaseException:
@@ -161,7 +164,7 @@ class NativeTemplate(ProcessTemplate):
         except IsolationError as exc:  # a thread waits for the kernel, and does not stop
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             raise _refused(f"{self._name} cannot be copied: it does not stop") from exc
-        except (BrokenPipeError, ConnectionResetError, SandboxLost) as exc:
+        except (OSError, SandboxLost) as exc:
             raise _refused(f"{self._name} cannot be copied: what copies it has ended") from exc
         return marshal.loads(body)
 
