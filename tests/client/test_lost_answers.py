@@ -250,6 +250,7 @@ TABLE: dict[str, tuple[Callable[[Place], Any], bool]] = {
 # nothing itself.
 ELSEWHERE = {
     *("RemoteSandbox.lineage", "RemoteSandbox.parent", "RemoteSandbox.fork_report"),  # ask nothing
+    *("RemoteSandbox.mark", "RemoteSandbox.rewind"),  # refused without asking
     *("RemoteSandbox.context", "RemoteSandbox.contexts", "RemoteSandbox.run_code"),
     *("Client.restore", "Client.execution", "Client.kill_execution"),
     *("Client.close", "Client.server", "RemoteSandbox.id", "RemoteStream.dropped_bytes"),

@@ -339,6 +339,7 @@ Measures:
   files       copy a file of 1 GiB and 10,000 small files, compared with cp and tar
   images      unpack an image of 500 MiB, compared with tar x
   snapshots   restore, save and fork a tree of 280 MB, compared with an empty create
+  forks       forks, marks and rewinds of a live context, compared with os.fork()
   live        live sandboxes at once: 1,000, with --full 5,000
   egress      cost and throughput of a network policy, compared with the host's network
   adapters    import time of each adapter beyond its framework
